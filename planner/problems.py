@@ -150,9 +150,7 @@ class AssignmentProblem:
 
     def pipeline_s(self, groups: Sequence[Sequence[int]]) -> float:
         """Eq. 4 for the groups in the given order: the sum of ``2 B_j``."""
-        return sum(
-            2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1)
-        )
+        return sum(2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1))
 
     def cost(self, groups: Sequence[Sequence[int]]) -> float:
         """COMM-COST of eq. 1 in seconds for groups in pipeline order."""
@@ -180,5 +178,3 @@ def _bytes(field: str, value: ArrayLike, count: int) -> tuple[float, ...]:
     if len(bad):
         raise ProblemError(f"{field} is {array[bad[0]]:g}; it must be >= 0 and finite")
     return tuple(float(x) for x in array)
-
-

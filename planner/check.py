@@ -1,0 +1,272 @@
+"""Independent verifier of any plan: recomputes it from the definitions.
+
+Imports no solver and shares no code with the solvers it judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from planner.check_assignment import assignment_cost_s, check_assignment, grid_violations
+from planner.cluster import Cluster
+from planner.parts import AssignmentPlan
+from planner.plan import Schedule, TrainingPlan, contradictions
+from planner.problems import AssignmentProblem
+from planner.result import OPTIMAL_GAP, Certificate, Result, Status, relative_gap
+from planner.violation import Violation
+
+TOLERANCE = 1e-6
+"""Relative, between a stored and a recomputed time."""
+
+
+def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
+    """Verify a plan, a part of one, or a solver's result.
+
+    Parameters
+    ----------
+    plan
+        A `TrainingPlan`, an `AssignmentPlan`, or a `Result` with either.
+    problem_or_cluster
+        The problem that an `AssignmentPlan` answers; for a `TrainingPlan` the cluster it is meant
+        for, by default the one it holds.
+
+    Returns
+    -------
+    list of Violation
+        Empty: valid.
+    """
+    if isinstance(plan, Result):
+        return list(_result(plan, problem_or_cluster))
+    return list(_check(plan, problem_or_cluster))
+
+
+@singledispatch
+def _check(plan: Any, _: Any) -> Iterator[Violation]:
+    raise TypeError(
+        f"cannot check a {type(plan).__name__}; give a TrainingPlan, a part of one, or a Result"
+    )
+
+
+@_check.register
+def _(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Violation]:
+    yield from check_assignment(plan, problem)
+
+
+@_check.register
+def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
+    for text in contradictions(plan):
+        where, _, message = text.partition(": ")
+        yield Violation("form", where, message)
+        return  # the rest presumes a plan that hangs together
+    if cluster is not None and (cluster.network.content_hash != plan.cluster.network.content_hash):
+        yield Violation(
+            "network", "network.hash", "the plan was made for another network; plan again for this"
+        )
+    yield from _assignment(plan)
+    yield from _memory(plan)
+    yield from _times(plan)
+    for part, certificate in plan.certificates.items():
+        yield from _certificate(certificate, f"certificates.{part}")
+
+
+def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
+    yield from _certificate(result.certificate(), "result")
+    if result.plan is None:
+        if result.status in (Status.OPTIMAL, Status.FEASIBLE):
+            yield Violation("status", "result", f"status {result.status} needs a plan, found none")
+        return
+    yield from _check(result.plan, problem)
+    if isinstance(result.plan, AssignmentPlan):
+        cost = assignment_cost_s(
+            result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
+        )
+        yield from _same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+
+
+def _same(
+    actual: float, stored: float | None, rule: str, where: str, tolerance: float = TOLERANCE
+) -> Iterator[Violation]:
+    if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
+        yield Violation(rule, where, f"recomputed {actual:.9g} s, found {stored} s")
+
+
+def _certificate(c: Certificate, where: str) -> Iterator[Violation]:
+    gap = relative_gap(c.objective, c.bound)
+    if c.gap is not None and (gap is None or abs(gap - c.gap) > 1e-9):
+        yield Violation("gap", where, f"objective and bound give gap {gap}, found {c.gap}")
+    closed = gap is not None and gap <= OPTIMAL_GAP
+    if closed != (c.status is Status.OPTIMAL):
+        yield Violation("status", where, f"status is {c.status} with a gap of {gap}")
+
+
+def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
+    grid = plan.assignment.grid
+    certificate = plan.certificates.get("assignment")
+    if grid is None or certificate is None:
+        return
+    samples = plan.workload.microbatch_samples
+    pipelines = len(grid)
+    each = -(-(plan.workload.batch_samples // samples) // pipelines)
+    activations = [
+        plan.workload.layers[stop - 1].output_bytes * samples * each
+        for _, stop in plan.stage_layers[:-1]
+    ]
+    cost = assignment_cost_s(
+        plan.assignment.groups, plan.cluster.network, activations, list(_gradients(plan).values())
+    )
+    yield from _same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
+    if certificate.bound is not None and certificate.bound > cost * (1 + TOLERANCE):
+        yield Violation(
+            "bound",
+            "certificates.assignment.bound",
+            f"must not be above the cost {cost:g} s, found {certificate.bound:g} s",
+        )
+    yield from grid_violations(plan.assignment, plan.cluster.network, activations)
+
+
+def _stage_parameters(plan: TrainingPlan) -> dict[int, int]:
+    """Parameters per stage, embedding with the first and head where the schedule puts it."""
+    last = len(plan.stage_layers) - 1
+    head_stage = last if plan.schedules[0].head == "last" else 0
+    owned = {}
+    for j, (start, stop) in enumerate(plan.stage_layers):
+        owned[j] = sum(layer.parameters for layer in plan.workload.layers[start:stop])
+        owned[j] += plan.workload.stem.parameters if j == 0 else 0
+        owned[j] += plan.workload.head.parameters if j == head_stage else 0
+    return owned
+
+
+def _gradients(plan: TrainingPlan) -> dict[int, float]:
+    each = plan.workload.gradient_bytes_per_parameter
+    return {j: count * each for j, count in _stage_parameters(plan).items()}
+
+
+def _memory(plan: TrainingPlan) -> Iterator[Violation]:
+    """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
+    w = plan.workload
+    parameters = _stage_parameters(plan)
+    for k, s in enumerate(plan.schedules):
+        for d, order in enumerate(s.order):
+            if d not in plan.stage_of:
+                continue
+            j = plan.stage_of[d]
+            start, stop = plan.stage_layers[j]
+            saved = sum(layer.saved_bytes for layer in w.layers[start:stop])
+            saved += w.stem.saved_bytes if j == 0 else 0
+            live = most = 0
+            for kind, _ in order:
+                live += {"F": 1, "H": 0, "B": -1}[kind]
+                most = max(most, live)
+            head = w.head.saved_bytes if any(kind == "H" for kind, _ in order) else 0.0
+            need = (
+                parameters[j] * w.state_bytes_per_parameter
+                + (most * saved + head) * w.microbatch_samples
+            )
+            have = float(plan.cluster.memory_bytes[d])
+            if need > have * (1 + 1e-9):
+                yield Violation(
+                    "memory",
+                    f"paths.schedules[{k}].order[{d}]",
+                    f"device {plan.cluster.network.ids[d]!r} needs {need / 1e9:.3g} GB for "
+                    f"{most} live microbatches, it has {have / 1e9:.3g} GB",
+                )
+
+
+def _times(plan: TrainingPlan) -> Iterator[Violation]:
+    makespan = _makespan_s(plan, plan.schedules[0])
+    if makespan is None:
+        yield Violation(
+            "order", "paths.schedules[0].order", "devices wait for each other: a deadlock"
+        )
+        return
+    averaging = _averaging_s(plan)
+    update = max(plan.compute_times.update_s)
+    yield from _same(makespan, plan.predicted.pipeline_s, "timeline", "predicted.pipeline_s")
+    yield from _same(averaging, plan.predicted.averaging_s, "eq. 2", "predicted.averaging_s")
+    step = makespan + averaging / plan.sync.every_steps + update
+    yield from _same(step, plan.predicted.step_s, "step time", "predicted.step_s")
+
+
+def _pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+    cluster = plan.cluster
+    rate = cluster.network.bandwidth_bytes_per_s[i, j]
+    if cluster.upload_bytes_per_s is not None:
+        rate = min(rate, cluster.upload_bytes_per_s[i])
+    if cluster.download_bytes_per_s is not None:
+        rate = min(rate, cluster.download_bytes_per_s[j])
+    return float(cluster.network.latency_s[i, j] + message_bytes / rate)
+
+
+def _makespan_s(plan: TrainingPlan, s: Schedule) -> float | None:
+    """Longest path through the operations, None if they wait in a circle."""
+    seconds = {
+        "F": plan.compute_times.forward_s,
+        "H": plan.compute_times.head_s,
+        "B": plan.compute_times.backward_s,
+    }
+    sent = {
+        d: plan.workload.layers[plan.stage_layers[j][1] - 1].output_bytes
+        * plan.workload.microbatch_samples
+        for d, j in plan.stage_of.items()
+    }
+    follows: dict[tuple[str, int, int], list[tuple[tuple[str, int, int], float]]] = {}
+    waits: dict[tuple[str, int, int], int] = {}
+
+    def edge(a: tuple[str, int, int], b: tuple[str, int, int], delay: float) -> None:
+        follows.setdefault(a, []).append((b, delay))
+        waits[b] = waits.get(b, 0) + 1
+
+    for b in range(len(s.paths)):
+        chain = s.chain(b)
+        for (kind, d), (next_kind, e) in zip(chain, chain[1:], strict=False):
+            size = sent[e] if next_kind == "B" else sent[d]
+            delay = 0.0 if d == e else _pair_s(plan, d, e, size)
+            edge((kind, d, b), (next_kind, e, b), delay)
+    for d, order in enumerate(s.order):
+        for (kind, b), (next_kind, c) in zip(order, order[1:], strict=False):
+            edge((kind, d, b), (next_kind, d, c), 0.0)
+    total = sum(len(order) for order in s.order)
+    ready = {(k, d, b): 0.0 for d, o in enumerate(s.order) for k, b in o if (k, d, b) not in waits}
+    earliest: Mapping[tuple[str, int, int], float] = dict(ready)
+    start, done, latest = dict(earliest), 0, 0.0
+    stack = list(ready)
+    while stack:
+        op = stack.pop()
+        done += 1
+        end = start[op] + seconds[op[0]][op[1]]
+        latest = max(latest, end)
+        for after, delay in follows.get(op, ()):
+            start[after] = max(start.get(after, 0.0), end + delay)
+            waits[after] -= 1
+            if waits[after] == 0:
+                stack.append(after)
+    return latest if done == total else None
+
+
+def _averaging_s(plan: TrainingPlan) -> float:
+    gradient = _gradients(plan)
+    longest = 0.0
+    for j, rounds in enumerate(plan.averaging):
+        stage = 0.0
+        for groups in rounds:
+            slowest = 0.0
+            for g in groups:
+                m, bytes_of = g.members, [share * gradient[j] for share in g.shares]
+                phases = []
+                for returning in (False, True):
+                    cost = np.zeros((len(m), len(m)))
+                    for a in range(len(m)):
+                        for b in range(len(m)):
+                            owner = a if returning else b
+                            silent = g.shares[owner] == 0 or not (returning or g.contributes[a])
+                            if a != b and not silent:
+                                cost[a, b] = _pair_s(plan, m[a], m[b], bytes_of[owner])
+                    phases.append(max(cost.sum(axis=0).max(), cost.sum(axis=1).max()))
+                slowest = max(slowest, sum(phases))
+            stage += slowest
+        longest = max(longest, stage)
+    return float(longest)

@@ -1,0 +1,454 @@
+"""The command line: ``planner networks | plan | assign | check | simulate | run | bench``.
+
+Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, Ctrl-C in a
+search with the best so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.cluster import GPUS, Cluster, Devices
+from planner.compute_times import Calibration
+from planner.datasets import intra_link, list_networks, load_network
+from planner.network import Network, NetworkError
+from planner.plan import TrainingPlan, load_plan, save_plan
+from planner.presets import PRESETS, from_hf_config, preset
+from planner.result import Result
+from planner.schedules import ORDERS
+from planner.stop import MaxRuntime, StoppingCriterion, StopRun
+from planner.workload import Workload
+
+BAD_INPUT = 2
+INVALID_PLAN = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args) or 0)
+    except ValueError as error:
+        print(f"planner {args.command}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"planner {args.command}: interrupted, nothing written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+@dataclass(frozen=True)
+class Reporting(StoppingCriterion):
+    """A criterion that also shows on stderr how far the search is, at most once a second."""
+
+    inner: StoppingCriterion
+    printed: list[float] = field(default_factory=lambda: [0.0])
+
+    def reason(self, run: StopRun) -> str | None:
+        if run.objective is not None and run.elapsed_s - self.printed[0] >= 1.0:
+            self.printed[0] = run.elapsed_s
+            bound = "-" if run.bound is None else f"{run.bound:.4f}"
+            print(
+                f"  {run.elapsed_s:6.1f} s  best {run.objective:.4f}  bound {bound}",
+                file=sys.stderr,
+            )
+        return self.inner.reason(run)
+
+    def seconds(self) -> float:
+        return self.inner.seconds()
+
+    def iterations(self) -> float:
+        return self.inner.iterations()
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="planner",
+        description="Plans for training large models over slow, uneven, unreliable networks.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], Any], about: str) -> Any:
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.set_defaults(run=run)
+        sub.add_argument("--json", action="store_true", help="print JSON instead of text")
+        return sub
+
+    command("networks", _networks, "list the measured networks that ship with the package")
+
+    sub = command("plan", _plan, "place stages on devices and write a checked plan")
+    _cluster_arguments(sub)
+    _workload_arguments(sub)
+    sub.add_argument("--stages", type=int, required=True, help="pipeline stages")
+    sub.add_argument("--pipelines", type=int, help="default: devices / stages")
+    sub.add_argument("--schedule", default=ORDERS[0], choices=ORDERS, help="default %(default)s")
+    sub.add_argument("--head", default="last", choices=["first", "last"], help="who runs the head")
+    sub.add_argument("--in-flight", type=int, help="eager-1f1b: microbatches a device holds")
+    sub.add_argument("--calibration", type=Path, help="measured compute times (planner run)")
+    sub.add_argument("--random-placements", type=int, default=20, help="to compare with; 0: none")
+    sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
+    sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
+    _solver_arguments(sub)
+
+    sub = command("assign", _assign, "solve one assignment problem and print groups and bound")
+    _cluster_arguments(sub)
+    sub.add_argument("--stages", type=int)
+    sub.add_argument("--pipelines", type=int)
+    sub.add_argument("--stage-sizes", type=_sizes, help="such as 6,4,4,4")
+    sub.add_argument("--activation-bytes", type=float, required=True, help="c_PP of a boundary")
+    sub.add_argument("--gradient-bytes", type=float, required=True, help="c_DP of a stage")
+    _solver_arguments(sub)
+
+    sub = command("check", _check, "verify a plan file independently of the solvers")
+    sub.add_argument("plan", type=Path)
+
+    sub = command("simulate", _simulate, "price a plan, also on another network")
+    sub.add_argument("plan", type=Path)
+    sub.add_argument("--network", help="name or file; default: the plan's own")
+    sub.add_argument("--share-links", action="store_true", help="messages share a device's links")
+    sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
+    sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")
+
+    sub = command("run", _run, "run a plan on this machine, one local process a device")
+    sub.add_argument("plan", type=Path)
+    sub.add_argument("--steps", type=int, default=10)
+    sub.add_argument("--learning-rate", type=float, default=1e-3)
+    sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
+    sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
+    sub.add_argument("--calibration", type=Path, help="use times measured before")
+    sub.add_argument("--trace", type=Path, help="write the executed iteration here")
+
+    sub = command("bench", _bench, "solver benchmarks on measured networks")
+    sub.add_argument("name", nargs="?", help="which; default: list them")
+    sub.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to the benchmark")
+    return parser
+
+
+def _cluster_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--network", required=True, help="name (planner networks), .csv or .json")
+    sub.add_argument("--devices-per-region", type=int, help="replicate every region")
+    sub.add_argument("--intra-latency-ms", type=float, help="inside a region; default: source's")
+    sub.add_argument("--intra-bandwidth-gbps", type=float, help="inside a region, gigabits")
+    sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
+    sub.add_argument("--gpu", default="V100", choices=list(GPUS), help="default V100")
+    sub.add_argument("--utilization", type=float, default=0.4, help="of its peak; default 0.4")
+    sub.add_argument("--memory-gb", type=float, help="10^9 bytes; default: the GPU's")
+
+
+def _workload_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--workload", required=True, help=f"config.json or {', '.join(PRESETS)}")
+    sub.add_argument("--batch-samples", type=int, help="samples of one optimizer step")
+    sub.add_argument("--microbatch-samples", type=int, help="samples that travel together")
+    sub.add_argument("--sequence", type=int, help="tokens per sample")
+    sub.add_argument(
+        "--activation-bytes-per-element", type=float, help="4 where training is in fp32; default 2"
+    )
+
+
+def _solver_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--seconds", type=float, default=10.0, help="time for the search; default 10")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--method", default="auto")
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    network = load_network(args.network)
+    if args.complete:
+        network = network.complete()
+    if args.devices_per_region is not None:
+        network = _replicated(network, args)
+    devices = Devices.of_gpu(args.gpu, args.utilization)
+    if args.memory_gb is not None:
+        devices = Devices(devices.flops, args.memory_gb * 1e9)
+    return Cluster(network, devices)
+
+
+def _replicated(network: Network, args: argparse.Namespace) -> Network:
+    inside = intra_link(args.network)
+    latency = None if inside is None else inside.latency_s
+    bandwidth = None if inside is None else inside.bandwidth_bytes_per_s
+    if args.intra_latency_ms is not None:
+        latency = args.intra_latency_ms * 1e-3
+    if args.intra_bandwidth_gbps is not None:
+        bandwidth = args.intra_bandwidth_gbps * 1e9 / 8
+    if latency is None or bandwidth is None:
+        raise NetworkError(
+            f"network {args.network!r} does not say how devices of one region are linked; give "
+            "--intra-latency-ms and --intra-bandwidth-gbps"
+        )
+    return network.replicate(
+        dict.fromkeys(network.ids, args.devices_per_region),
+        intra_latency_s=latency,
+        intra_bandwidth_bytes_per_s=bandwidth,
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    changes = {
+        name: getattr(args, name)
+        for name in (
+            "batch_samples",
+            "microbatch_samples",
+            "sequence",
+            "activation_bytes_per_element",
+        )
+    }
+    if Path(args.workload).suffix == ".json":
+        return from_hf_config(args.workload, **changes)
+    return preset(args.workload, **changes)
+
+
+def _stop(args: argparse.Namespace) -> StoppingCriterion:
+    return Reporting(MaxRuntime(args.seconds))
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _print(args: argparse.Namespace, data: Any, lines: Sequence[str]) -> None:
+    print(json.dumps(data, allow_nan=False, indent=1) if args.json else "\n".join(lines))
+
+
+def _result_data(result: Result[Any]) -> dict[str, Any]:
+    return asdict(result.certificate())
+
+
+def _certificate_line(what: str, result: dict[str, Any]) -> str:
+    def number(value: float | None, spec: str) -> str:
+        return "none" if value is None else format(value, spec)
+
+    return (
+        f"{what:<24}{number(result['objective'], '10.4f')} s   "
+        f"bound {number(result['bound'], '.4f')}   gap {number(result['gap'], '.2%')}   "
+        f"{result['status']} ({result['stop_reason']}, {result['runtime_s']:.1f} s)"
+    )
+
+
+def _networks(args: argparse.Namespace) -> None:
+    named = list_networks()
+    rows = [f"{name:<32}{len(load_network(name)):>4}  {about}" for name, about in named.items()]
+    _print(args, named, [f"{'name':<32}   N  what", *rows])
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from planner.check import check
+    from planner.compose import plan, random_placements, shape_of
+    from planner.simulate import simulate
+
+    cluster, workload = _cluster(args), _workload(args)
+    calibration = None if args.calibration is None else Calibration.load(args.calibration)
+    _require_folder(args.out)
+    shape = shape_of(cluster, workload, args.stages, args.pipelines, args.head)
+    started = time.perf_counter()
+    result = plan(
+        cluster,
+        workload,
+        stages=args.stages,
+        pipelines=args.pipelines,
+        stop=_stop(args),
+        schedule=args.schedule,
+        head=args.head,
+        in_flight=args.in_flight,
+        seed=args.seed,
+        method=args.method,
+        calibration=calibration,
+        network_name=args.network,
+    )
+    if result.plan is None:
+        print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
+        return INVALID_PLAN
+    made = result.plan
+    violations = check(made)
+    if violations:
+        raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
+    save_plan(made, args.out)
+    written = [str(args.out)]
+    timeline = simulate(made)
+    if not args.no_pictures:
+        trace, gantt = args.out.with_suffix(".trace.json"), args.out.with_suffix(".gantt.png")
+        timeline.to_chrome_trace(trace)
+        timeline.gantt(gantt)
+        written += [str(trace), str(gantt)]
+    shared = simulate(made, share_links=True)
+    assignment = asdict(made.certificates["assignment"])
+    data: dict[str, Any] = {
+        "content_hash": made.content_hash,
+        "assignment": assignment,
+        "step": asdict(made.certificates["step"]),
+        "predicted": asdict(made.predicted),
+        "step_with_shared_links_s": shared.step_s,
+        "written": written,
+    }
+    lines = [
+        f"{len(cluster)} devices, {shape.stages} stages x {shape.pipelines} pipelines, "
+        f"{workload.name}, {shape.microbatches} microbatches of {workload.microbatch_samples}",
+        _certificate_line("assignment cost", assignment),
+        _certificate_line("predicted step time", data["step"]),
+        f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
+        "averaging",
+        f"{'with shared links':<24}{shared.step_s:10.4f} s",
+    ]
+    if args.random_placements:
+        drawn = random_placements(
+            cluster,
+            workload,
+            shape,
+            count=args.random_placements,
+            schedule=args.schedule,
+            in_flight=args.in_flight,
+            seed=args.seed,
+            calibration=calibration,
+        )
+        data["random"] = asdict(drawn)
+        lines += [
+            f"mean of {drawn.count} random placements: assignment cost {drawn.mean_cost_s:.4f} s "
+            f"({drawn.mean_cost_s / assignment['objective']:.2f} x), step time "
+            f"{drawn.mean_step_s:.4f} s ({drawn.mean_step_s / made.predicted.step_s:.2f} x)"
+            if assignment["objective"] > 0
+            else f"mean of {drawn.count} random placements: step time {drawn.mean_step_s:.4f} s"
+        ]
+    data["runtime_s"] = time.perf_counter() - started
+    lines.append(f"wrote {', '.join(written)}  (hash {made.content_hash[:12]})")
+    _print(args, data, lines)
+    return 0
+
+
+def _require_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
+    if path.suffix != ".json":
+        raise ValueError(f"{path}: a plan is a .json file; name it so")
+
+
+def _assign(args: argparse.Namespace) -> int:
+    from planner.genetic import solve_assignment
+    from planner.problems import AssignmentProblem
+
+    network = _cluster(args).network
+    problem = AssignmentProblem(
+        network,
+        args.stages,
+        args.pipelines,
+        args.activation_bytes,
+        args.gradient_bytes,
+        stage_sizes=args.stage_sizes,
+    )
+    result = solve_assignment(problem, _stop(args), args.seed, args.method)
+    data = _result_data(result)
+    lines = [_certificate_line("assignment cost", data)]
+    if result.plan is not None:
+        groups = [[network.ids[d] for d in group] for group in result.plan.groups]
+        data["groups"] = groups
+        data["grid"] = None if result.plan.grid is None else result.plan.grid.tolist()
+        lines += [f"stage {j}: {' '.join(names)}" for j, names in enumerate(groups)]
+    _print(args, data, lines)
+    return 0 if result.plan is not None else INVALID_PLAN
+
+
+def _check(args: argparse.Namespace) -> int:
+    from planner.check import check
+
+    plan = load_plan(args.plan)
+    violations = check(plan)
+    lines = [str(v) for v in violations] or [
+        f"{args.plan}: valid (hash {plan.content_hash[:12]}, network "
+        f"{plan.cluster.network.content_hash[:12]})"
+    ]
+    _print(args, [asdict(v) for v in violations], lines)
+    return INVALID_PLAN if violations else 0
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    from planner.simulate import simulate
+
+    plan = load_plan(args.plan)
+    cluster = plan.cluster
+    if args.network is not None:
+        cluster = cluster.replace(network=network_for(plan, load_network(args.network)))
+    timeline = simulate(plan, cluster, share_links=args.share_links)
+    if args.trace is not None:
+        timeline.to_chrome_trace(args.trace)
+    if args.gantt is not None:
+        timeline.gantt(args.gantt)
+    data = {
+        "pipeline_s": timeline.makespan_s,
+        "averaging_s": timeline.averaging_s,
+        "update_s": timeline.update_s,
+        "step_s": timeline.step_s,
+        "planned_step_s": plan.predicted.step_s,
+    }
+    _print(
+        args,
+        data,
+        [
+            f"step time {timeline.step_s:.4f} s = pipeline {timeline.makespan_s:.4f} s + averaging "
+            f"{timeline.averaging_s:.4f} s / {timeline.averaging_every} + update "
+            f"{timeline.update_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+        ],
+    )
+
+
+def network_for(plan: TrainingPlan, network: Network) -> Network:
+    """Another measurement of a plan's devices, by device id, or by region.
+
+    A network of the plan's regions is taken apart into its devices; links inside a region, which
+    it does not have, stay as they were in the plan.
+    """
+    own = plan.cluster.network
+    if set(own.ids) <= set(network.ids):
+        return network.subset(own.ids)
+    missing = sorted(set(own.regions) - set(network.ids))
+    if missing:
+        raise NetworkError(
+            f"the network has neither the plan's devices nor its region {missing[0]!r}; give one "
+            f"with ids such as {own.ids[0]!r} or {own.regions[0]!r}"
+        )
+    index = [network.index_of(region) for region in own.regions]
+    latency = own.latency_s.copy()
+    bandwidth = own.bandwidth_bytes_per_s.copy()
+    for i, a in enumerate(index):
+        for j, b in enumerate(index):
+            if a != b:
+                latency[i, j] = network.latency_s[a, b]
+                bandwidth[i, j] = network.bandwidth_bytes_per_s[a, b]
+    return own.replace(latency_s=latency, bandwidth_bytes_per_s=bandwidth)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from planner.executor.local import run_local
+
+    return run_local(args)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    import importlib
+    import pkgutil
+
+    import planner.bench
+
+    names = [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
+    if args.name is None:
+        _print(args, names, names)
+        return 0
+    if args.name not in names:
+        raise ValueError(f"no benchmark {args.name!r}; choose one of {', '.join(names)}")
+    return int(importlib.import_module(f"planner.bench.{args.name}").main(args.rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

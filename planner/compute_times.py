@@ -1,0 +1,198 @@
+"""Seconds of F, H and B per device: from FLOPs, or measured (a calibration file)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.cluster import Cluster
+from planner.workload import BACKWARD_TO_FORWARD, Workload
+
+FORMAT = "planner.calibration"
+SCHEMA_VERSION = 1
+FIELDS = ("forward_s", "backward_s", "head_s", "update_s")
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Seconds for one microbatch on each device, and where they come from.
+
+    Attributes
+    ----------
+    forward_s, backward_s
+        F and B of the stage that the device holds.
+    head_s
+        H, head and loss with their own backward pass, if this device runs it.
+    update_s
+        The optimizer step, once an iteration.
+    """
+
+    source: str
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    head_s: tuple[float, ...]
+    update_s: tuple[float, ...]
+
+    @classmethod
+    def from_flops(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        groups: Sequence[Sequence[int]],
+        layers: Sequence[tuple[int, int]],
+    ) -> ComputeTimes:
+        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free."""
+        n = len(cluster)
+        forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
+        for group, part in zip(groups, layers, strict=True):
+            stage = workload.stage(*part).forward_flops * workload.microbatch_samples
+            last = workload.head.forward_flops * workload.microbatch_samples
+            for d in group:
+                flops = float(cluster.flops[d])
+                forward[d] = stage / flops
+                backward[d] = BACKWARD_TO_FORWARD * stage / flops
+                head[d] = (1 + BACKWARD_TO_FORWARD) * last / flops
+        return cls(
+            "FLOPs of the workload over FLOP/s of the device",
+            tuple(forward),
+            tuple(backward),
+            tuple(head),
+            (0.0,) * n,
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What ``planner run --calibrate`` measured on the actual devices.
+
+    Attributes
+    ----------
+    software
+        Versions, processor, threads.
+    date
+        ISO date of the measurement.
+    times
+        Per device id: seconds by field of `ComputeTimes`, for the stage it held.
+    layers
+        Per device id: the layer range it held when it was measured.
+    microbatch_samples
+        Samples of the microbatches that were timed.
+    link_latency_s, link_bandwidth_bytes_per_s
+        Between two of the measured processes.
+    """
+
+    date: str
+    software: Mapping[str, Any]
+    workload: str
+    microbatch_samples: int
+    times: Mapping[str, Mapping[str, float]]
+    layers: Mapping[str, tuple[int, int]]
+    link_latency_s: float
+    link_bandwidth_bytes_per_s: float
+
+    def to_json_text(self) -> str:
+        """JSON text of the calibration file."""
+        return (
+            json.dumps(
+                {
+                    "format": FORMAT,
+                    "schema_version": SCHEMA_VERSION,
+                    "date": self.date,
+                    "software": dict(self.software),
+                    "workload": self.workload,
+                    "microbatch_samples": self.microbatch_samples,
+                    "link_latency_s": self.link_latency_s,
+                    "link_bandwidth_bytes_per_s": self.link_bandwidth_bytes_per_s,
+                    "devices": {
+                        name: {"layers": list(self.layers[name]), **times}
+                        for name, times in self.times.items()
+                    },
+                },
+                indent=1,
+                allow_nan=False,
+            )
+            + "\n"
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Read a calibration file."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"{path}: is not a calibration; make one with planner run --calibrate")
+        if data.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path}: schema_version is {data.get('schema_version')!r}; this release reads "
+                f"{SCHEMA_VERSION}"
+            )
+        try:
+            return cls(
+                str(data["date"]),
+                data["software"],
+                str(data["workload"]),
+                int(data["microbatch_samples"]),
+                {
+                    name: {field: float(entry[field]) for field in FIELDS}
+                    for name, entry in data["devices"].items()
+                },
+                {
+                    name: (int(entry["layers"][0]), int(entry["layers"][1]))
+                    for name, entry in data["devices"].items()
+                },
+                float(data["link_latency_s"]),
+                float(data["link_bandwidth_bytes_per_s"]),
+            )
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: field {error} is missing or malformed; calibrate again"
+            ) from None
+
+    def compute_times(
+        self,
+        ids: Sequence[str],
+        workload: Workload,
+        groups: Sequence[Sequence[int]],
+        layers: Sequence[tuple[int, int]],
+    ) -> ComputeTimes:
+        """The measured times for a plan's devices, scaled by FLOPs where the stage differs.
+
+        Raises
+        ------
+        ValueError
+            The calibration was made for another workload, or lacks a device.
+        """
+        if self.workload != workload.name:
+            raise ValueError(
+                f"calibration is for workload {self.workload!r}, the plan for {workload.name!r}; "
+                "calibrate again"
+            )
+        missing = [name for name in ids if name not in self.times]
+        if missing:
+            raise ValueError(
+                f"calibration has no device {missing[0]!r}; calibrate the plan's devices"
+            )
+        columns: dict[str, list[float]] = {field: [0.0] * len(ids) for field in FIELDS}
+        scaled = False
+        batch = workload.microbatch_samples / self.microbatch_samples
+        for group, part in zip(groups, layers, strict=True):
+            for d in group:
+                measured = self.times[ids[d]]
+                was = workload.stage(*self.layers[ids[d]])
+                now = workload.stage(*part)
+                ratio = now.forward_flops / was.forward_flops * batch
+                scaled |= ratio != 1.0
+                for field in FIELDS:
+                    factor = {"head_s": batch, "update_s": now.parameters / was.parameters}.get(
+                        field, ratio
+                    )
+                    columns[field][d] = measured[field] * factor
+        source = f"calibration of {self.date}" + (
+            ", scaled by FLOPs to other stages or microbatches" if scaled else ""
+        )
+        return ComputeTimes(source, *(tuple(columns[field]) for field in FIELDS))

@@ -1,0 +1,538 @@
+"""The plan file: five parts, what they were made from, and how good each is.
+
+`TrainingPlan` is a frozen value; `load_plan` and `save_plan` move it in and out of JSON. The structure
+is stated by ``schemas/plan.schema.json`` (checked by `planner.schema`), the rules between fields here.
+What a plan costs and whether its bounds hold is `planner.check`'s business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner import network_io, schema
+from planner.cluster import Cluster, Devices
+from planner.compute_times import ComputeTimes
+from planner.files import write_text
+from planner.network import Network, NetworkError
+from planner.parts import AssignmentPlan
+from planner.result import Certificate, Status
+from planner.workload import Workload
+
+FORMAT = "planner.plan"
+SCHEMA_VERSION = 1
+SHARE_TOLERANCE = 1e-9
+
+Operation = tuple[str, int]
+"""``("F" | "H" | "B", microbatch)``."""
+
+
+class PlanError(ValueError):
+    """A plan that cannot be used; one line with field, value and remedy."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which devices each microbatch visits, and the order in which each device works.
+
+    Attributes
+    ----------
+    head
+        ``"last"`` or ``"first"``: the device of each path that runs head and loss.
+    paths
+        Per microbatch, the devices in the order visited.
+    order
+        Per device, its operations in the order it does them.
+    """
+
+    name: str
+    head: str
+    paths: tuple[tuple[int, ...], ...]
+    order: tuple[tuple[Operation, ...], ...]
+
+    def head_device(self, microbatch: int) -> int:
+        """The device that runs H of a microbatch."""
+        return self.paths[microbatch][-1 if self.head == "last" else 0]
+
+    def chain(self, microbatch: int) -> list[tuple[str, int]]:
+        """``(kind, device)`` in dependency order: F along the path, H, B back."""
+        path = self.paths[microbatch]
+        return [
+            *(("F", d) for d in path),
+            ("H", self.head_device(microbatch)),
+            *(("B", d) for d in reversed(path)),
+        ]
+
+
+@dataclass(frozen=True)
+class AveragingGroup:
+    """Devices that average together: member k sums ``shares[k]`` of the vector."""
+
+    members: tuple[int, ...]
+    shares: tuple[float, ...]
+    contributes: tuple[bool, ...]
+
+    @classmethod
+    def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
+        """Everybody contributes and everybody sums the same share."""
+        n = len(members)
+        return cls(members, (1.0 / n,) * n, (True,) * n)
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """DiLoCo's outer step."""
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Average every ``every_steps`` steps, with an outer optimizer if more than one."""
+
+    every_steps: int = 1
+    outer: OuterOptimizer | None = None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Simulated seconds of one step."""
+
+    pipeline_s: float
+    averaging_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """Everything an executor needs, and the proof of how good it is.
+
+    Attributes
+    ----------
+    cluster, network_name, workload, seed, compute_times
+        What the plan was made from.
+    assignment, stage_layers
+        Which device holds which stage, and which layers each stage has.
+    schedules, cycle
+        Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
+    averaging
+        Per stage, rounds of disjoint groups.
+    wiring, sync
+        ``"fixed"`` paths; how often gradients are averaged.
+    certificates
+        Per part.
+    """
+
+    cluster: Cluster
+    network_name: str
+    workload: Workload
+    seed: int
+    compute_times: ComputeTimes
+    assignment: AssignmentPlan
+    stage_layers: tuple[tuple[int, int], ...]
+    schedules: tuple[Schedule, ...]
+    averaging: tuple[tuple[tuple[AveragingGroup, ...], ...], ...]
+    predicted: Predicted
+    certificates: Mapping[str, Certificate]
+    cycle: tuple[int, ...] = (0,)
+    codec: str = "none"
+    wiring: str = "fixed"
+    sync: Sync = field(default_factory=Sync)
+    package_version: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.package_version:
+            object.__setattr__(self, "package_version", _package_version())
+
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Stage of each device."""
+        return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of inputs and decisions: not of times, versions or certificates."""
+        data = self._inputs() | self._decisions()
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def replace(self, **changes: Any) -> TrainingPlan:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def _inputs(self) -> dict[str, Any]:
+        network = network_io.to_dict(self.cluster.network)
+        devices = self.cluster.devices
+        limits = {
+            name: None if (value := getattr(devices, name)) is None else np.asarray(value).tolist()
+            for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+        }
+        return {
+            "seed": self.seed,
+            "network": {
+                "name": self.network_name,
+                "hash": self.cluster.network.content_hash,
+                **{key: network[key] for key in ("ids", "regions")},
+                **{key: network[key] for key in ("latency_s", "bandwidth_bytes_per_s")},
+            },
+            "devices": limits,
+            "workload": self.workload.to_dict(),
+            "compute_times": _lists(asdict(self.compute_times)),
+        }
+
+    def _decisions(self) -> dict[str, Any]:
+        grid = self.assignment.grid
+        return {
+            "assignment": {
+                "groups": _lists(self.assignment.groups),
+                "grid": None if grid is None else grid.tolist(),
+                "layers": _lists(self.stage_layers),
+            },
+            "paths": {
+                "schedules": [
+                    {
+                        "name": s.name,
+                        "head": s.head,
+                        "paths": _lists(s.paths),
+                        "order": [[f"{kind}{b}" for kind, b in ops] for ops in s.order],
+                    }
+                    for s in self.schedules
+                ],
+                "cycle": list(self.cycle),
+            },
+            "averaging": {
+                "codec": self.codec,
+                "stages": [
+                    {"rounds": [[_lists(asdict(g)) for g in groups] for groups in rounds]}
+                    for rounds in self.averaging
+                ],
+            },
+            "wiring": {"kind": self.wiring},
+            "sync": asdict(self.sync),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, as ``schemas/plan.schema.json`` describes it."""
+        return {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "package_version": self.package_version,
+            "content_hash": self.content_hash,
+            **self._inputs(),
+            **self._decisions(),
+            "predicted": asdict(self.predicted),
+            "certificates": {part: asdict(c) for part, c in self.certificates.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> TrainingPlan:
+        """Validate and build; raises `PlanError` at the first rule broken."""
+        _require_version(data)
+        for error in schema.errors(data, schema.load_schema("plan")):
+            raise PlanError(str(error))
+        cluster = _cluster(data)
+        plan = _build(cls, data, cluster)
+        for problem in contradictions(plan):
+            raise PlanError(problem)
+        for name, stored, actual in (
+            ("network.hash", data["network"]["hash"], cluster.network.content_hash),
+            ("content_hash", data["content_hash"], plan.content_hash),
+        ):
+            if stored != actual:
+                raise PlanError(
+                    f"{name}: is {stored[:12]}... but the content gives {actual[:12]}...; the file "
+                    "was changed after it was written, make the plan again"
+                )
+        return plan
+
+
+def save_plan(plan: TrainingPlan, path: str | Path) -> None:
+    """Write the plan file; nothing half written."""
+    # a line per top-level field, so that plans can be read and compared
+    lines = (
+        f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for name, value in plan.to_dict().items()
+    )
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def load_plan(path: str | Path) -> TrainingPlan:
+    """Read and validate a plan file.
+
+    Raises
+    ------
+    PlanError
+        One line with field, value and remedy.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: is not JSON ({error}); make the plan again") from None
+    try:
+        return TrainingPlan.from_dict(data)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("planner")
+    except metadata.PackageNotFoundError:  # run from a checkout, as on a bare GPU node
+        return "unknown"
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _require_version(data: Any) -> None:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = schema.show(data.get("format") if isinstance(data, dict) else data)
+        raise PlanError(f"format: must be {FORMAT!r}, found {found}; give a file of planner plan")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise PlanError(
+            f"schema_version: this release reads {SCHEMA_VERSION}, found {schema.show(version)}; "
+            "install the release that wrote the plan, or make it again"
+        )
+
+
+def _cluster(data: dict[str, Any]) -> Cluster:
+    raw = data["network"]
+    n = len(raw["ids"])
+    for name in ("latency_s", "bandwidth_bytes_per_s"):
+        if len(raw[name]) != n or any(len(row) != n for row in raw[name]):
+            raise PlanError(f"network.{name}: must be {n} x {n} for {n} ids; correct it")
+        for i, row in enumerate(raw[name]):
+            for j, value in enumerate(row):
+                if value is None and i != j:
+                    raise PlanError(
+                        f"network.{name}[{i}][{j}]: {raw['ids'][i]!r} cannot reach "
+                        f"{raw['ids'][j]!r}, found null; measure the pair, or plan on "
+                        "network.complete()"
+                    )
+    try:
+        network = Network(
+            *(
+                [[math.nan if x is None else float(x) for x in row] for row in raw[name]]
+                for name in ("latency_s", "bandwidth_bytes_per_s")
+            ),
+            raw["ids"],
+            raw["regions"],
+        )
+        for name, values in data["devices"].items():
+            if values is not None and len(values) != n:
+                raise PlanError(
+                    f"devices.{name}: must have {n} entries, found {len(values)}; give one per "
+                    "device"
+                )
+        return Cluster(network, Devices(**data["devices"]))
+    except NetworkError as error:
+        raise PlanError(f"network: {error}") from None
+
+
+def _build(cls: type[TrainingPlan], data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
+    assignment, paths, sync = data["assignment"], data["paths"], data["sync"]
+    grid = assignment["grid"]
+    if grid is not None:
+        if len({len(row) for row in grid}) != 1:
+            raise PlanError("assignment.grid: rows differ in length; give pipelines x stages")
+        grid = np.array(grid, dtype=np.int64)
+        grid.setflags(write=False)
+    outer = None if sync["outer"] is None else OuterOptimizer(**sync["outer"])
+    return cls(
+        cluster=cluster,
+        network_name=data["network"]["name"],
+        workload=_workload(data["workload"]),
+        seed=int(data["seed"]),
+        compute_times=ComputeTimes(
+            **{
+                key: value if key == "source" else tuple(float(x) for x in value)
+                for key, value in data["compute_times"].items()
+            }
+        ),
+        assignment=AssignmentPlan(
+            tuple(tuple(int(d) for d in group) for group in assignment["groups"]), grid
+        ),
+        stage_layers=tuple((int(a), int(b)) for a, b in assignment["layers"]),
+        schedules=tuple(
+            Schedule(
+                s["name"],
+                s["head"],
+                tuple(tuple(int(d) for d in path) for path in s["paths"]),
+                tuple(tuple((op[0], int(op[1:])) for op in ops) for ops in s["order"]),
+            )
+            for s in paths["schedules"]
+        ),
+        averaging=tuple(
+            tuple(
+                tuple(
+                    AveragingGroup(
+                        tuple(int(d) for d in g["members"]),
+                        tuple(float(x) for x in g["shares"]),
+                        tuple(g["contributes"]),
+                    )
+                    for g in groups
+                )
+                for groups in stage["rounds"]
+            )
+            for stage in data["averaging"]["stages"]
+        ),
+        predicted=Predicted(**{key: float(x) for key, x in data["predicted"].items()}),
+        certificates={
+            part: Certificate(**{**c, "status": Status(c["status"])})
+            for part, c in data["certificates"].items()
+        },
+        cycle=tuple(int(k) for k in paths["cycle"]),
+        codec=data["averaging"]["codec"],
+        wiring=data["wiring"]["kind"],
+        sync=Sync(int(sync["every_steps"]), outer),
+        package_version=data["package_version"],
+    )
+
+
+def _workload(data: dict[str, Any]) -> Workload:
+    def layer(raw: dict[str, Any]) -> dict[str, Any]:
+        floats = ("forward_flops", "output_bytes", "saved_bytes")
+        return {**raw, "parameters": int(raw["parameters"])} | {k: float(raw[k]) for k in floats}
+
+    return Workload.from_dict(
+        {
+            **data,
+            "stem": layer(data["stem"]),
+            "head": layer(data["head"]),
+            "layers": [layer(raw) for raw in data["layers"]],
+            "gradient_bytes_per_parameter": float(data["gradient_bytes_per_parameter"]),
+            "state_bytes_per_parameter": float(data["state_bytes_per_parameter"]),
+        }
+    )
+
+
+def contradictions(plan: TrainingPlan) -> Iterator[str]:
+    """Rules between fields that a schema cannot state."""
+    n = len(plan.cluster)
+    yield from _assignment_contradictions(plan, n)
+    for k, s in enumerate(plan.schedules):
+        yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
+    for t, k in enumerate(plan.cycle):
+        if k >= len(plan.schedules):
+            yield (
+                f"paths.cycle[{t}]: there are {len(plan.schedules)} schedules, found {k}; name one "
+                "of them"
+            )
+    yield from _averaging_contradictions(plan)
+    for name, values in asdict(plan.compute_times).items():
+        if name != "source" and len(values) != n:
+            yield (
+                f"compute_times.{name}: must have {n} entries, found {len(values)}; give one per "
+                "device"
+            )
+
+
+def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
+    groups, layers = plan.assignment.groups, plan.stage_layers
+    seen: dict[int, int] = {}
+    for j, group in enumerate(groups):
+        for d in group:
+            where = f"assignment.groups[{j}]"
+            if d >= n:
+                yield f"{where}: there is no device {d}; devices are 0 to {n - 1}"
+            elif d in seen:
+                yield (
+                    f"{where}: device {d} ({plan.cluster.network.ids[d]}) is listed twice, also in "
+                    f"stage {seen[d]}; give it one stage"
+                )
+            seen[d] = j
+    if len(layers) != len(groups):
+        yield (
+            f"assignment.layers: must have {len(groups)} ranges, found {len(layers)}; give one per "
+            "stage"
+        )
+        return
+    start = 0
+    for j, (a, b) in enumerate(layers):
+        if a != start or b <= a:
+            yield (
+                f"assignment.layers[{j}]: must start at layer {start} and hold at least one layer, "
+                f"found [{a}, {b}]; let stages follow each other"
+            )
+        start = b
+    if start != len(plan.workload.layers):
+        yield (
+            f"assignment.layers: must cover all {len(plan.workload.layers)} layers, found {start}; "
+            "extend the last stage"
+        )
+    grid = plan.assignment.grid
+    if grid is not None and tuple(tuple(sorted(c)) for c in grid.T.tolist()) != tuple(
+        tuple(sorted(group)) for group in groups
+    ):
+        yield "assignment.grid: its columns are not the groups; make the plan again"
+
+
+def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int) -> Iterator[str]:
+    stage_of = plan.stage_of
+    for b, path in enumerate(s.paths):
+        for d in path:
+            if d not in stage_of:
+                yield (
+                    f"{where}.paths[{b}]: device {d} holds no stage; route the microbatch through "
+                    "devices of the assignment"
+                )
+                return
+        if len(set(path)) < len(path):
+            yield f"{where}.paths[{b}]: visits a device twice, found {list(path)}; visit each once"
+    if len(s.order) != n:
+        yield f"{where}.order: must have {n} lists, found {len(s.order)}; give one per device"
+        return
+    wanted: list[set[Operation]] = [set() for _ in range(n)]
+    for b in range(len(s.paths)):
+        for kind, d in s.chain(b):
+            wanted[d].add((kind, b))
+    for d, ops in enumerate(s.order):
+        if len(set(ops)) < len(ops):
+            twice = next(op for op in ops if ops.count(op) > 1)
+            yield f"{where}.order[{d}]: {twice[0]}{twice[1]} is listed twice; list it once"
+        for kind, b in sorted(wanted[d] ^ set(ops)):
+            state = "is missing" if (kind, b) in wanted[d] else "does not belong to this device"
+            yield f"{where}.order[{d}]: {kind}{b} {state}; let the order follow the paths"
+            break
+
+
+def _averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    groups = plan.assignment.groups
+    if len(plan.averaging) != len(groups):
+        yield (
+            f"averaging.stages: must have {len(groups)} entries, found {len(plan.averaging)}; give "
+            "one per stage"
+        )
+        return
+    for j, rounds in enumerate(plan.averaging):
+        for r, averaging_groups in enumerate(rounds):
+            where = f"averaging.stages[{j}].rounds[{r}]"
+            members = sorted(d for g in averaging_groups for d in g.members)
+            if members != sorted(groups[j]):
+                yield (
+                    f"{where}: its groups must hold each device of stage {j} once, found "
+                    f"{members}; correct the members"
+                )
+            for g in averaging_groups:
+                if not len(g.members) == len(g.shares) == len(g.contributes):
+                    yield f"{where}: members, shares and contributes differ in length; align them"
+                elif abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
+                    yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
+                elif not any(g.contributes):
+                    yield f"{where}: nobody contributes; let at least one member do"

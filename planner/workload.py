@@ -1,0 +1,201 @@
+"""What is trained: layers with parameters, FLOPs and activations, batch sizes.
+
+A `Workload` is a stem (embedding), a chain of layers that can be cut into stages, and a head
+(final norm, output projection, loss). All figures are per sample; the presets with their sources are
+in `planner.presets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from dataclasses import replace as _replace
+from functools import cached_property
+from typing import Any
+
+BACKWARD_TO_FORWARD = 2.0
+"""FLOPs of a backward over a forward pass: gradients of inputs and of weights."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One indivisible piece of a model; figures are per sample.
+
+    Attributes
+    ----------
+    parameters
+        Parameters that this layer owns (0 where it shares another layer's).
+    forward_flops
+        FLOPs of its forward pass.
+    output_bytes
+        Activations it hands on, as sent over the network.
+    saved_bytes
+        Activations kept on the device between its forward and its backward pass.
+    """
+
+    name: str
+    parameters: int
+    forward_flops: float
+    output_bytes: float
+    saved_bytes: float
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer, as far as the executor needs to build it.
+
+    Attributes
+    ----------
+    kind
+        ``"gpt2"`` (LayerNorm, learned positions, GELU, biases) or ``"llama"`` (RMSNorm, rotary
+        positions, SwiGLU, no biases).
+    sequence
+        Tokens per sample.
+    tied
+        Whether embedding and output projection share their weights.
+    """
+
+    kind: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """What one stage costs, per sample, head excluded."""
+
+    parameters: int
+    forward_flops: float
+    output_bytes: float
+    saved_bytes: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and its batch.
+
+    Attributes
+    ----------
+    batch_samples
+        Samples of one optimizer step, over all pipelines.
+    microbatch_samples
+        Samples that travel together.
+    gradient_bytes_per_parameter
+        What averaging sends per parameter.
+    state_bytes_per_parameter
+        Weights, gradients and optimizer state on a device, per parameter.
+    architecture
+        Set where the executor can build the model.
+    source
+        Where the figures come from.
+    """
+
+    name: str
+    stem: Layer
+    layers: tuple[Layer, ...]
+    head: Layer
+    batch_samples: int
+    microbatch_samples: int = 1
+    gradient_bytes_per_parameter: float = 4.0
+    state_bytes_per_parameter: float = 16.0
+    architecture: Architecture | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if not self.layers:
+            raise ValueError(f"workload {self.name!r} has no layers; give at least one")
+        for field in ("batch_samples", "microbatch_samples"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Workload:
+        """A model of the papers by name, with fields changed, e.g. ``batch_samples=2048``."""
+        from planner.presets import preset
+
+        return preset(name, **changes)
+
+    @classmethod
+    def from_hf_config(cls, path: Any, **changes: Any) -> Workload:
+        """From a Hugging Face ``config.json``; see `planner.presets.from_hf_config`."""
+        from planner.presets import from_hf_config
+
+        return from_hf_config(path, **changes)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, stem and head included."""
+        return sum(layer.parameters for layer in (self.stem, *self.layers, self.head))
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """FLOPs of one sample's forward pass, head included."""
+        return sum(layer.forward_flops for layer in (self.stem, *self.layers, self.head))
+
+    def stage(self, start: int, stop: int) -> StageLoad:
+        """Load of the layers ``start`` to ``stop - 1``; layer 0 brings the stem."""
+        inside = list(self.layers[start:stop])
+        if start == 0:
+            inside.insert(0, self.stem)
+        return StageLoad(
+            sum(layer.parameters for layer in inside),
+            sum(layer.forward_flops for layer in inside),
+            inside[-1].output_bytes,
+            sum(layer.saved_bytes for layer in inside),
+        )
+
+    def even_split(self, stages: int) -> tuple[tuple[int, int], ...]:
+        """Layer ranges of nearly equal length, the longer ones first."""
+        n = len(self.layers)
+        if not 1 <= stages <= n:
+            raise ValueError(
+                f"{self.name} has {n} layers and cannot be cut into {stages} stages; "
+                f"ask for 1 to {n}"
+            )
+        short, longer = divmod(n, stages)
+        cuts = [0]
+        for j in range(stages):
+            cuts.append(cuts[-1] + short + (j < longer))
+        return tuple(zip(cuts, cuts[1:], strict=False))
+
+    def activation_bytes(self, split: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+        """Bytes of one sample over each boundary of a split."""
+        return tuple(self.layers[stop - 1].output_bytes for _, stop in split[:-1])
+
+    def gradient_bytes(
+        self, split: Sequence[tuple[int, int]], head_stage: int
+    ) -> tuple[float, ...]:
+        """Bytes of each stage's gradients, the head's on ``head_stage``."""
+        return tuple(
+            (self.stage(*part).parameters + (self.head.parameters if j == head_stage else 0))
+            * self.gradient_bytes_per_parameter
+            for j, part in enumerate(split)
+        )
+
+    def replace(self, **changes: Any) -> Workload:
+        """A copy with some fields changed."""
+        return _replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        data = asdict(self)
+        data["layers"] = [asdict(layer) for layer in self.layers]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        """From the form that `to_dict` makes (and that a plan file holds)."""
+        known = {field.name for field in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])
+        values["layers"] = tuple(Layer(**layer) for layer in data["layers"])
+        if data.get("architecture") is not None:
+            values["architecture"] = Architecture(**data["architecture"])
+        return cls(**values)
