@@ -430,9 +430,9 @@ def network_for(plan: TrainingPlan, network: Network) -> Network:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from planner.executor.local import run_local
+    from planner.local_run import run_local
 
-    return run_local(args)
+    return run_local(args, print)
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from planner.parts import AssignmentPlan
 from planner.plan import AveragingGroup, Predicted, Schedule, TrainingPlan
 from planner.problems import AssignmentProblem, ProblemError
 from planner.result import Result
-from planner.schedules import ORDERS, eager_schedule, fixed_schedule
+from planner.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
 from planner.simulate import simulate
 from planner.stop import StoppingCriterion
 from planner.workload import Workload
@@ -315,18 +315,6 @@ def _schedule(
                 f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
             )
     return made
-
-
-def most_live(schedule: Schedule) -> list[int]:
-    """Per device, the most microbatches it holds between their F and B."""
-    held = []
-    for ops in schedule.order:
-        live = most = 0
-        for kind, _ in ops:
-            live += {"F": 1, "H": 0, "B": -1}[kind]
-            most = max(most, live)
-        held.append(most)
-    return held
 
 
 @dataclass(frozen=True)

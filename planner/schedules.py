@@ -73,6 +73,18 @@ def _backward(b: int, head: str | None) -> list[Operation]:
     return [("H", b), ("B", b)] if head == "before" else [("B", b)]
 
 
+def most_live(schedule: Schedule) -> list[int]:
+    """Per device, the most microbatches it holds between their F and B."""
+    held = []
+    for ops in schedule.order:
+        live = most = 0
+        for kind, _ in ops:
+            live += {"F": 1, "H": 0, "B": -1}[kind]
+            most = max(most, live)
+        held.append(most)
+    return held
+
+
 def eager_schedule(
     grid: Sequence[Sequence[int]],
     microbatches: int,

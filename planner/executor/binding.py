@@ -1,0 +1,73 @@
+"""Which device of the plan this process is: said by whoever starts it, never guessed.
+
+torchrun numbers processes as they come; a rank here is the device's index in the plan. The node's
+command line names its devices, ``LOCAL_RANK`` picks one of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from planner.plan import TrainingPlan
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class BindingError(ValueError):
+    """Processes and plan do not fit together."""
+
+
+def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
+    """The rank of this process: the plan's index of the device it was named."""
+    ids = plan.cluster.network.ids
+    unknown = [name for name in devices if name not in ids]
+    if unknown:
+        raise BindingError(
+            f"--devices: the plan has no device {unknown[0]!r}; it has {', '.join(ids[:8])}"
+            + (", ..." if len(ids) > 8 else "")
+        )
+    if len(set(devices)) < len(devices):
+        raise BindingError(f"--devices: a device is named twice in {list(devices)}; name each once")
+    if local_rank >= len(devices):
+        raise BindingError(
+            f"--devices names {len(devices)} devices but this is local process {local_rank}; set "
+            "torchrun's --nproc-per-node to the number of devices"
+        )
+    return ids.index(devices[local_rank])
+
+
+def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> int:
+    """Join the process group as the named device; returns the rank.
+
+    Raises
+    ------
+    BindingError
+        A device is claimed twice, the number of processes is not the number of devices, or another
+        process has another plan.
+    """
+    rank = rank_of(plan, devices, int(os.environ.get("LOCAL_RANK", "0")))
+    world = len(plan.cluster)
+    started = int(os.environ.get("WORLD_SIZE", world))
+    if started != world:
+        raise BindingError(
+            f"the plan has {world} devices but torchrun starts {started} processes; start one a "
+            "device"
+        )
+    # read what torchrun says of the address, but not which rank it gave us
+    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))
+    name = plan.cluster.network.ids[rank]
+    if store.add(f"claim/{rank}", 1) > 1:
+        raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
+    store.set(f"plan/{rank}", plan.content_hash)
+    first = store.get("plan/0").decode()
+    if first != plan.content_hash:
+        raise BindingError(
+            f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; give "
+            "every node the same plan file"
+        )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    return rank

@@ -1,0 +1,192 @@
+"""Stages of a decoder-only transformer: built alike by every device and by a single process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from planner.workload import Architecture
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+INIT_STD = 0.02
+ROPE_BASE = 10000.0
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return x * scale * self.weight
+
+
+def _norm(arch: Architecture) -> nn.Module:
+    return nn.LayerNorm(arch.hidden) if arch.kind == "gpt2" else RMSNorm(arch.hidden)
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021) for ``[batch, heads, tokens, size]``."""
+    tokens, size = x.shape[-2:]
+    frequency = ROPE_BASE ** (-torch.arange(0, size, 2, device=x.device) / size)
+    angle = torch.outer(torch.arange(tokens, device=x.device), frequency)
+    cos, sin = angle.cos(), angle.sin()
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, with fewer key-value heads if the architecture has them."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = arch.heads, arch.kv_heads
+        self.size = arch.hidden // arch.heads
+        self.rotary = arch.kind == "llama"
+        bias = arch.kind == "gpt2"
+        self.qkv = nn.Linear(
+            arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias
+        )
+        self.out = nn.Linear(arch.hidden, arch.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, hidden = x.shape
+        widths = [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (
+            part.view(batch, tokens, -1, self.size).transpose(1, 2)
+            for part in self.qkv(x).split(widths, dim=-1)
+        )
+        if self.rotary:
+            q, k = _rotate(q), _rotate(k)
+        if self.kv_heads < self.heads:
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, hidden))
+        return result
+
+
+class FeedForward(nn.Module):
+    """GELU with biases (GPT-2) or SwiGLU without (LLaMA)."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        bias = arch.kind == "gpt2"
+        self.gate = None if bias else nn.Linear(arch.hidden, arch.ffn, bias=False)
+        self.up = nn.Linear(arch.hidden, arch.ffn, bias=bias)
+        self.down = nn.Linear(arch.ffn, arch.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        result: Tensor = self.down(inner)
+        return result
+
+
+class Layer(nn.Module):
+    """One transformer layer, norms before the sublayers."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.norm1, self.attention = _norm(arch), Attention(arch)
+        self.norm2, self.feed_forward = _norm(arch), FeedForward(arch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        result: Tensor = x + self.feed_forward(self.norm2(x))
+        return result
+
+
+class Stem(nn.Module):
+    """Token embedding, with learned positions for GPT-2."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(arch.vocabulary, arch.hidden)
+        self.positions = (
+            nn.Embedding(arch.sequence, arch.hidden) if arch.kind == "gpt2" else None
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        return x
+
+
+class Head(nn.Module):
+    """Final norm, output projection and summed cross-entropy."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.norm = _norm(arch)
+        self.project = nn.Linear(arch.hidden, arch.vocabulary, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.project(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+class Stage(nn.Module):
+    """Consecutive layers, with the stem before layer 0."""
+
+    def __init__(self, stem: Stem | None, layers: list[Layer]) -> None:
+        super().__init__()
+        self.stem = stem
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stem is not None:
+            x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
+    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too."""
+    require_supported(arch)
+    stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
+    layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
+    return Stage(stem, layers)
+
+
+def build_head(arch: Architecture, seed: int) -> Head:
+    """The head with the weights every other process gives it too."""
+    return _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
+
+
+def require_supported(arch: Architecture) -> None:
+    """Raise if the executor cannot build the architecture."""
+    if arch.tied:
+        raise ValueError(
+            "workload.architecture.tied: the executor keeps embedding and head on their own "
+            "stages; set it to false"
+        )
+
+
+def _seeded(
+    make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int
+) -> ModuleT:
+    """Build a module from its own random stream, whoever else is built before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 1_000_003 + place)
+        module = make()
+        for name, parameter in module.named_parameters():
+            if parameter.dim() < 2:
+                continue  # norms and biases keep their ones and zeros
+            # residual branches are scaled down with depth (Radford et al. 2019)
+            branch = name.endswith(("out.weight", "down.weight"))
+            std = INIT_STD / math.sqrt(2 * arch.layers) if branch else INIT_STD
+            nn.init.normal_(parameter, std=std)
+        for part in module.modules():
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return module

@@ -1,0 +1,144 @@
+"""Training by a plan: one rank's set-up and its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner.executor.averaging import average_gradients
+from planner.executor.data import Microbatches
+from planner.executor.model import build_head, build_stage
+from planner.executor.pipeline import PipelineWorker, Record
+from planner.executor.transport import Transport
+from planner.plan import PlanError, TrainingPlan
+from planner.workload import Architecture
+
+WEIGHT_DECAY = 0.01
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One iteration, the same on every rank but for the records."""
+
+    step: int
+    loss: float
+    measured_s: float
+    records: list[Record]
+
+
+def require_executable(plan: TrainingPlan) -> Architecture:
+    """Raise `PlanError` for what this release cannot carry out."""
+    arch = plan.workload.architecture
+    if arch is None:
+        raise PlanError(
+            f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
+            "for a GPT-2 or LLaMA workload"
+        )
+    if plan.sync.every_steps != 1 or plan.sync.outer is not None:
+        raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
+    if any(len(rounds) != 1 for rounds in plan.averaging):
+        raise PlanError("averaging.stages: the executor does one round so far; plan one round")
+    return arch
+
+
+class Worker:
+    """One rank of a plan, in a process group that is already up.
+
+    Parameters
+    ----------
+    optimizer
+        ``"adamw"`` or ``"sgd"``.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        *,
+        learning_rate: float,
+        data: Path | None = None,
+        optimizer: str = "adamw",
+    ) -> None:
+        arch = require_executable(plan)
+        w = plan.workload
+        self.plan, self.rank, self.device = plan, rank, device
+        self.stage_index = plan.stage_of[rank]
+        self.stage = build_stage(arch, *plan.stage_layers[self.stage_index], plan.seed).to(device)
+        runs_head = any(
+            any(kind == "H" for kind, _ in s.order[rank]) for s in plan.schedules
+        )
+        self.head = build_head(arch, plan.seed).to(device) if runs_head else None
+        self.transport = Transport(device)
+        self.data = Microbatches(
+            arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
+        )
+        self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
+        self.batch_tokens = w.batch_samples * arch.sequence
+        self.parameters: list[nn.Parameter] = [
+            *self.stage.parameters(),
+            *(() if self.head is None else self.head.parameters()),
+        ]
+        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
+        self.group = next(g for g in plan.averaging[self.stage_index][0] if rank in g.members)
+
+    def steps(self, count: int) -> Iterator[StepReport]:
+        """Train; yields after every step."""
+        for step in range(count):
+            schedule = self.plan.schedules[self.plan.cycle[step % len(self.plan.cycle)]]
+            pipeline = PipelineWorker(
+                self.rank,
+                schedule,
+                self.stage,
+                self.head,
+                self.transport,
+                lambda b, step=step: self.data.tokens(step, b),  # type: ignore[misc]
+                self.shape,
+                self.batch_tokens,
+            )
+            dist.barrier()
+            began = time.perf_counter()
+            loss = pipeline.iteration(began)
+            averaging = time.perf_counter()
+            average_gradients(self.parameters, self.group, self.rank, self.transport)
+            update = time.perf_counter()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            ended = time.perf_counter()
+            records = [
+                *pipeline.records,
+                (-1, self.rank, "A", averaging - began, update - began),
+                (-1, self.rank, "U", update - began, ended - began),
+            ]
+            yield StepReport(step, _sum(loss), _longest(ended - began), records)
+
+
+def make_optimizer(
+    name: str, parameters: list[nn.Parameter], learning_rate: float
+) -> torch.optim.Optimizer:
+    """AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=learning_rate)
+    raise ValueError(f"optimizer {name!r} is unknown; choose adamw or sgd")
+
+
+def _sum(value: float) -> float:
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def _longest(seconds: float) -> float:
+    longest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return float(longest)

@@ -1,0 +1,66 @@
+"""Small instances that can be checked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cluster import Cluster, Devices
+from planner.compose import Shape, plan_for_assignment
+from planner.network import Network
+from planner.parts import AssignmentPlan
+from planner.plan import TrainingPlan
+from planner.presets import transformer
+from planner.workload import Architecture, Workload
+
+
+@pytest.fixture
+def line4() -> Network:
+    """Devices a b c d on a line: latency 1 s a hop, bandwidth 100 bytes/s everywhere."""
+    position = np.arange(4.0)
+    return Network(
+        np.abs(position[:, None] - position), np.full((4, 4), 100.0), ["a", "b", "c", "d"]
+    )
+
+
+def tiny_workload(kind: str = "gpt2", **changes: int) -> Workload:
+    """A transformer that trains in milliseconds, 4 layers, batch 8."""
+    arch = Architecture(kind, 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
+    fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
+    return transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
+
+
+def random_network(n: int, seed: int = 0) -> Network:
+    """Every pair different, in the range of real wide-area links."""
+    rng = np.random.default_rng(seed)
+    return Network(rng.uniform(0.005, 0.25, (n, n)), rng.uniform(3e7, 3e8, (n, n)))
+
+
+def make_plan(
+    grid: list[list[int]],
+    *,
+    workload: Workload | None = None,
+    network: Network | None = None,
+    head: str = "last",
+    schedule: str = "eager-1f1b",
+    seed: int = 0,
+) -> TrainingPlan:
+    """A plan around a given grid, without any solver."""
+    workload = workload or tiny_workload()
+    network = network or random_network(len(grid) * len(grid[0]))
+    stages = len(grid[0])
+    shape = Shape(
+        workload.even_split(stages),
+        len(grid),
+        workload.batch_samples // workload.microbatch_samples,
+        head,
+    )
+    return plan_for_assignment(
+        Cluster(network, Devices(1e12, 16e9)),
+        workload,
+        shape,
+        AssignmentPlan.of_grid(grid),
+        schedule=schedule,
+        seed=seed,
+        network_name="random",
+    )

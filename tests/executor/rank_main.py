@@ -1,0 +1,37 @@
+"""One rank of the tests: trains by a plan and stores losses and first gradients as plain arrays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from planner.executor.binding import join
+from planner.executor.train import Worker
+from planner.plan import load_plan
+
+
+def main() -> None:
+    path, out, steps, *devices = sys.argv[1:]
+    torch.set_num_threads(1)
+    plan = load_plan(path)
+    rank = join(plan, devices)
+    worker = Worker(plan, rank, torch.device("cpu"), learning_rate=1e-3)
+    gradients: list[np.ndarray] = []
+    step = worker.optimizer.step
+
+    def keeping_gradients() -> None:
+        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in worker.parameters]))
+        step()
+
+    worker.optimizer.step = keeping_gradients  # type: ignore[method-assign]
+    losses = [report.loss for report in worker.steps(int(steps))]
+    np.savez(Path(out) / f"{rank}.npz", losses=losses, first=gradients[0], last=gradients[-1])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,47 @@
+"""A rank is its device by name; whatever does not fit is one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.plan import save_plan
+from tests.conftest import make_plan
+from tests.executor.launch import torchrun
+
+pytest.importorskip("torch")
+
+
+def test_rank_is_the_named_device_not_the_local_process() -> None:
+    """Local process 0 of a node that names device 2 first is rank 2."""
+    from planner.executor.binding import rank_of
+
+    plan = make_plan([[0, 1], [2, 3]])
+    assert rank_of(plan, ["2", "0"], 0) == 2
+    assert rank_of(plan, ["2", "0"], 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "local", "message"),
+    [
+        (["7"], 0, "no device '7'"),
+        (["1", "1"], 0, "named twice"),
+        (["1"], 1, "--nproc-per-node"),
+    ],
+)
+def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> None:
+    """Each with the rule and the remedy."""
+    from planner.executor.binding import BindingError, rank_of
+
+    with pytest.raises(BindingError, match=message):
+        rank_of(make_plan([[0, 1]]), devices, local)
+
+
+def test_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
+    """One process for a plan of two devices ends with exit code 2 in the rank and one line."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]]), path)
+    done = torchrun(1, "-m", "planner.executor", str(path), "--devices", "0")
+    assert done.returncode != 0
+    assert "has 2 devices but torchrun starts 1 processes" in done.stderr

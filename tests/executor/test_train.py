@@ -1,0 +1,97 @@
+"""A plan's training equals a single process on the same microbatches."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.plan import TrainingPlan, save_plan
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.launch import torchrun
+
+torch = pytest.importorskip("torch")
+
+STEPS = 20
+TOLERANCE = 1e-5
+RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
+
+
+def execute(plan: TrainingPlan, folder: Path, devices: list[str]) -> list[dict[str, np.ndarray]]:
+    """Losses and gradients of every rank."""
+    path = folder / "plan.json"
+    save_plan(plan, path)
+    n = len(plan.cluster)
+    done = torchrun(n, RANK_MAIN, str(path), str(folder), str(STEPS), *devices)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
+
+
+def single(plan: TrainingPlan) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses of one process, and its first and last gradients per layer."""
+    from planner.executor.reference import train_single
+
+    torch.set_num_threads(1)  # threads cost more than they give at this size
+    losses, gradients = [], []
+    for loss, parameters in islice(train_single(plan, STEPS, learning_rate=1e-3), STEPS):
+        losses.append(loss)
+        gradients.append([p.grad.detach().numpy().ravel().copy() for p in parameters])
+    return losses, {"first": gradients[0], "last": gradients[-1]}
+
+
+def expected_gradient(plan: TrainingPlan, rank: int, whole: list[np.ndarray]) -> np.ndarray:
+    """The rank's part of the single process's gradient."""
+    from planner.executor.model import build_head, build_stage
+
+    arch = plan.workload.architecture
+    assert arch is not None
+    stage = plan.stage_of[rank]
+    start, stop = plan.stage_layers[stage]
+    sizes = [len(list(build_stage(arch, 0, k, 0).parameters())) for k in range(1, arch.layers + 1)]
+    first = 0 if start == 0 else sizes[start - 1]
+    part = whole[first : sizes[stop - 1]]
+    if any(kind == "H" for kind, _ in plan.schedules[0].order[rank]):
+        part = part + whole[-len(list(build_head(arch, 0).parameters())) :]
+    return np.concatenate(part)
+
+
+CASES = {
+    "pipelines only": ([[0, 1]], "last", "eager-1f1b", "gpt2"),
+    "data parallel only": ([[0], [1]], "last", "gpipe", "gpt2"),
+    "2 x 2": ([[0, 3], [2, 1]], "last", "1f1b", "gpt2"),
+    "2 x 2, head first": ([[0, 3], [2, 1]], "first", "gpipe", "llama"),
+    "3 stages, uneven layers": ([[2, 0, 1]], "first", "1f1b", "gpt2"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_equal_a_single_process(case: str, tmp_path: Path) -> None:
+    """20 steps within 1e-5; gradients too, whichever local process is which device."""
+    grid, head, schedule, kind = CASES[case]
+    plan = make_plan(grid, head=head, schedule=schedule, workload=tiny_workload(kind))
+    ids = list(plan.cluster.network.ids)
+    ranks = execute(plan, tmp_path, ids[::-1])
+    losses, gradients = single(plan)
+    for rank, found in enumerate(ranks):
+        np.testing.assert_allclose(found["losses"], losses, rtol=TOLERANCE)
+        for when, bound in (("first", 1e-5), ("last", 1e-4)):
+            want = expected_gradient(plan, rank, gradients[when])
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(found[when], want, atol=bound * scale, rtol=0)
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:
+    """Member 0 sums three quarters of the vector, member 1 the rest, a third nothing."""
+    plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=7))
+    group = plan.averaging[0][0][0]
+    uneven = type(group)(group.members, (0.75, 0.25, 0.0), group.contributes)
+    plan = plan.replace(averaging=(((uneven,),),))
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    assert ranks[0]["last"].tobytes() == ranks[1]["last"].tobytes() == ranks[2]["last"].tobytes()
+    want = np.concatenate(gradients["first"])
+    np.testing.assert_allclose(ranks[0]["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
