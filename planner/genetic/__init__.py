@@ -1,0 +1,6 @@
+"""Device assignment (DT-FM, section 3): which device holds which stage, in which pipeline."""
+
+from planner.genetic.solve import solve_assignment
+from planner.genetic.stage_sizes import stage_sizes_for_skip
+
+__all__ = ["solve_assignment", "stage_sizes_for_skip"]

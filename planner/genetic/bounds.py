@@ -1,0 +1,63 @@
+"""Combinatorial lower bounds on eq. 1, for any network, in milliseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from planner.genetic.classes import SAFETY
+from planner.genetic.tables import Floats, Tables
+
+
+def quick_bound(tables: Tables) -> float:
+    """Star bound on the data-parallel part plus forest bound on the pipeline part."""
+    return max(0.0, (star_bound(tables) + forest_bound(tables)) * (1 - SAFETY))
+
+
+def star_bound(tables: Tables) -> float:
+    """Eq. 2: every device is in some group j and pays at least its |C_j| - 1 cheapest partners."""
+    n = len(tables.stage)
+    needs = np.full(n, np.inf)
+    for size, kind in sorted({*zip(tables.sizes, tables.exchange_of, strict=True)}):
+        exchange = tables.exchange[kind] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
+        cheapest = np.sort(exchange, axis=1)[:, : size - 1]
+        needs = np.minimum(needs, cheapest.sum(axis=1))
+    return float(needs.max())
+
+
+def forest_bound(tables: Tables) -> float:
+    """Eq. 4: the r smallest levels are at least t if the links below t cannot fill r boundaries.
+
+    The pairs of several boundaries form disjoint paths: every device has at most two of them, and a
+    connected component of c devices holds at most c - 1.
+    """
+    boundaries = len(tables.sizes) - 1
+    if boundaries == 0:
+        return 0.0
+    n = len(tables.stage)
+    hop = tables.hop[np.unique(tables.hop_of)].min(axis=0)
+    levels = np.unique(hop[np.triu_indices(n, 1)])
+    needed = np.cumsum(np.sort(np.minimum(tables.sizes[:-1], tables.sizes[1:])))
+    total = 0.0
+    low = 0
+    for pairs in needed:
+        high = len(levels) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if _most_pairs(hop, float(levels[middle])) >= pairs:
+                high = middle
+            else:
+                low = middle + 1
+        total += float(levels[low])
+    return total
+
+
+def _most_pairs(hop: Floats, level: float) -> int:
+    """At most this many links of cost <= level lie on disjoint paths."""
+    linked = hop <= level
+    np.fill_diagonal(linked, False)
+    count, label = connected_components(csr_array(linked), directed=False)
+    members = np.bincount(label, minlength=count)
+    degrees = np.bincount(label, weights=np.minimum(linked.sum(axis=1), 2), minlength=count)
+    return int(np.minimum(members - 1, degrees.astype(np.int64) // 2).sum())

@@ -1,0 +1,28 @@
+"""Stage order of given groups: eq. 4 over the coarsened graph of eq. 3."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.genetic.anneal import group_levels
+from planner.genetic.tables import Ints, Tables
+from planner.matching.open_path import EXACT_NODES, open_path
+from planner.stop import MaxIterations
+
+
+def best_order(tables: Tables, slots: Ints) -> Ints:
+    """The slots with their groups in the cheapest order; unchanged where the order is not free.
+
+    The order is free when all stages have the same size and costs.
+    """
+    stages = len(tables.sizes)
+    free = (
+        len(np.unique(tables.sizes)) == 1
+        and len(tables.exchange) == 1
+        and len(tables.hop) == 1
+    )
+    if not free or not 2 < stages <= EXACT_NODES:
+        return slots
+    order = open_path(group_levels(tables, slots), MaxIterations(1)).plan
+    groups = slots.reshape(stages, -1)
+    return np.ascontiguousarray(groups[list(order or range(stages))].reshape(-1))

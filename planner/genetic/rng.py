@@ -1,0 +1,35 @@
+"""A small random generator for compiled code: splitmix64, one 64-bit word of state."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11, _S32 = (np.uint64(k) for k in (30, 27, 31, 11, 32))
+_UNIT = 1.0 / 9007199254740992.0  # 2 ** -53
+
+
+@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def next_word(state: NDArray[np.uint64]) -> np.uint64:
+    """Next 64 random bits; ``state`` has one element."""
+    state[0] += _STEP
+    z = state[0]
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def next_unit(state: NDArray[np.uint64]) -> float:
+    """Uniform in [0, 1)."""
+    return (next_word(state) >> _S11) * _UNIT
+
+
+@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def next_below(state: NDArray[np.uint64], n: int) -> int:
+    """Uniform in 0..n-1 for n below 2 ** 32."""
+    return np.int64(((next_word(state) >> _S32) * np.uint64(n)) >> _S32)

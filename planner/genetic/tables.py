@@ -1,0 +1,70 @@
+"""The costs of an assignment problem as arrays that compiled code can read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problems import AssignmentProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NEAR = 24
+"""Length of a device's list of near devices, from which the search draws partners."""
+
+
+class Tables(NamedTuple):
+    """Costs of eq. 2 and 3 in seconds; equal matrices are stored once.
+
+    Attributes
+    ----------
+    sizes, first
+        Devices per stage; first slot of each stage (S + 1 entries). Slots are numbered 0..N-1.
+    stage
+        Stage of each slot.
+    exchange, exchange_of
+        ``[kind, N, N]`` summands of eq. 2; the kind of each stage.
+    hop, hop_of
+        ``[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind of each boundary.
+    near
+        ``[N, <= NEAR]`` the nearest devices by the first kind of hop, nearest first.
+    """
+
+    sizes: Ints
+    first: Ints
+    stage: Ints
+    exchange: Floats
+    exchange_of: Ints
+    hop: Floats
+    hop_of: Ints
+    near: Ints
+
+
+def tables_of(problem: AssignmentProblem) -> Tables:
+    """Tables for a problem."""
+    n, stages = len(problem.network), problem.stages
+    sizes = np.array(problem.stage_sizes, dtype=np.int64)
+    shares = [(problem.gradient_bytes[j], problem.stage_sizes[j]) for j in range(stages)]
+    kinds = sorted(set(shares))
+    exchange = np.stack([problem.exchange_s(shares.index(kind)) for kind in kinds])
+    exchange_of = np.array([kinds.index(share) for share in shares], dtype=np.int64)
+    crossing = sorted(set(problem.activation_bytes))
+    hop = np.zeros((max(1, len(crossing)), n, n))
+    for kind, size in enumerate(crossing):
+        hop[kind] = 2 * problem.hop_s(problem.activation_bytes.index(size))
+    hop_of = np.array([crossing.index(b) for b in problem.activation_bytes], dtype=np.int64)
+    ranked = hop[0] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
+    near = np.argsort(ranked, axis=1, kind="stable")[:, : max(1, min(n - 1, NEAR))]
+    return Tables(
+        sizes,
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.repeat(np.arange(stages), sizes),
+        exchange,
+        exchange_of,
+        hop,
+        hop_of,
+        np.ascontiguousarray(near),
+    )

@@ -1,0 +1,116 @@
+"""Bottleneck assignment: the matching whose largest entry is smallest (DT-FM, eq. 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+
+class MatchingError(ValueError):
+    """A cost matrix that cannot be used as asked."""
+
+
+def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
+    """Match every row or every column, whichever are fewer, at the smallest possible largest cost.
+
+    Threshold search with augmenting paths (Derigs and Zimmermann): the threshold starts at a lower
+    bound, and rises to the cheapest entry that leaves an alternating tree only when the tree proves
+    that there is no matching below it.
+
+    Parameters
+    ----------
+    cost
+        ``n x m``; infinite entries are allowed and are used only when they must be. NaN is not.
+
+    Returns
+    -------
+    value
+        The largest entry of the matching; infinite if no finite matching covers the smaller side,
+        0 for a matrix without rows or columns.
+    columns
+        The column of every row, -1 for a row left over. Of several best matchings always the same.
+    """
+    matrix = _checked(cost)
+    rows, columns = matrix.shape
+    if rows <= columns:
+        matched = np.full(rows, -1, dtype=np.int64)
+        value = _match(matrix, matched, np.full(columns, -1, dtype=np.int64)) if rows else 0.0
+    else:
+        matched = np.full(rows, -1, dtype=np.int64)
+        other = np.full(columns, -1, dtype=np.int64)
+        value = _match(np.ascontiguousarray(matrix.T), other, matched) if columns else 0.0
+    return float(value), matched
+
+
+def _checked(cost: ArrayLike) -> NDArray[np.float64]:
+    try:
+        matrix = np.ascontiguousarray(cost, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise MatchingError(f"cost must be a matrix of numbers: {error}") from None
+    if matrix.ndim != 2:
+        raise MatchingError(f"cost must have two dimensions, found {matrix.ndim}; reshape it")
+    if np.isnan(matrix).any():
+        i, j = (int(k) for k in np.argwhere(np.isnan(matrix))[0])
+        raise MatchingError(f"cost[{i}, {j}] is NaN; use infinity where a pair is not allowed")
+    return matrix
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _match(
+    cost: NDArray[np.float64], column_of: NDArray[np.int64], row_of: NDArray[np.int64]
+) -> float:
+    """Fill ``column_of`` and ``row_of`` (both -1 on entry) for ``n <= m``; return the value."""
+    n, m = cost.shape
+    level = -np.inf
+    for r in range(n):
+        smallest = cost[r, 0]
+        for c in range(1, m):
+            smallest = min(smallest, cost[r, c])
+        level = max(level, smallest)
+    if n == m:
+        for c in range(m):
+            smallest = cost[0, c]
+            for r in range(1, n):
+                smallest = min(smallest, cost[r, c])
+            level = max(level, smallest)
+    for r in range(n):
+        for c in range(m):
+            if row_of[c] < 0 and cost[r, c] <= level:
+                column_of[r] = c
+                row_of[c] = r
+                break
+    reach = np.empty(m)
+    parent = np.empty(m, dtype=np.int64)
+    done = np.empty(m, dtype=np.bool_)
+    for root in range(n):
+        if column_of[root] >= 0:
+            continue
+        for c in range(m):
+            reach[c] = cost[root, c]
+            parent[c] = root
+            done[c] = False
+        while True:
+            best = -1
+            for c in range(m):
+                if not done[c] and (best < 0 or reach[c] < reach[best]):
+                    best = c
+                    if row_of[c] < 0 and reach[c] <= level:
+                        break
+            level = max(level, reach[best])
+            done[best] = True
+            row = row_of[best]
+            if row < 0:
+                break
+            for c in range(m):
+                if not done[c] and cost[row, c] < reach[c]:
+                    reach[c] = cost[row, c]
+                    parent[c] = row
+        # flip the path from the free column back to the root
+        while best >= 0:
+            row = parent[best]
+            row_of[best] = row
+            previous = column_of[row]
+            column_of[row] = best
+            best = previous
+    return level
