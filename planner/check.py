@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import singledispatch
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -109,11 +110,8 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     if grid is None or certificate is None:
         return
     samples = plan.workload.microbatch_samples
-    pipelines = len(grid)
-    each = -(-(plan.workload.batch_samples // samples) // pipelines)
     activations = [
-        plan.workload.layers[stop - 1].output_bytes * samples * each
-        for _, stop in plan.stage_layers[:-1]
+        plan.workload.layers[stop - 1].output_bytes * samples for _, stop in plan.stage_layers[:-1]
     ]
     cost = assignment_cost_s(
         plan.assignment.groups, plan.cluster.network, activations, list(_gradients(plan).values())
@@ -222,12 +220,12 @@ def _makespan_s(plan: TrainingPlan, s: Schedule) -> float | None:
 
     for b in range(len(s.paths)):
         chain = s.chain(b)
-        for (kind, d), (next_kind, e) in zip(chain, chain[1:], strict=False):
+        for (kind, d), (next_kind, e) in pairwise(chain):
             size = sent[e] if next_kind == "B" else sent[d]
             delay = 0.0 if d == e else _pair_s(plan, d, e, size)
             edge((kind, d, b), (next_kind, e, b), delay)
     for d, order in enumerate(s.order):
-        for (kind, b), (next_kind, c) in zip(order, order[1:], strict=False):
+        for (kind, b), (next_kind, c) in pairwise(order):
             edge((kind, d, b), (next_kind, d, c), 0.0)
     total = sum(len(order) for order in s.order)
     ready = {(k, d, b): 0.0 for d, o in enumerate(s.order) for k, b in o if (k, d, b) not in waits}

@@ -42,11 +42,6 @@ class Shape:
         """The stage that runs head and loss."""
         return self.stages - 1 if self.head == "last" else 0
 
-    @property
-    def microbatches_per_pipeline(self) -> int:
-        """Of the pipeline that gets most."""
-        return -(-self.microbatches // self.pipelines)
-
 
 def shape_of(
     cluster: Cluster, workload: Workload, stages: int, pipelines: int | None, head: str
@@ -55,9 +50,12 @@ def shape_of(
 
     Raises
     ------
+    NetworkError
+        A pair of devices is not measured.
     ProblemError
         Devices, stages, layers and batch do not fit together.
     """
+    cluster.network.require_complete()
     n = len(cluster)
     if stages < 1 or stages > n:
         raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
@@ -86,10 +84,11 @@ def shape_of(
 def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
     """DT-FM's question for this workload.
 
-    c_PP is what one pipeline sends over a boundary in one direction and step (the paper's public
-    code counts a pipeline's whole share of the batch too), c_DP the gradients of one stage.
+    c_PP is one microbatch's activations, as the paper defines it: once the pipeline is full,
+    transfers of further microbatches overlap, so counting all of them (as its public code does)
+    would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
     """
-    samples = workload.microbatch_samples * shape.microbatches_per_pipeline
+    samples = workload.microbatch_samples
     return AssignmentProblem(
         cluster.network,
         shape.stages,
@@ -264,8 +263,8 @@ def memory_room(
             if left < each:
                 raise ProblemError(
                     f"device {cluster.network.ids[d]!r} has {cluster.memory_bytes[d] / 1e9:.2f} GB "
-                    f"but stage {j} needs {(state + scratch + each) / 1e9:.2f} GB for its state and "
-                    "one microbatch; use more stages, smaller microbatches or larger devices"
+                    f"but stage {j} needs {(state + scratch + each) / 1e9:.2f} GB for its state "
+                    "and one microbatch; use more stages, smaller microbatches or larger devices"
                 )
             room[d] = shape.microbatches if each == 0 else min(int(left // each), 1 << 30)
     return room

@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 Resource = Hashable
+Key = tuple[int, int]
+"""An activity: what it is about is its owner's business."""
 ROUNDING = 1e-9
 
 
@@ -28,7 +30,7 @@ class Forecast:
     """When an activity ends, unless its ``version`` has changed by then."""
 
     time: float
-    key: Hashable
+    key: Key
     version: int
 
 
@@ -43,11 +45,11 @@ class Fluid:
 
     def __init__(self, capacity: Mapping[Resource, float]) -> None:
         self._capacity = capacity
-        self._active: dict[Hashable, _Activity] = {}
-        self._users: dict[Resource, dict[Hashable, None]] = {}
+        self._active: dict[Key, _Activity] = {}
+        self._users: dict[Resource, dict[Key, None]] = {}
 
     def add(
-        self, key: Hashable, work: float, limit: float, resources: tuple[Resource, ...], now: float
+        self, key: Key, work: float, limit: float, resources: tuple[Resource, ...], now: float
     ) -> list[Forecast]:
         """Start an activity that runs at most at ``limit``; returns all forecasts that changed."""
         limited = tuple(r for r in resources if r in self._capacity)
@@ -61,16 +63,16 @@ class Fluid:
         activity = self._active.get(forecast.key)
         return activity is not None and activity.version == forecast.version
 
-    def remove(self, key: Hashable, now: float) -> list[Forecast]:
+    def remove(self, key: Key, now: float) -> list[Forecast]:
         """End an activity; returns the new forecasts of those that shared with it."""
         gone = self._active.pop(key)
-        neighbours: dict[Hashable, None] = {}
+        neighbours: dict[Key, None] = {}
         for resource in gone.resources:
             del self._users[resource][key]
             neighbours |= self._users[resource]
         return self._refresh(neighbours, now)
 
-    def _refresh(self, start: dict[Hashable, None], now: float) -> list[Forecast]:
+    def _refresh(self, start: dict[Key, None], now: float) -> list[Forecast]:
         component = self._component(start)
         rates = self._fair_rates(component)
         forecasts = []
@@ -85,7 +87,7 @@ class Fluid:
             forecasts.append(Forecast(time, key, activity.version))
         return forecasts
 
-    def _component(self, start: dict[Hashable, None]) -> list[Hashable]:
+    def _component(self, start: dict[Key, None]) -> list[Key]:
         found = dict(start)
         frontier = list(start)
         seen: set[Resource] = set()
@@ -98,14 +100,14 @@ class Fluid:
                     frontier += fresh
         return list(found)
 
-    def _fair_rates(self, keys: list[Hashable]) -> dict[Hashable, float]:
+    def _fair_rates(self, keys: list[Key]) -> dict[Key, float]:
         room: dict[Resource, float] = {}
         load: dict[Resource, int] = {}
         for key in keys:
             for resource in self._active[key].resources:
                 room[resource] = self._capacity[resource]
                 load[resource] = load.get(resource, 0) + 1
-        rates: dict[Hashable, float] = {}
+        rates: dict[Key, float] = {}
         # all unfrozen activities rise together to ``level``
         level = 0.0
         waiting = sorted(keys, key=lambda key: self._active[key].limit)

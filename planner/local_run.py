@@ -1,4 +1,4 @@
-"""``planner run``: a plan on this machine, one process a device, measured against the prediction."""
+"""``planner run``: a plan on this machine, a process a device, measured against the prediction."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
     need, have = need_bytes(plan, workload), available_bytes()
     if need > USABLE * have:
         raise PlanError(
-            f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this machine "
-            f"has {have / 1e9:.1f} GB available and {USABLE:.0%} of it may be used; plan a smaller "
-            "model, sequence or batch, or fewer devices, or run on several machines"
+            f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this "
+            f"machine has {have / 1e9:.1f} GB available and {USABLE:.0%} of it may be "
+            "used; plan a smaller model, sequence or batch, or fewer devices, or run on several machines"
         )
 
 
@@ -164,9 +164,9 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
         network.ids, workload, plan.assignment.groups, plan.stage_layers
     )
     here = replace(
-        plan.cluster, network=network, devices=replace(
-            plan.cluster.devices, upload_bytes_per_s=None, download_bytes_per_s=None
-        )
+        plan.cluster,
+        network=network,
+        devices=replace(plan.cluster.devices, upload_bytes_per_s=None, download_bytes_per_s=None),
     )
     share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
     local = plan.replace(compute_times=times)

@@ -239,7 +239,7 @@ def to_networkx(network: Network) -> Any:
     """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges."""
     import networkx
 
-    graph = networkx.DiGraph()
+    graph: Any = networkx.DiGraph()
     for name, region in zip(network.ids, network.regions, strict=True):
         graph.add_node(name, region=region)
     missing = set(network.missing_pairs())

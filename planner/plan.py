@@ -1,7 +1,8 @@
 """The plan file: five parts, what they were made from, and how good each is.
 
-`TrainingPlan` is a frozen value; `load_plan` and `save_plan` move it in and out of JSON. The structure
-is stated by ``schemas/plan.schema.json`` (checked by `planner.schema`), the rules between fields here.
+`TrainingPlan` is a frozen value; `load_plan` and `save_plan` move it in and out of JSON. Its
+structure is stated by ``schemas/plan.schema.json`` (checked by `planner.schema`), the rules between
+fields here.
 What a plan costs and whether its bounds hold is `planner.check`'s business.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from planner import network_io, schema
 from planner.cluster import Cluster, Devices
-from planner.compute_times import ComputeTimes
+from planner.compute_times import FIELDS, ComputeTimes
 from planner.files import write_text
 from planner.network import Network, NetworkError
 from planner.parts import AssignmentPlan
@@ -326,14 +327,11 @@ def _cluster(data: dict[str, Any]) -> Cluster:
                         "network.complete()"
                     )
     try:
-        network = Network(
-            *(
-                [[math.nan if x is None else float(x) for x in row] for row in raw[name]]
-                for name in ("latency_s", "bandwidth_bytes_per_s")
-            ),
-            raw["ids"],
-            raw["regions"],
+        latency, bandwidth = (
+            [[math.nan if x is None else float(x) for x in row] for row in raw[name]]
+            for name in ("latency_s", "bandwidth_bytes_per_s")
         )
+        network = Network(latency, bandwidth, raw["ids"], raw["regions"])
         for name, values in data["devices"].items():
             if values is not None and len(values) != n:
                 raise PlanError(
@@ -360,10 +358,8 @@ def _build(cls: type[TrainingPlan], data: dict[str, Any], cluster: Cluster) -> T
         workload=_workload(data["workload"]),
         seed=int(data["seed"]),
         compute_times=ComputeTimes(
-            **{
-                key: value if key == "source" else tuple(float(x) for x in value)
-                for key, value in data["compute_times"].items()
-            }
+            data["compute_times"]["source"],
+            *(tuple(float(x) for x in data["compute_times"][name]) for name in FIELDS),
         ),
         assignment=AssignmentPlan(
             tuple(tuple(int(d) for d in group) for group in assignment["groups"]), grid

@@ -132,7 +132,7 @@ class AssignmentProblem:
         return worst
 
     def boundary_s(self, boundary: int, left: Sequence[int], right: Sequence[int]) -> float:
-        """B_j of eq. 3: smallest possible largest hop over matchings that cover the smaller side."""
+        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_bipartite_matching
 

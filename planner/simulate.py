@@ -1,9 +1,9 @@
 """Discrete-event simulation of a plan on a cluster.
 
 Each device works through its operations in the plan's order, one at a time; transfers overlap with
-computation. By default a transfer takes ``latency + bytes / bandwidth`` whatever else is on the way;
-with ``share_links`` the messages of a device share its up- and downlink fairly, and with ``cores``
-operations share so many processors (several ranks on one machine).
+computation. By default a transfer takes ``latency + bytes / bandwidth`` whatever else is on the
+way; with ``share_links`` the messages of a device share its up- and downlink fairly, and with
+``cores`` operations share so many processors (several ranks on one machine).
 """
 
 from __future__ import annotations
@@ -210,8 +210,7 @@ class _Run:
 
     def _push_all(self, forecasts: list[Forecast], event: _Event) -> None:
         for forecast in forecasts:
-            b, k = forecast.key  # type: ignore[misc]
-            self._push(forecast.time, event, b, k, forecast)
+            self._push(forecast.time, event, *forecast.key, forecast)
 
     def loop(self) -> None:
         """Run until nothing more can happen."""

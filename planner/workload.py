@@ -1,8 +1,8 @@
 """What is trained: layers with parameters, FLOPs and activations, batch sizes.
 
 A `Workload` is a stem (embedding), a chain of layers that can be cut into stages, and a head
-(final norm, output projection, loss). All figures are per sample; the presets with their sources are
-in `planner.presets`.
+(final norm, output projection, loss). All figures are per sample; the presets with their sources
+are in `planner.presets`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from dataclasses import replace as _replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 BACKWARD_TO_FORWARD = 2.0
@@ -163,7 +164,7 @@ class Workload:
         cuts = [0]
         for j in range(stages):
             cuts.append(cuts[-1] + short + (j < longer))
-        return tuple(zip(cuts, cuts[1:], strict=False))
+        return tuple(pairwise(cuts))
 
     def activation_bytes(self, split: Sequence[tuple[int, int]]) -> tuple[float, ...]:
         """Bytes of one sample over each boundary of a split."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
+from hypothesis import settings
 from planner.cluster import Cluster, Devices
 from planner.compose import Shape, plan_for_assignment
 from planner.network import Network
@@ -12,6 +12,10 @@ from planner.parts import AssignmentPlan
 from planner.plan import TrainingPlan
 from planner.presets import transformer
 from planner.workload import Architecture, Workload
+
+# machines are noisy: how long an example takes proves nothing
+settings.register_profile("planner", deadline=None, derandomize=True)
+settings.load_profile("planner")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ def share_ranges(length: int, shares: Iterable[float]) -> list[tuple[int, int]]:
         total += share
         ends.append(min(length, round(total * length)))
     ends[-1] = length
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))
 
 
 def average_gradients(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from planner.plan import TrainingPlan
 
@@ -58,7 +59,7 @@ def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> i
             "device"
         )
     # read what torchrun says of the address, but not which rank it gave us
-    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))
+    store, _, _ = next(rendezvous("env://", rank, world, timeout=TIMEOUT))
     name = plan.cluster.network.ids[rank]
     if store.add(f"claim/{rank}", 1) > 1:
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
@@ -66,8 +67,8 @@ def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> i
     first = store.get("plan/0").decode()
     if first != plan.content_hash:
         raise BindingError(
-            f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; give "
-            "every node the same plan file"
+            f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; "
+            "give every node the same plan file"
         )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     return rank

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from planner.compute_times import FIELDS, Calibration
 from planner.executor.train import Worker
@@ -21,7 +22,7 @@ SMALL_BYTES = 1 << 10
 LARGE_BYTES = 1 << 22
 
 
-def calibrate(worker: Worker, store: dist.Store) -> Calibration | None:
+def calibrate(worker: Worker, store: Store) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
     As many ranks measure at the same time as there are processors, as they will when training.
@@ -96,7 +97,7 @@ def measure_compute(worker: Worker) -> dict[str, float]:
             (worker.head(leaf, targets) / worker.batch_tokens).backward()
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
-            state["output"].backward(torch.randn_like(state["output"]))
+            torch.autograd.backward(state["output"], torch.randn_like(state["output"]))
 
         timed("forward_s", forward)
         if worker.head is not None:

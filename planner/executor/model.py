@@ -53,9 +53,7 @@ class Attention(nn.Module):
         self.size = arch.hidden // arch.heads
         self.rotary = arch.kind == "llama"
         bias = arch.kind == "gpt2"
-        self.qkv = nn.Linear(
-            arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias
-        )
+        self.qkv = nn.Linear(arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias)
         self.out = nn.Linear(arch.hidden, arch.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,9 +108,7 @@ class Stem(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.tokens = nn.Embedding(arch.vocabulary, arch.hidden)
-        self.positions = (
-            nn.Embedding(arch.sequence, arch.hidden) if arch.kind == "gpt2" else None
-        )
+        self.positions = nn.Embedding(arch.sequence, arch.hidden) if arch.kind == "gpt2" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)
@@ -172,9 +168,7 @@ def require_supported(arch: Architecture) -> None:
         )
 
 
-def _seeded(
-    make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int
-) -> ModuleT:
+def _seeded(make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int) -> ModuleT:
     """Build a module from its own random stream, whoever else is built before it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed * 1_000_003 + place)

@@ -68,9 +68,7 @@ class PipelineWorker:
             else:
                 self._backward(b, received)
             self._synchronise()
-            self.records.append(
-                (b, self.rank, kind, start - began, time.perf_counter() - began)
-            )
+            self.records.append((b, self.rank, kind, start - began, time.perf_counter() - began))
         self.transport.drain()
         return loss
 

@@ -42,5 +42,3 @@ def train_single(
             total += float(loss.detach())
         yield total, parameters
         optim.step()
-
-

@@ -71,9 +71,7 @@ class Worker:
         self.plan, self.rank, self.device = plan, rank, device
         self.stage_index = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[self.stage_index], plan.seed).to(device)
-        runs_head = any(
-            any(kind == "H" for kind, _ in s.order[rank]) for s in plan.schedules
-        )
+        runs_head = any(any(kind == "H" for kind, _ in s.order[rank]) for s in plan.schedules)
         self.head = build_head(arch, plan.seed).to(device) if runs_head else None
         self.transport = Transport(device)
         self.data = Microbatches(

@@ -1,0 +1,125 @@
+"""Plans made end to end by the solvers, against the checker and the bound."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import planner as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner.bounds import step_bound_s
+from planner.compose import plan_for_assignment, random_placements, shape_of
+from planner.parts import AssignmentPlan
+
+from tests.conftest import random_network, tiny_workload
+
+STOP = pl.MaxIterations(200)
+
+
+def cluster_of(n: int, seed: int = 0) -> pl.Cluster:
+    """Heterogeneous links, equal devices."""
+    return pl.Cluster(random_network(n, seed), pl.Devices(1e9, 16e9))
+
+
+def test_plan_is_valid_and_states_its_certificates() -> None:
+    """Objective is the predicted step time, both parts have a certificate."""
+    result = pl.plan(cluster_of(8), tiny_workload(), stages=4, stop=STOP, seed=3)
+    assert pl.check(result) == []
+    assert result.plan is not None
+    assert result.objective == result.plan.predicted.step_s
+    assert result.bound is not None and result.bound <= result.objective
+    assert set(result.plan.certificates) == {"assignment", "step"}
+    assert pl.simulate(result.plan).step_s == result.objective
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    """Decisions, not times."""
+    first, second = (
+        pl.plan(cluster_of(8), tiny_workload(), stages=4, stop=STOP, seed=1).plan for _ in range(2)
+    )
+    assert first is not None and second is not None
+    assert first.content_hash == second.content_hash
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.sampled_from([(2, 2), (4, 1), (1, 4)]), st.booleans())
+def test_step_bound_holds_for_every_placement(
+    seed: int, shape_: tuple[int, int], first: bool
+) -> None:
+    """All grids of four devices."""
+    stages, pipelines = shape_
+    cluster, workload = cluster_of(4, seed), tiny_workload(batch_samples=5)
+    head = "first" if first else "last"
+    shape = shape_of(cluster, workload, stages, pipelines, head)
+    bound = step_bound_s(cluster, workload, shape.layers, pipelines, shape.microbatches, head)
+    best = min(
+        plan_for_assignment(
+            cluster,
+            workload,
+            shape,
+            AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages))),
+        ).predicted.step_s
+        for order in permutations(range(4))
+    )
+    assert bound <= best
+
+
+def test_better_than_random_placement() -> None:
+    """Two sites: pipelines across, groups inside, or the reverse; random mixes them."""
+    network = pl.load_network("aws4_dtfm_regional_2022").replicate(
+        dict.fromkeys(("California", "Ohio", "Oregon", "Virginia"), 4),
+        intra_latency_s=0.001,
+        intra_bandwidth_bytes_per_s=1e10,
+    )
+    cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
+    workload = pl.Workload.preset("gpt2-small", batch_samples=32)
+    result = pl.plan(cluster, workload, stages=4, stop=STOP)
+    drawn = random_placements(cluster, workload, shape_of(cluster, workload, 4, None, "last"))
+    assert result.objective is not None
+    assert result.objective < 0.5 * drawn.mean_step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stages": 3}, "cannot be divided into 3 equal stages; ask for one of"),
+        ({"stages": 9}, "stages must be 1 to the 8 devices"),
+        ({"stages": 8}, "has 4 layers and cannot be cut into 8 stages"),
+        ({"stages": 2, "pipelines": 3}, "stages x pipelines must be the number of devices"),
+        ({"stages": 4, "schedule": "chaos"}, "schedule 'chaos' is unknown"),
+        ({"stages": 4, "in_flight": 0}, "in_flight is 0"),
+        ({"stages": 4, "method": "guess"}, "guess"),
+    ],
+)
+def test_requests_that_do_not_fit(change: dict, message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ValueError, match=message):
+        pl.plan(cluster_of(8), tiny_workload(), stop=STOP, **change)
+
+
+def test_batches_that_do_not_fit() -> None:
+    """Too few microbatches, or a remainder."""
+    with pytest.raises(ValueError, match="leave some of the 8 pipelines idle"):
+        pl.plan(cluster_of(8), tiny_workload(batch_samples=4), stages=1, stop=STOP)
+    odd = tiny_workload(batch_samples=9, microbatch_samples=2)
+    with pytest.raises(ValueError, match="multiple of microbatch_samples"):
+        pl.plan(cluster_of(8), odd, stages=4, stop=STOP)
+
+
+def test_memory_is_respected_or_refused() -> None:
+    """Less memory means fewer microbatches in flight; too little is an error with the numbers."""
+    workload = tiny_workload()
+    stage = workload.stage(0, 2)
+    need = stage.parameters * 16 + workload.head.parameters * 16 + workload.head.saved_bytes
+    tight = pl.Devices(1e9, need + 2.5 * stage.saved_bytes)
+    result = pl.plan(pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP)
+    assert result.plan is not None
+    assert pl.check(result.plan) == []
+    with pytest.raises(ValueError, match="GB for its state and one microbatch"):
+        pl.plan(pl.Cluster(random_network(2), pl.Devices(1e9, 1e5)), workload, stages=2, stop=STOP)
+    with pytest.raises(ValueError, match="gpipe keeps 8 microbatches"):
+        pl.plan(
+            pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP, schedule="gpipe"
+        )
