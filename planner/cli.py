@@ -18,6 +18,7 @@ from typing import Any
 from planner.cluster import GPUS, Cluster, Devices
 from planner.compute_times import Calibration
 from planner.datasets import intra_link, list_networks, load_network
+from planner.degrees import Candidate
 from planner.network import Network, NetworkError
 from planner.plan import TrainingPlan, load_plan, save_plan
 from planner.presets import PRESETS, from_hf_config, preset
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("plan", _plan, "place stages on devices and write a checked plan")
     _cluster_arguments(sub)
     _workload_arguments(sub)
-    sub.add_argument("--stages", type=int, required=True, help="pipeline stages")
+    sub.add_argument("--stages", type=_stages, required=True, help="a number, or auto")
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--schedule", default=ORDERS[0], choices=ORDERS, help="default %(default)s")
     sub.add_argument("--head", default="last", choices=["first", "last"], help="who runs the head")
@@ -160,6 +161,10 @@ def _solver_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seconds", type=float, default=10.0, help="time for the search; default 10")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--method", default="auto")
+
+
+def _stages(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _sizes(text: str) -> list[int]:
@@ -246,14 +251,16 @@ def _networks(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from planner.baselines import random_placements
     from planner.check import check
-    from planner.compose import plan, random_placements, shape_of
+    from planner.compose import plan
+    from planner.pricing import Setting
+    from planner.shape import Shape
     from planner.simulate import simulate
 
     cluster, workload = _cluster(args), _workload(args)
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     _require_folder(args.out)
-    shape = shape_of(cluster, workload, args.stages, args.pipelines, args.head)
     started = time.perf_counter()
     result = plan(
         cluster,
@@ -273,6 +280,13 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
+    workload = made.workload
+    shape = Shape(
+        made.stage_layers,
+        len(cluster) // len(made.stage_layers),
+        len(made.schedules[0].paths),
+        args.head,
+    )
     violations = check(made)
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
@@ -294,7 +308,9 @@ def _plan(args: argparse.Namespace) -> int:
         "step_with_shared_links_s": shared.step_s,
         "written": written,
     }
-    lines = [
+    lines = _candidate_lines(result.candidates)
+    data["candidates"] = [asdict(c) for c in result.candidates]
+    lines += [
         f"{len(cluster)} devices, {shape.stages} stages x {shape.pipelines} pipelines, "
         f"{workload.name}, {shape.microbatches} microbatches of {workload.microbatch_samples}",
         _certificate_line("assignment cost", assignment),
@@ -304,16 +320,10 @@ def _plan(args: argparse.Namespace) -> int:
         f"{'with shared links':<24}{shared.step_s:10.4f} s",
     ]
     if args.random_placements:
-        drawn = random_placements(
-            cluster,
-            workload,
-            shape,
-            count=args.random_placements,
-            schedule=args.schedule,
-            in_flight=args.in_flight,
-            seed=args.seed,
-            calibration=calibration,
+        setting = Setting(
+            cluster, workload, args.schedule, args.head, args.in_flight, args.seed, calibration
         )
+        drawn = random_placements(setting, shape, args.random_placements)
         data["random"] = asdict(drawn)
         lines += [
             f"mean of {drawn.count} random placements: assignment cost {drawn.mean_cost_s:.4f} s "
@@ -326,6 +336,20 @@ def _plan(args: argparse.Namespace) -> int:
     lines.append(f"wrote {', '.join(written)}  (hash {made.content_hash[:12]})")
     _print(args, data, lines)
     return 0
+
+
+def _candidate_lines(table: Sequence[Candidate]) -> list[str]:
+    if not table:
+        return []
+    rows = ["stages x pipelines  microbatch   step time       bound"]
+    for c in table:
+        shape = f"{c.stages:6d} x {c.pipelines:<9d}  {c.microbatch_samples:10d}"
+        if c.step_s is None:
+            rows.append(f"{shape}   refused: {c.refused}")
+        else:
+            bound = "none" if c.bound_s is None else f"{c.bound_s:.4f}"
+            rows.append(f"{shape}   {c.step_s:10.4f} s  {bound}")
+    return rows
 
 
 def _require_folder(path: Path) -> None:

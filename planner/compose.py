@@ -3,106 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import replace
+from typing import Literal
 
 from planner.bounds import step_bound_s
 from planner.cluster import Cluster
-from planner.compute_times import Calibration, ComputeTimes
+from planner.compute_times import Calibration
+from planner.degrees import candidates, choose
+from planner.layer_split import balanced_split, is_uniform
+from planner.mixed_devices import improve_groups, matched, sorted_by_speed
 from planner.parts import AssignmentPlan
-from planner.plan import AveragingGroup, Predicted, Schedule, TrainingPlan
-from planner.problems import AssignmentProblem, ProblemError
-from planner.result import Result
-from planner.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
-from planner.simulate import simulate
-from planner.stop import StoppingCriterion
+from planner.plan import TrainingPlan
+from planner.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
+from planner.problems import ProblemError
+from planner.result import Certificate, Result
+from planner.shape import Shape, assignment_problem, shape_of
+from planner.stop import StoppingCriterion, portion
 from planner.workload import Workload
-
-DEFAULT_ORDER = ORDERS[0]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Stages, pipelines and microbatches of a plan, validated against its cluster."""
-
-    layers: tuple[tuple[int, int], ...]
-    pipelines: int
-    microbatches: int
-    head: str
-
-    @property
-    def stages(self) -> int:
-        """S, the number of stages."""
-        return len(self.layers)
-
-    @property
-    def head_stage(self) -> int:
-        """The stage that runs head and loss."""
-        return self.stages - 1 if self.head == "last" else 0
-
-
-def shape_of(
-    cluster: Cluster, workload: Workload, stages: int, pipelines: int | None, head: str
-) -> Shape:
-    """Cut the layers evenly and count microbatches.
-
-    Raises
-    ------
-    NetworkError
-        A pair of devices is not measured.
-    ProblemError
-        Devices, stages, layers and batch do not fit together.
-    """
-    cluster.network.require_complete()
-    n = len(cluster)
-    if stages < 1 or stages > n:
-        raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
-    if pipelines is None:
-        if n % stages:
-            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= len(workload.layers)]
-            raise ProblemError(
-                f"{n} devices cannot be divided into {stages} equal stages; ask for one of {fits}, "
-                "or plan on a subset of the devices"
-            )
-        pipelines = n // stages
-    if workload.batch_samples % workload.microbatch_samples:
-        raise ProblemError(
-            f"batch_samples must be a multiple of microbatch_samples, found "
-            f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
-        )
-    microbatches = workload.batch_samples // workload.microbatch_samples
-    if microbatches < pipelines:
-        raise ProblemError(
-            f"{microbatches} microbatches leave some of the {pipelines} pipelines idle; raise the "
-            "batch, or lower microbatch_samples"
-        )
-    return Shape(workload.even_split(stages), pipelines, microbatches, head)
-
-
-def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
-    """DT-FM's question for this workload.
-
-    c_PP is one microbatch's activations, as the paper defines it: once the pipeline is full,
-    transfers of further microbatches overlap, so counting all of them (as its public code does)
-    would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
-    """
-    samples = workload.microbatch_samples
-    return AssignmentProblem(
-        cluster.network,
-        shape.stages,
-        shape.pipelines,
-        activation_bytes=[b * samples for b in workload.activation_bytes(shape.layers)],
-        gradient_bytes=workload.gradient_bytes(shape.layers, shape.head_stage),
-    )
 
 
 def plan(
     cluster: Cluster,
     workload: Workload,
     *,
-    stages: int,
+    stages: int | Literal["auto"],
     stop: StoppingCriterion,
     pipelines: int | None = None,
     schedule: str = DEFAULT_ORDER,
@@ -118,11 +42,14 @@ def plan(
     Parameters
     ----------
     cluster, workload
-        Where and what to train.
+        Where and what to train. Where devices differ in speed or memory, layers are split over
+        stages so that the slowest stage is fastest and memory holds; else evenly.
     stages, pipelines
-        Their product must be the number of devices; pipelines defaults to the rest.
+        Their product must be the number of devices; pipelines defaults to the rest. ``"auto"``
+        tries all stages and microbatch sizes that divide devices and batch, takes the fastest
+        predicted step, and puts the table it chose from into the result's ``candidates``.
     stop
-        When to stop searching for an assignment.
+        When to stop searching.
     schedule
         ``"eager-1f1b"``, ``"1f1b"`` or ``"gpipe"``; see `planner.schedules`.
     head
@@ -139,224 +66,153 @@ def plan(
     -------
     Result
         ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds and
-        ``bound`` a time that no placement with these stages and pipelines can beat.
+        ``bound`` a time that no placement with these stages, pipelines and layers can beat (with
+        ``"auto"``: with any that were tried). No bound with a calibration.
     """
-    from planner.genetic import solve_assignment
+    setting = Setting(cluster, workload, schedule, head, in_flight, seed, calibration, network_name)
+    if stages != "auto":
+        return _plan_shape(setting, stages, pipelines, stop, method)
+    if pipelines is not None:
+        raise ProblemError("pipelines follow from stages; leave them out with stages='auto'")
+    return _plan_auto(setting, stop, method)
 
+
+def _plan_auto(setting: Setting, stop: StoppingCriterion, method: str) -> Result[TrainingPlan]:
     started = time.perf_counter()
-    shape = shape_of(cluster, workload, stages, pipelines, head)
-    solved = solve_assignment(assignment_problem(cluster, workload, shape), stop, seed, method)
-    if solved.plan is None:
-        return Result(
-            None,
-            solved.status,
-            None,
-            None,
-            solved.runtime_s,
-            solved.stop_reason,
-            seed,
-            solved.method,
+    tried = candidates(setting.cluster, setting.workload)
+    # half for a look at every shape, half for the winner
+    glance = portion(stop, 0.5 / max(len(tried), 1))
+    best, table = choose(
+        setting.cluster,
+        setting.workload,
+        lambda s, w: _plan_shape(replace(setting, workload=w), s, None, glance, method),
+    )
+    if best is None or best.plan is None:
+        reason = table[0].refused if table else "no number of stages divides devices and layers"
+        raise ProblemError(f"no shape fits this cluster; the first was refused: {reason}")
+    winner = replace(setting, workload=best.plan.workload)
+    shape = len(best.plan.assignment.groups)
+    again = _plan_shape(winner, shape, None, portion(stop, 0.5), method)
+    if again.objective is not None and again.objective < (best.objective or 0.0):
+        best = again
+    bounds = [c.bound_s for c in table if c.refused == ""]
+    known = [b for b in bounds if b is not None]
+    assert best.plan is not None and best.objective is not None
+    result = Result.of(
+        best.plan,
+        best.objective,
+        min(known) if len(known) == len(bounds) else None,
+        runtime_s=time.perf_counter() - started,
+        stop_reason=best.stop_reason,
+        seed=setting.seed,
+        method=f"{best.method}, {len(table)} shapes",
+        candidates=table,
+    )
+    certificates = {**best.plan.certificates, "step": result.certificate()}
+    return replace(result, plan=best.plan.replace(certificates=certificates))
+
+
+def _plan_shape(
+    setting: Setting,
+    stages: int,
+    pipelines: int | None,
+    stop: StoppingCriterion,
+    method: str,
+) -> Result[TrainingPlan]:
+    started = time.perf_counter()
+    shape = shape_of(setting.cluster, setting.workload, stages, pipelines, setting.head)
+    make = _plan_equal_devices if is_uniform(setting.cluster) else _plan_mixed_devices
+    made, certificate = make(setting, shape, stop, method)
+    bound = None
+    if setting.calibration is None:
+        bound = step_bound_s(
+            setting.cluster,
+            setting.workload,
+            made.stage_layers,
+            shape.pipelines,
+            shape.microbatches,
+            setting.head,
         )
-    result = plan_for_assignment(
-        cluster,
-        workload,
-        shape,
-        solved.plan,
-        schedule=schedule,
-        in_flight=in_flight,
-        seed=seed,
-        calibration=calibration,
-        network_name=network_name,
-    )
-    bound = (
-        step_bound_s(cluster, workload, shape.layers, shape.pipelines, shape.microbatches, head)
-        if calibration is None
-        else None
-    )
     step = Result.of(
-        result,
-        result.predicted.step_s,
+        made,
+        made.predicted.step_s,
         bound,
         runtime_s=time.perf_counter() - started,
-        stop_reason=solved.stop_reason,
-        seed=seed,
-        method=f"{solved.method}, {schedule}",
-        history=solved.history,
+        stop_reason=certificate.stop_reason,
+        seed=setting.seed,
+        method=f"{certificate.method}, {setting.schedule}",
     )
-    certified = result.replace(
-        certificates={"assignment": solved.certificate(), "step": step.certificate()}
+    certificates = {"assignment": certificate, "step": step.certificate()}
+    return replace(step, plan=made.replace(certificates=certificates))
+
+
+def _solve(
+    setting: Setting, shape: Shape, stop: StoppingCriterion, method: str
+) -> Result[AssignmentPlan]:
+    from planner.genetic import solve_assignment
+
+    problem = assignment_problem(setting.cluster, setting.workload, shape)
+    return solve_assignment(problem, stop, setting.seed, method)
+
+
+def _plan_equal_devices(
+    setting: Setting, shape: Shape, stop: StoppingCriterion, method: str
+) -> tuple[TrainingPlan, Certificate]:
+    solved = _solve(setting, shape, stop, method)
+    assert solved.plan is not None
+    return plan_for_assignment(setting, shape, solved.plan), solved.certificate()
+
+
+def _plan_mixed_devices(
+    setting: Setting, shape: Shape, stop: StoppingCriterion, method: str
+) -> tuple[TrainingPlan, Certificate]:
+    """Candidates from the network alone and from speed alone, improved for both together."""
+    third = portion(stop, 1 / 3)
+    by_network = _solve(setting, shape, third, method)
+    assert by_network.plan is not None
+    starts = [by_network.plan.groups, sorted_by_speed(setting, shape)]
+    run = third.start()
+    tried = [*starts, *(improve_groups(setting, shape, groups, run) for groups in starts)]
+    best: TrainingPlan | None = None
+    refused: ProblemError | None = None
+    for groups in dict.fromkeys(tried):
+        try:
+            layers = balanced_split(setting.cluster, setting.workload, groups, shape.head_stage)
+            fitted = shape.with_layers(layers)
+            problem = assignment_problem(setting.cluster, setting.workload, fitted)
+            made = plan_for_assignment(setting, fitted, matched(problem, groups))
+        except ProblemError as error:
+            refused = refused or error
+            continue
+        if best is None or made.predicted.step_s < best.predicted.step_s:
+            best = made
+    if best is None:
+        raise refused or ProblemError("no placement of these devices fits their memory")
+    # the certificate is about the layers that were chosen: bound them, and take better groups
+    fitted = shape.with_layers(best.stage_layers)
+    again = _solve(setting, fitted, third, method)
+    assert again.plan is not None
+    other = _priced_or_none(setting, fitted, again.plan)
+    if other is not None and other.predicted.step_s < best.predicted.step_s:
+        return other, again.certificate()
+    problem = assignment_problem(setting.cluster, setting.workload, fitted)
+    kept = Result.of(
+        best.assignment,
+        problem.cost(best.assignment.groups),
+        again.bound,
+        runtime_s=run.elapsed_s,
+        stop_reason=again.stop_reason,
+        seed=setting.seed,
+        method=f"{method}, speed and network",
     )
-    return Result.of(
-        certified,
-        result.predicted.step_s,
-        bound,
-        runtime_s=step.runtime_s,
-        stop_reason=step.stop_reason,
-        seed=seed,
-        method=step.method,
-        history=step.history,
-    )
+    return best, kept.certificate()
 
 
-def plan_for_assignment(
-    cluster: Cluster,
-    workload: Workload,
-    shape: Shape,
-    assignment: AssignmentPlan,
-    *,
-    schedule: str = DEFAULT_ORDER,
-    in_flight: int | None = None,
-    seed: int = 0,
-    calibration: Calibration | None = None,
-    network_name: str = "",
-) -> TrainingPlan:
-    """The rest of a plan around a given assignment, with its simulated times."""
-    groups = assignment.groups
-    times = (
-        ComputeTimes.from_flops(cluster, workload, groups, shape.layers)
-        if calibration is None
-        else calibration.compute_times(cluster.network.ids, workload, groups, shape.layers)
-    )
-    order = _schedule(schedule, cluster, workload, shape, assignment, times, in_flight)
-    unpriced = TrainingPlan(
-        cluster=cluster,
-        network_name=network_name,
-        workload=workload,
-        seed=seed,
-        compute_times=times,
-        assignment=assignment,
-        stage_layers=shape.layers,
-        schedules=(order,),
-        averaging=tuple(((AveragingGroup.equal(group),),) for group in groups),
-        predicted=Predicted(0.0, 0.0, 0.0),
-        certificates={},
-    )
-    timeline = simulate(unpriced)
-    return unpriced.replace(
-        predicted=Predicted(timeline.makespan_s, timeline.averaging_s, timeline.step_s)
-    )
-
-
-def memory_room(
-    cluster: Cluster,
-    workload: Workload,
-    shape: Shape,
-    groups: Sequence[Sequence[int]],
-) -> dict[int, int]:
-    """Microbatches that each device can hold between their F and B.
-
-    Raises
-    ------
-    ProblemError
-        A device cannot hold its stage and one microbatch.
-    """
-    room: dict[int, int] = {}
-    for j, group in enumerate(groups):
-        stage = workload.stage(*shape.layers[j])
-        with_head = j == shape.head_stage
-        parameters = stage.parameters + (workload.head.parameters if with_head else 0)
-        state = parameters * workload.state_bytes_per_parameter
-        scratch = workload.head.saved_bytes * workload.microbatch_samples if with_head else 0.0
-        each = stage.saved_bytes * workload.microbatch_samples
-        for d in group:
-            left = cluster.memory_bytes[d] - state - scratch
-            if left < each:
-                raise ProblemError(
-                    f"device {cluster.network.ids[d]!r} has {cluster.memory_bytes[d] / 1e9:.2f} GB "
-                    f"but stage {j} needs {(state + scratch + each) / 1e9:.2f} GB for its state "
-                    "and one microbatch; use more stages, smaller microbatches or larger devices"
-                )
-            room[d] = shape.microbatches if each == 0 else min(int(left // each), 1 << 30)
-    return room
-
-
-def _schedule(
-    name: str,
-    cluster: Cluster,
-    workload: Workload,
-    shape: Shape,
-    assignment: AssignmentPlan,
-    times: ComputeTimes,
-    in_flight: int | None,
-) -> Schedule:
-    if name not in ORDERS:
-        raise ProblemError(f"schedule {name!r} is unknown; choose one of {', '.join(ORDERS)}")
-    if in_flight is not None and (in_flight < 1 or name != "eager-1f1b"):
-        raise ProblemError(
-            f"in_flight is {in_flight} with schedule {name}; give at least 1, and only with "
-            "eager-1f1b"
-        )
-    assert assignment.grid is not None
-    room = memory_room(cluster, workload, shape, assignment.groups)
-    grid = assignment.grid.tolist()
-    if name == "eager-1f1b":
-        if in_flight is not None:
-            room = {d: min(count, in_flight) for d, count in room.items()}
-        stage_of = {d: j for j, group in enumerate(assignment.groups) for d in group}
-        sent = [
-            workload.stage(*part).output_bytes * workload.microbatch_samples
-            for part in shape.layers
-        ]
-        hops = [cluster.network.transfer_s(size).tolist() for size in sent]
-        return eager_schedule(
-            grid,
-            shape.microbatches,
-            shape.head,
-            times,
-            lambda d, e, owner: float(hops[stage_of[owner]][d][e]),
-            room,
-        )
-    made = fixed_schedule(name, grid, shape.microbatches, shape.head, len(cluster))
-    for d, held in enumerate(most_live(made)):
-        if d in room and held > room[d]:
-            raise ProblemError(
-                f"{name} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
-                f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
-            )
-    return made
-
-
-@dataclass(frozen=True)
-class RandomPlacements:
-    """Means over random grids, whose rows are taken as they fall (nothing re-matched)."""
-
-    count: int
-    mean_cost_s: float
-    mean_step_s: float
-
-
-def random_placements(
-    cluster: Cluster,
-    workload: Workload,
-    shape: Shape,
-    *,
-    count: int = 20,
-    schedule: str = DEFAULT_ORDER,
-    in_flight: int | None = None,
-    seed: int = 0,
-    calibration: Calibration | None = None,
-) -> RandomPlacements:
-    """What a user without a planner gets: random placement, same schedule."""
-    rng = np.random.default_rng(seed)
-    problem = assignment_problem(cluster, workload, shape)
-    hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
-    costs, steps = [], []
-    for _ in range(count):
-        grid = rng.permutation(len(cluster)).reshape(shape.pipelines, shape.stages)
-        drawn = AssignmentPlan.of_grid(grid)
-        pipeline = sum(
-            2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
-        )
-        costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
-        placed = plan_for_assignment(
-            cluster,
-            workload,
-            shape,
-            drawn,
-            schedule=schedule,
-            in_flight=in_flight,
-            seed=seed,
-            calibration=calibration,
-        )
-        steps.append(placed.predicted.step_s)
-    return RandomPlacements(count, float(np.mean(costs)), float(np.mean(steps)))
+def _priced_or_none(
+    setting: Setting, shape: Shape, assignment: AssignmentPlan
+) -> TrainingPlan | None:
+    """As `plan_for_assignment`, None where memory does not hold it."""
+    try:
+        return plan_for_assignment(setting, shape, assignment)
+    except ProblemError:
+        return None

@@ -147,7 +147,8 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
         raise PlanError(
             f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this "
             f"machine has {have / 1e9:.1f} GB available and {USABLE:.0%} of it may be "
-            "used; plan a smaller model, sequence or batch, or fewer devices, or run on several machines"
+            "used; plan a smaller model, sequence or batch, or fewer devices, or run on several "
+            "machines"
         )
 
 

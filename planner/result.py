@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 PlanT = TypeVar("PlanT")
 
@@ -70,6 +70,8 @@ class Result(Generic[PlanT]):
         ``(time_s, objective)`` of each improvement.
     method
         Name of the solver that produced the plan.
+    candidates
+        The table that a choice was made from, if there was one.
     """
 
     plan: PlanT | None
@@ -81,6 +83,7 @@ class Result(Generic[PlanT]):
     seed: int
     method: str
     history: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    candidates: Sequence[Any] = field(default_factory=tuple)
 
     @classmethod
     def of(
@@ -94,12 +97,22 @@ class Result(Generic[PlanT]):
         seed: int,
         method: str,
         history: Sequence[tuple[float, float]] = (),
+        candidates: Sequence[Any] = (),
     ) -> Result[PlanT]:
         """A result with a plan; its status follows from the gap."""
         gap = relative_gap(objective, bound)
         status = Status.OPTIMAL if gap is not None and gap <= OPTIMAL_GAP else Status.FEASIBLE
         return cls(
-            plan, status, objective, bound, runtime_s, stop_reason, seed, method, tuple(history)
+            plan,
+            status,
+            objective,
+            bound,
+            runtime_s,
+            stop_reason,
+            seed,
+            method,
+            tuple(history),
+            tuple(candidates),
         )
 
     @property

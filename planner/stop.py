@@ -186,3 +186,13 @@ class AnyOf(StoppingCriterion):
 
     def iterations(self) -> float:
         return min(c.iterations() for c in self.criteria)
+
+
+def portion(rule: StoppingCriterion, fraction: float) -> StoppingCriterion:
+    """The same rule with a fraction of its seconds and iterations (at least one iteration)."""
+    limits: list[StoppingCriterion] = [rule]
+    if math.isfinite(rule.seconds()):
+        limits.append(MaxRuntime(rule.seconds() * fraction))
+    if math.isfinite(rule.iterations()):
+        limits.append(MaxIterations(max(1, int(rule.iterations() * fraction))))
+    return AnyOf(*limits)

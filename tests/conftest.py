@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from planner.cluster import Cluster, Devices
-from planner.compose import Shape, plan_for_assignment
 from planner.network import Network
 from planner.parts import AssignmentPlan
 from planner.plan import TrainingPlan
 from planner.presets import transformer
+from planner.pricing import Setting, plan_for_assignment
+from planner.shape import Shape
 from planner.workload import Architecture, Workload
 
 # machines are noisy: how long an example takes proves nothing
@@ -59,12 +60,6 @@ def make_plan(
         workload.batch_samples // workload.microbatch_samples,
         head,
     )
-    return plan_for_assignment(
-        Cluster(network, Devices(1e12, 16e9)),
-        workload,
-        shape,
-        AssignmentPlan.of_grid(grid),
-        schedule=schedule,
-        seed=seed,
-        network_name="random",
-    )
+    cluster = Cluster(network, Devices(1e12, 16e9))
+    setting = Setting(cluster, workload, schedule, head, seed=seed, network_name="random")
+    return plan_for_assignment(setting, shape, AssignmentPlan.of_grid(grid))

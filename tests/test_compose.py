@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import planner as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner.baselines import random_placements
 from planner.bounds import step_bound_s
-from planner.compose import plan_for_assignment, random_placements, shape_of
 from planner.parts import AssignmentPlan
+from planner.pricing import Setting, plan_for_assignment
+from planner.shape import shape_of
 
 from tests.conftest import random_network, tiny_workload
 
@@ -56,8 +58,7 @@ def test_step_bound_holds_for_every_placement(
     bound = step_bound_s(cluster, workload, shape.layers, pipelines, shape.microbatches, head)
     best = min(
         plan_for_assignment(
-            cluster,
-            workload,
+            Setting(cluster, workload, head=head),
             shape,
             AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages))),
         ).predicted.step_s
@@ -76,7 +77,8 @@ def test_better_than_random_placement() -> None:
     cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
     workload = pl.Workload.preset("gpt2-small", batch_samples=32)
     result = pl.plan(cluster, workload, stages=4, stop=STOP)
-    drawn = random_placements(cluster, workload, shape_of(cluster, workload, 4, None, "last"))
+    shape = shape_of(cluster, workload, 4, None, "last")
+    drawn = random_placements(Setting(cluster, workload), shape)
     assert result.objective is not None
     assert result.objective < 0.5 * drawn.mean_step_s
 
@@ -123,3 +125,84 @@ def test_memory_is_respected_or_refused() -> None:
         pl.plan(
             pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP, schedule="gpipe"
         )
+
+
+def test_auto_takes_the_fastest_shape_and_shows_the_table() -> None:
+    """Every other row is slower or refused, and rows agree with planning them alone."""
+    workload = tiny_workload(batch_samples=16)
+    result = pl.plan(cluster_of(8), workload, stages="auto", stop=STOP)
+    assert result.plan is not None
+    assert pl.check(result) == []
+    assert {(c.stages, c.microbatch_samples) for c in result.candidates} >= {(1, 1), (4, 8)}
+    steps = [c.step_s for c in result.candidates if c.step_s is not None]
+    assert result.objective is not None and result.objective <= min(steps)
+    assert result.bound is not None and result.bound <= result.objective
+    with pytest.raises(ValueError, match="pipelines follow from stages"):
+        pl.plan(cluster_of(8), workload, stages="auto", pipelines=2, stop=STOP)
+    with pytest.raises(ValueError, match="no shape fits this cluster"):
+        pl.plan(
+            pl.Cluster(random_network(4), pl.Devices(1e9, 1e4)), workload, stages="auto", stop=STOP
+        )
+
+
+def test_layers_follow_the_devices_speed() -> None:
+    """A device three times as fast gets three of four layers; equal devices get two each."""
+    workload = tiny_workload(batch_samples=64)
+    free = workload.replace(head=workload.head.__class__("head", 0, 0.0, 0.0, 0.0))
+    network = pl.Network(np.zeros((2, 2)), np.full((2, 2), 1e15))
+    mixed = pl.Cluster(network, pl.Devices([1e9, 3e9], 16e9))
+    result = pl.plan(mixed, free, stages=2, stop=STOP)
+    assert result.plan is not None
+    assert pl.check(result) == []
+    held = {
+        group[0]: stop - start
+        for group, (start, stop) in zip(
+            result.plan.assignment.groups, result.plan.stage_layers, strict=True
+        )
+    }
+    assert held == {0: 1, 1: 3}
+    equal = pl.plan(mixed.replace(devices=pl.Devices(1e9, 16e9)), free, stages=2, stop=STOP)
+    assert equal.plan is not None
+    assert equal.plan.stage_layers == ((0, 2), (2, 4))
+
+
+def test_unlike_devices_are_not_mixed_in_a_stage() -> None:
+    """On a flat network fast and slow devices get stages of their own."""
+    flops = np.tile([1e9, 4e9], 4)
+    network = pl.Network(np.zeros((8, 8)), np.full((8, 8), 1e15))
+    workload = tiny_workload(batch_samples=16)
+    result = pl.plan(pl.Cluster(network, pl.Devices(flops, 16e9)), workload, stages=2, stop=STOP)
+    assert result.plan is not None
+    assert pl.check(result) == []
+    assert all(len({flops[d] for d in group}) == 1 for group in result.plan.assignment.groups)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5), st.integers(0, 10_000))
+def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
+    """Against every way to cut eight layers."""
+    from itertools import combinations
+
+    from planner.layer_split import balanced_split
+    from planner.presets import transformer
+    from planner.workload import Architecture
+
+    rng = np.random.default_rng(seed)
+    workload = transformer("w", Architecture("gpt2", 8, 32, 4, 4, 64, 61, 16), batch_samples=1)
+    cluster = pl.Cluster(random_network(stages), pl.Devices(rng.uniform(1e9, 5e9, stages), 16e9))
+    groups = [[d] for d in range(stages)]
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        ends = (0, *cuts, 8)
+        return max(
+            (
+                workload.stage(a, b).forward_flops
+                + (workload.head.forward_flops if j == stages - 1 else 0)
+            )
+            / cluster.flops[j]
+            for j, (a, b) in enumerate(pairwise(ends))
+        )
+
+    found = balanced_split(cluster, workload, groups, stages - 1)
+    best = min(slowest(cuts) for cuts in combinations(range(1, 8), stages - 1))
+    assert slowest(tuple(stop for _, stop in found[:-1])) == pytest.approx(best)

@@ -1,0 +1,37 @@
+"""What a plan is compared with: placements drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.parts import AssignmentPlan
+from planner.pricing import Setting, plan_for_assignment
+from planner.shape import Shape, assignment_problem
+
+
+@dataclass(frozen=True)
+class RandomPlacements:
+    """Means over random grids, whose rows are taken as they fall (nothing re-matched)."""
+
+    count: int
+    mean_cost_s: float
+    mean_step_s: float
+
+
+def random_placements(setting: Setting, shape: Shape, count: int = 20) -> RandomPlacements:
+    """What a user without a planner gets: random placement, same layers and kind of schedule."""
+    rng = np.random.default_rng(setting.seed)
+    problem = assignment_problem(setting.cluster, setting.workload, shape)
+    hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
+    costs, steps = [], []
+    for _ in range(count):
+        grid = rng.permutation(len(setting.cluster)).reshape(shape.pipelines, shape.stages)
+        drawn = AssignmentPlan.of_grid(grid)
+        pipeline = sum(
+            2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
+        )
+        costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
+        steps.append(plan_for_assignment(setting, shape, drawn).predicted.step_s)
+    return RandomPlacements(count, float(np.mean(costs)), float(np.mean(steps)))

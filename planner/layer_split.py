@@ -1,0 +1,72 @@
+"""Layers over stages whose devices differ: the slowest stage as fast as possible, memory kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from planner.cluster import Cluster
+from planner.problems import ProblemError
+from planner.workload import BACKWARD_TO_FORWARD, Workload
+
+
+def is_uniform(cluster: Cluster) -> bool:
+    """Whether all devices compute and hold the same: then layers are cut evenly."""
+    return len(set(cluster.flops.tolist())) == 1 and len(set(cluster.memory_bytes.tolist())) == 1
+
+
+def balanced_split(
+    cluster: Cluster, workload: Workload, groups: Sequence[Sequence[int]], head_stage: int
+) -> tuple[tuple[int, int], ...]:
+    """Contiguous layer ranges that minimise the largest stage time (exact, dynamic programme).
+
+    A stage takes its FLOPs, with the head's where it runs, over its group's slowest device. Of
+    equally good splits, the one whose stage times have the smallest sum of squares.
+
+    Raises
+    ------
+    ProblemError
+        No split fits the devices' memory.
+    """
+    layers, stages = len(workload.layers), len(groups)
+    if stages > layers:
+        raise ProblemError(
+            f"{workload.name} has {layers} layers for {stages} stages; ask for fewer stages"
+        )
+    speed = [min(float(cluster.flops[d]) for d in group) for group in groups]
+    memory = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
+
+    def seconds(j: int, start: int, stop: int) -> float:
+        """Time of one microbatch through a stage, infinite if memory cannot hold it."""
+        load = workload.stage(start, stop)
+        flops = (1 + BACKWARD_TO_FORWARD) * load.forward_flops
+        parameters, saved = load.parameters, load.saved_bytes
+        if j == head_stage:
+            flops += (1 + BACKWARD_TO_FORWARD) * workload.head.forward_flops
+            parameters += workload.head.parameters
+            saved += workload.head.saved_bytes
+        samples = workload.microbatch_samples
+        need = parameters * workload.state_bytes_per_parameter + saved * samples
+        return math.inf if need > memory[j] else flops * samples / speed[j]
+
+    # best[stop]: (largest time, sum of squares, cuts) of the stages so far over layers[:stop]
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
+    for j in range(stages):
+        after: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for start, (largest, squares, cuts) in best.items():
+            for stop in range(start + 1, layers - (stages - 1 - j) + 1):
+                own = seconds(j, start, stop)
+                if math.isinf(own):
+                    continue
+                found = (max(largest, own), squares + own * own, (*cuts, stop))
+                if stop not in after or found < after[stop]:
+                    after[stop] = found
+        best = after
+    if layers not in best:
+        raise ProblemError(
+            f"no split of {layers} layers over {stages} stages fits the devices' memory, the "
+            f"smallest of which have {min(memory) / 1e9:.2f} GB; use more stages or larger devices"
+        )
+    cuts = best[layers][2]
+    return tuple(pairwise(cuts))

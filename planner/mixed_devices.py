@@ -1,0 +1,90 @@
+"""Assignment for devices that differ in speed or memory.
+
+DT-FM's cost knows the network only (its own stated limitation, section 8). Here layers follow the
+devices (`planner.layer_split`), and devices of different speed change places as long as network and
+computation together get faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.layer_split import balanced_split
+from planner.parts import AssignmentPlan
+from planner.pricing import Setting
+from planner.problems import AssignmentProblem, ProblemError
+from planner.shape import Shape, assignment_problem
+from planner.stop import StopRun
+from planner.workload import BACKWARD_TO_FORWARD
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def estimated_step_s(setting: Setting, shape: Shape, groups: Groups) -> float:
+    """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups."""
+    cluster, workload = setting.cluster, setting.workload
+    try:
+        layers = balanced_split(cluster, workload, groups, shape.head_stage)
+    except ProblemError:
+        return float("inf")
+    each = -(-shape.microbatches // shape.pipelines) * workload.microbatch_samples
+    busiest = 0.0
+    for j, (group, part) in enumerate(zip(groups, layers, strict=True)):
+        flops = workload.stage(*part).forward_flops
+        flops += workload.head.forward_flops if j == shape.head_stage else 0.0
+        slowest = min(float(cluster.flops[d]) for d in group)
+        busiest = max(busiest, (1 + BACKWARD_TO_FORWARD) * flops * each / slowest)
+    problem = assignment_problem(cluster, workload, shape.with_layers(layers))
+    return problem.cost(groups) + busiest
+
+
+def improve_groups(setting: Setting, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+    """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
+    cluster = setting.cluster
+    kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
+    best, cost = groups, estimated_step_s(setting, shape, groups)
+    improved = True
+    while improved and run.update() is None:
+        improved = False
+        pairs = [
+            (a, b)
+            for i, left in enumerate(best)
+            for right in best[i + 1 :]
+            for a in left
+            for b in right
+            if kind[a] != kind[b]
+        ]
+        for a, b in pairs:
+            if run.check() is not None:
+                break
+            stage_of = {d: j for j, group in enumerate(best) for d in group}
+            if stage_of[a] == stage_of[b]:
+                continue
+            swap = {a: b, b: a}
+            tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
+            found = estimated_step_s(setting, shape, tried)
+            if found < cost * (1 - 1e-9):
+                best, cost, improved = tried, found, True
+    return best
+
+
+def sorted_by_speed(setting: Setting, shape: Shape) -> Groups:
+    """Stages of like devices, slowest first: the start that ignores the network."""
+    order = np.lexsort((setting.cluster.memory_bytes, setting.cluster.flops))
+    stages = order.reshape(shape.stages, shape.pipelines).tolist()
+    return tuple(tuple(sorted(map(int, group))) for group in stages)
+
+
+def matched(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
+    """The grid that realises the bottleneck matchings of given groups."""
+    from planner.matching import bottleneck_assignment
+
+    grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)
+    grid[:, 0] = groups[0]
+    for j in range(len(groups) - 1):
+        right = np.array(groups[j + 1])
+        _, columns = bottleneck_assignment(problem.hop_s(j)[np.ix_(grid[:, j], right)])
+        grid[:, j + 1] = right[columns]
+    return AssignmentPlan.of_grid(grid)

@@ -1,0 +1,108 @@
+"""The rest of a plan around a given assignment: order of operations, averaging, simulated times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cluster import Cluster
+from planner.compute_times import Calibration, ComputeTimes
+from planner.parts import AssignmentPlan
+from planner.plan import AveragingGroup, Predicted, Schedule, TrainingPlan
+from planner.problems import ProblemError
+from planner.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
+from planner.shape import Shape, memory_room
+from planner.simulate import simulate
+from planner.workload import Workload
+
+DEFAULT_ORDER = ORDERS[0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for, and how microbatches shall be ordered.
+
+    Attributes
+    ----------
+    schedule, head, in_flight, calibration
+        As in `planner.plan`.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    schedule: str = DEFAULT_ORDER
+    head: str = "last"
+    in_flight: int | None = None
+    seed: int = 0
+    calibration: Calibration | None = None
+    network_name: str = ""
+
+
+def plan_for_assignment(setting: Setting, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
+    """A whole plan, without certificates, for an assignment with a grid."""
+    cluster, workload = setting.cluster, setting.workload
+    groups = assignment.groups
+    times = (
+        ComputeTimes.from_flops(cluster, workload, groups, shape.layers)
+        if setting.calibration is None
+        else setting.calibration.compute_times(cluster.network.ids, workload, groups, shape.layers)
+    )
+    order = _schedule(setting, shape, assignment, times)
+    unpriced = TrainingPlan(
+        cluster=cluster,
+        network_name=setting.network_name,
+        workload=workload,
+        seed=setting.seed,
+        compute_times=times,
+        assignment=assignment,
+        stage_layers=shape.layers,
+        schedules=(order,),
+        averaging=tuple(((AveragingGroup.equal(group),),) for group in groups),
+        predicted=Predicted(0.0, 0.0, 0.0),
+        certificates={},
+    )
+    timeline = simulate(unpriced)
+    return unpriced.replace(
+        predicted=Predicted(timeline.makespan_s, timeline.averaging_s, timeline.step_s)
+    )
+
+
+def _schedule(
+    setting: Setting, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+) -> Schedule:
+    name, in_flight = setting.schedule, setting.in_flight
+    cluster, workload = setting.cluster, setting.workload
+    if name not in ORDERS:
+        raise ProblemError(f"schedule {name!r} is unknown; choose one of {', '.join(ORDERS)}")
+    if in_flight is not None and (in_flight < 1 or name != "eager-1f1b"):
+        raise ProblemError(
+            f"in_flight is {in_flight} with schedule {name}; give at least 1, and only with "
+            "eager-1f1b"
+        )
+    assert assignment.grid is not None
+    room = memory_room(cluster, workload, shape, assignment.groups)
+    grid = assignment.grid.tolist()
+    if name == "eager-1f1b":
+        if in_flight is not None:
+            room = {d: min(count, in_flight) for d, count in room.items()}
+        stage_of = {d: j for j, group in enumerate(assignment.groups) for d in group}
+        sent = [
+            workload.stage(*part).output_bytes * workload.microbatch_samples
+            for part in shape.layers
+        ]
+        hops = [cluster.network.transfer_s(size).tolist() for size in sent]
+        return eager_schedule(
+            grid,
+            shape.microbatches,
+            shape.head,
+            times,
+            lambda d, e, owner: float(hops[stage_of[owner]][d][e]),
+            room,
+        )
+    made = fixed_schedule(name, grid, shape.microbatches, shape.head, len(cluster))
+    for d, held in enumerate(most_live(made)):
+        if d in room and held > room[d]:
+            raise ProblemError(
+                f"{name} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
+                f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
+            )
+    return made
