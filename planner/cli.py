@@ -345,7 +345,7 @@ def _candidate_lines(table: Sequence[Candidate]) -> list[str]:
     for c in table:
         shape = f"{c.stages:6d} x {c.pipelines:<9d}  {c.microbatch_samples:10d}"
         if c.step_s is None:
-            rows.append(f"{shape}   refused: {c.refused}")
+            rows.append(f"{shape}   refused: {c.refused.split(';')[0]}")
         else:
             bound = "none" if c.bound_s is None else f"{c.bound_s:.4f}"
             rows.append(f"{shape}   {c.step_s:10.4f} s  {bound}")

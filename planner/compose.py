@@ -17,7 +17,7 @@ from planner.plan import TrainingPlan
 from planner.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
 from planner.problems import ProblemError
 from planner.result import Certificate, Result
-from planner.shape import Shape, assignment_problem, shape_of
+from planner.shape import Shape, assignment_problem, memory_room, shape_of
 from planner.stop import StoppingCriterion, portion
 from planner.workload import Workload
 
@@ -95,6 +95,7 @@ def _plan_auto(setting: Setting, stop: StoppingCriterion, method: str) -> Result
     again = _plan_shape(winner, shape, None, portion(stop, 0.5), method)
     if again.objective is not None and again.objective < (best.objective or 0.0):
         best = again
+        table[0] = replace(table[0], step_s=again.objective, bound_s=again.bound)
     bounds = [c.bound_s for c in table if c.refused == ""]
     known = [b for b in bounds if b is not None]
     assert best.plan is not None and best.objective is not None
@@ -158,6 +159,9 @@ def _solve(
 def _plan_equal_devices(
     setting: Setting, shape: Shape, stop: StoppingCriterion, method: str
 ) -> tuple[TrainingPlan, Certificate]:
+    # equal devices hold a stage or do not, whoever they are: refuse before searching
+    anyone = [[j] for j in range(shape.stages)]
+    memory_room(setting.cluster, setting.workload, shape, anyone)
     solved = _solve(setting, shape, stop, method)
     assert solved.plan is not None
     return plan_for_assignment(setting, shape, solved.plan), solved.certificate()

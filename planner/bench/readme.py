@@ -1,0 +1,97 @@
+"""``planner bench readme``: runs the README's commands and writes what they print, with versions."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from planner.files import write_text
+
+FIRST = (
+    "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b --stages 8 "
+    "--out plan.json"
+)
+DEGREES = FIRST.replace("--stages 8", "--stages auto --seconds 20")
+PICTURE = (
+    "plan --network aws4_dtfm_regional_2022 --devices-per-region 2 --workload gpt3-1.3b --stages 4 "
+    "--batch-samples 48 --gpu T4 --out picture.json"
+)
+LOCAL = (
+    "plan --network aws8_dtfm_worldwide_2022 --workload gpt2-tiny --stages 4 --sequence 128 "
+    "--batch-samples 16 --out local.json"
+)
+COMMANDS = (
+    FIRST,
+    "check plan.json",
+    "simulate plan.json --network aws10_dtfm_code_2022",
+    DEGREES,
+    PICTURE,
+    LOCAL,
+    "run local.json --steps 10 --calibrate times.json",
+    LOCAL.replace("--out", "--calibration times.json --out"),
+)
+PACKAGES = ("planner", "numpy", "scipy", "ortools", "numba", "torch")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run everything in a temporary folder; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="planner bench readme", description=__doc__)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path("docs") / f"runs-{today}.md")
+    args = parser.parse_args(argv)
+    out = args.out.resolve()
+    lines = [
+        f"# What the README's commands print, {today}",
+        "",
+        "Made by `planner bench readme`. Seed 0 throughout; times vary with the machine.",
+        "",
+        f"- {platform.system()} on {platform.machine()}, {_cores()} cores, "
+        f"Python {platform.python_version()}",
+        f"- {', '.join(f'{name} {_version(name)}' for name in PACKAGES)}",
+        "",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for command in COMMANDS:
+            print(f"planner {command}", file=sys.stderr)
+            started = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-m", "planner.cli", *command.split()],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            seconds = time.perf_counter() - started
+            if done.returncode != 0:
+                print(done.stderr, file=sys.stderr)
+                return 1
+            lines += [f"`planner {command}` ({seconds:.1f} s):", "", "```"]
+            lines += [done.stdout.rstrip(), "```", ""]
+    write_text(out, "\n".join(lines))
+    print(f"wrote {out.name}", file=sys.stderr)
+    return 0
+
+
+def _cores() -> int:
+    from planner.executor.calibrate import cores
+
+    return cores()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
