@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
+    sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
 
     sub = command("bench", _bench, "solver benchmarks on measured networks")
     sub.add_argument("name", nargs="?", help="which; default: list them")

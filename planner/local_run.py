@@ -200,6 +200,7 @@ def _command(args: argparse.Namespace, plan: TrainingPlan, calibrate: Path | Non
         ("--data", args.data),
         ("--calibrate", calibrate),
         ("--trace", args.trace),
+        ("--device", args.device),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -32,6 +32,9 @@ FORMAT = "planner.plan"
 SCHEMA_VERSION = 1
 SHARE_TOLERANCE = 1e-9
 
+CODECS = {"none": 1.0, "int8": (1 + 4 / 1024) / 4}
+"""Bytes on the wire over bytes of 32-bit gradients: 8-bit levels and a 4-byte scale per 1024."""
+
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
 

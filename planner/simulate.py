@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.cluster import Cluster
 from planner.fluid import Fluid, Forecast
 from planner.network import NetworkError
-from planner.plan import Schedule, TrainingPlan
+from planner.plan import CODECS, Schedule, TrainingPlan
 from planner.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.workload import Workload
 
@@ -103,9 +103,10 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     gradient = workload.gradient_bytes(plan.stage_layers, _head_stage(plan))
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
+        sent = gradient[stage] * CODECS[plan.codec]
         seconds[stage] = sum(
             max(
-                _group_s(g.members, g.shares, g.contributes, gradient[stage], latency, bandwidth)
+                _group_s(g.members, g.shares, g.contributes, sent, latency, bandwidth)
                 for g in groups
             )
             for groups in rounds

@@ -1,4 +1,4 @@
-"""``planner bench readme``: runs the README's commands and writes what they print, with versions."""
+"""``planner bench readme``: runs the README's commands and writes down what they print."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from planner.files import write_text
 
 FIRST = (
-    "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b --stages 8 "
-    "--out plan.json"
+    "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "
+    "--stages 8 --out plan.json"
 )
 DEGREES = FIRST.replace("--stages 8", "--stages auto --seconds 20")
 PICTURE = (

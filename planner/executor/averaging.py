@@ -1,25 +1,40 @@
 """Averaging within a group as planned: member k sums share k and returns it to everybody.
 
+Shares travel in chunks: while a reducer sums one chunk, the next is on its way, so that sending,
+summing and returning overlap (DeDLOC, section 3.2, lets them run at the same time). All reducers'
+chunks with the same number travel together, which keeps their rates in proportion to their shares.
+
 Microbatch losses are already divided by the samples of the whole step, so that the sum of the
 contributions is the mean over samples, whoever gave how many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from planner.executor.transport import Transport
+from planner.executor.codec import decode, encode, message_length
+from planner.executor.transport import Pending, Transport
 from planner.plan import AveragingGroup
 
 TAG = 1 << 28
 """Above all tags of the pipeline."""
 
+CHUNK_BYTES = 1 << 19
+"""Of the largest share, before encoding."""
 
-def share_ranges(length: int, shares: Iterable[float]) -> list[tuple[int, int]]:
+WINDOW = 4
+"""Chunks a contributor has on the way to each reducer."""
+
+Range = tuple[int, int]
+
+
+def share_ranges(length: int, shares: Iterable[float]) -> list[Range]:
     """Consecutive slices of a vector in proportion to the shares, covering it exactly."""
     ends = [0]
     total = 0.0
@@ -30,54 +45,129 @@ def share_ranges(length: int, shares: Iterable[float]) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
+def chunk_ranges(part: Range, count: int) -> list[Range]:
+    """A slice in ``count`` nearly equal pieces."""
+    start, stop = part
+    ends = [start + (stop - start) * c // count for c in range(count + 1)]
+    return list(pairwise(ends))
+
+
 def average_gradients(
-    parameters: list[nn.Parameter], group: AveragingGroup, rank: int, transport: Transport
+    parameters: list[nn.Parameter],
+    group: AveragingGroup,
+    rank: int,
+    transport: Transport,
+    codec: str = "none",
 ) -> None:
     """Replace this rank's gradients by the group's sum, equal on all members bit for bit."""
     if len(group.members) == 1:
         return
     vector = torch.cat([_gradient(p).reshape(-1) for p in parameters]).cpu()
-    me = group.members.index(rank)
-    ranges = share_ranges(len(vector), group.shares)
-    others = [k for k in range(len(group.members)) if k != me]
-    mine = ranges[me]
-    incoming = {
-        k: transport.receive((mine[1] - mine[0],), group.members[k], TAG)
-        for k in others
-        if group.contributes[k] and mine[1] > mine[0]
-    }
-    returned = {
-        k: transport.receive((ranges[k][1] - ranges[k][0],), group.members[k], TAG + 1)
-        for k in others
-        if ranges[k][1] > ranges[k][0]
-    }
-    if group.contributes[me]:
-        for k in returned:
-            transport.send(vector[slice(*ranges[k])], group.members[k], TAG)
-    own = vector[slice(*mine)].clone()
-    total = torch.zeros_like(own)
-    for k in range(len(group.members)):  # a fixed order makes the sum reproducible
-        if k == me:
-            total += own if group.contributes[me] else 0.0
-        elif k in incoming:
-            total += incoming[k].wait().cpu()
-    if mine[1] > mine[0]:
-        for k in others:
-            transport.send(total, group.members[k], TAG + 1)
-    vector[slice(*mine)] = total
-    for k, pending in returned.items():
-        vector[slice(*ranges[k])] = pending.wait().cpu()
-    _scatter(vector, parameters)
-    transport.drain()
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _scatter(vector: Tensor, parameters: list[nn.Parameter]) -> None:
+    average_vector(vector, group, rank, transport, codec)
     start = 0
     for parameter in parameters:
         stop = start + parameter.numel()
         parameter.grad = vector[start:stop].view_as(parameter).to(parameter.device)
         start = stop
+
+
+def average_vector(
+    vector: Tensor,
+    group: AveragingGroup,
+    rank: int,
+    transport: Transport,
+    codec: str = "none",
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Replace a ``float32`` vector by the sum over the group's contributors, in place."""
+    parts = share_ranges(len(vector), group.shares)
+    largest = max(stop - start for start, stop in parts)
+    count = max(1, -(-4 * largest // chunk_bytes))
+    chunks = [chunk_ranges(part, count) for part in parts]
+    _Exchange(vector, group, group.members.index(rank), transport, codec, chunks).run(count)
+    transport.drain()
+
+
+@dataclass
+class _Exchange:
+    """One member's part of an averaging; ``chunks[k][c]`` is chunk c of reducer k's share."""
+
+    vector: Tensor
+    group: AveragingGroup
+    me: int
+    transport: Transport
+    codec: str
+    chunks: Sequence[Sequence[Range]]
+
+    def run(self, count: int) -> None:
+        """Contribute, reduce and collect all chunks."""
+        contributions: deque[dict[int, Pending]] = deque()
+        returns: deque[dict[int, Pending]] = deque()
+        for c in range(count + WINDOW):
+            if c < count:
+                contributions.append(self._ask_contributions(c))
+                returns.append(self._ask_returns(c))
+                self._contribute(c)
+            if c >= WINDOW:
+                # by now the contributors have sent a window of chunks beyond this one
+                self._reduce(c - WINDOW, contributions.popleft())
+                self._collect(c - WINDOW, returns.popleft())
+
+    def _size(self, k: int, c: int) -> int:
+        start, stop = self.chunks[k][c]
+        return stop - start
+
+    def _ask(self, k: int, values: int, tag: int) -> Pending:
+        length = message_length(values, self.codec)
+        return self.transport.receive((length,), self.group.members[k], tag, torch.uint8)
+
+    def _ask_contributions(self, c: int) -> dict[int, Pending]:
+        mine = self._size(self.me, c)
+        return {
+            k: self._ask(k, mine, TAG + 2 * c)
+            for k, gives in enumerate(self.group.contributes)
+            if gives and k != self.me and mine
+        }
+
+    def _ask_returns(self, c: int) -> dict[int, Pending]:
+        return {
+            k: self._ask(k, size, TAG + 2 * c + 1)
+            for k in range(len(self.chunks))
+            if k != self.me and (size := self._size(k, c))
+        }
+
+    def _contribute(self, c: int) -> None:
+        if not self.group.contributes[self.me]:
+            return
+        for k in range(len(self.chunks)):
+            if k != self.me and self._size(k, c):
+                piece = self.vector[slice(*self.chunks[k][c])]
+                message = encode(piece, self.codec)
+                self.transport.send(message, self.group.members[k], TAG + 2 * c)
+
+    def _reduce(self, c: int, incoming: dict[int, Pending]) -> None:
+        mine = slice(*self.chunks[self.me][c])
+        size = self._size(self.me, c)
+        if not size:
+            return
+        total = torch.zeros(size)
+        for k in range(len(self.chunks)):  # a fixed order makes the sum reproducible
+            if k == self.me and self.group.contributes[k]:
+                total += self.vector[mine]
+            elif k in incoming:
+                total += decode(incoming[k].wait().cpu(), size, self.codec)
+        message = encode(total, self.codec)
+        for k, member in enumerate(self.group.members):
+            if k != self.me:
+                self.transport.send(message, member, TAG + 2 * c + 1)
+        # the reducer too takes what everybody else gets
+        self.vector[mine] = decode(message, size, self.codec)
+
+    def _collect(self, c: int, returned: dict[int, Pending]) -> None:
+        for k, pending in returned.items():
+            piece = decode(pending.wait().cpu(), self._size(k, c), self.codec)
+            self.vector[slice(*self.chunks[k][c])] = piece
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

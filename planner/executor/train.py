@@ -104,7 +104,9 @@ class Worker:
             began = time.perf_counter()
             loss = pipeline.iteration(began)
             averaging = time.perf_counter()
-            average_gradients(self.parameters, self.group, self.rank, self.transport)
+            average_gradients(
+                self.parameters, self.group, self.rank, self.transport, self.plan.codec
+            )
             update = time.perf_counter()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -42,9 +42,11 @@ class Transport:
         if work is not None:
             self._outgoing.append((work, message))
 
-    def receive(self, shape: Sequence[int], source: int, tag: int) -> Pending:
+    def receive(
+        self, shape: Sequence[int], source: int, tag: int, dtype: torch.dtype = torch.float32
+    ) -> Pending:
         """Ask for a message; returns at once."""
-        buffer = torch.empty(tuple(shape), dtype=torch.float32)
+        buffer = torch.empty(tuple(shape), dtype=dtype)
         work = dist.irecv(buffer, source, tag=tag)
         if work is None:
             raise RuntimeError(f"rank {source} is not in the process group")

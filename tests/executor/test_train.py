@@ -95,3 +95,20 @@ def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:
     assert ranks[0]["last"].tobytes() == ranks[1]["last"].tobytes() == ranks[2]["last"].tobytes()
     want = np.concatenate(gradients["first"])
     np.testing.assert_allclose(ranks[0]["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
+
+
+def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
+    """All members agree bit for bit, and the first gradient is within the codec's error."""
+    from planner.executor.codec import error_bound
+
+    plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=6))
+    plan = plan.replace(codec="int8")
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    assert ranks[0]["last"].tobytes() == ranks[1]["last"].tobytes() == ranks[2]["last"].tobytes()
+    want = torch.from_numpy(np.concatenate(gradients["first"]))
+    # two contributions and one sum are encoded; blocks of a chunk are at most a largest value off
+    worst = 4 * want.abs().max() / 254
+    assert float(error_bound(want, "int8").max()) <= float(worst)
+    assert float((torch.from_numpy(ranks[0]["first"]) - want).abs().max()) <= float(worst)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=0.02)

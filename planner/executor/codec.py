@@ -1,0 +1,54 @@
+"""How a vector travels: as it is, or as 8-bit integers with one scale per block.
+
+``int8`` stores ``round(x / s)`` with ``s = max |x| / 127`` of each block of 1024 values: about a
+quarter of the bytes, and every value within ``s / 2 = max |x| / 254`` of the true one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024
+LEVELS = 127
+
+
+def message_length(values: int, codec: str) -> int:
+    """Bytes of a message of so many values."""
+    if codec == "none":
+        return 4 * values
+    return values + 4 * -(-values // BLOCK)
+
+
+def encode(vector: Tensor, codec: str) -> Tensor:
+    """A ``uint8`` message from a ``float32`` vector."""
+    if codec == "none":
+        return vector.contiguous().view(torch.uint8)
+    blocks = _blocks(vector)
+    scale = blocks.abs().amax(dim=1) / LEVELS
+    steps = torch.where(scale > 0, scale, torch.ones_like(scale))
+    levels = (blocks / steps[:, None]).round().to(torch.int8)
+    return torch.cat([scale.view(torch.uint8), levels.reshape(-1)[: len(vector)].view(torch.uint8)])
+
+
+def decode(message: Tensor, values: int, codec: str) -> Tensor:
+    """The vector that `encode` was given, up to the codec's error."""
+    if codec == "none":
+        return message.view(torch.float32)
+    head = 4 * -(-values // BLOCK)
+    scale = message[:head].clone().view(torch.float32)
+    levels = message[head:].view(torch.int8).to(torch.float32)
+    return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
+
+
+def error_bound(vector: Tensor, codec: str) -> Tensor:
+    """Per value, how far `decode` of `encode` may be off: half a level of its block."""
+    if codec == "none":
+        return torch.zeros_like(vector)
+    half = _blocks(vector).abs().amax(dim=1) / (2 * LEVELS)
+    return half.repeat_interleave(BLOCK)[: len(vector)]
+
+
+def _blocks(vector: Tensor) -> Tensor:
+    padding = -len(vector) % BLOCK
+    return torch.nn.functional.pad(vector, (0, padding)).view(-1, BLOCK)

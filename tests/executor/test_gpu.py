@@ -1,0 +1,40 @@
+"""The same plans on a GPU: several ranks share it, messages staged through host memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from planner.plan import save_plan
+from tests.conftest import make_plan
+from tests.executor.launch import torchrun
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_two_by_two_ranks_share_one_gpu(tmp_path: Path) -> None:
+    """Losses fall as on the CPU; device memory and times are printed and calibrated."""
+    plan = make_plan([[0, 3], [2, 1]])
+    path, times = tmp_path / "plan.json", tmp_path / "times.json"
+    save_plan(plan, path)
+    losses = {}
+    for device in ("cuda", "cpu"):
+        done = torchrun(
+            4,
+            *("-m", "planner.executor", str(path), "--devices", *plan.cluster.network.ids),
+            *("--steps", "5", "--device", device, "--events", "--calibrate", str(times)),
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        events = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+        losses[device] = [e["loss"] for e in events if e["event"] == "step"]
+        if device == "cuda":
+            assert len(re.findall(r"rank \d: [0-9.]+ GB of GPU memory", done.stderr)) == 4
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3)
