@@ -1,0 +1,1 @@
+"""Benchmarks of the solvers: instances, baselines, tables."""
