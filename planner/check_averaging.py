@@ -106,8 +106,9 @@ def _limits(
             if used > limit * (1 + tolerance):
                 found = f"uses {used:g} B/s of {limit:g}"
                 wrong.append(Violation(name, f"peer {i}", found))
-        for j in others if links is not None else []:
-            used, limit = float(a[i, j] + g[i, j]), float(links[i, j])
+        for j in others:
+            used = float(a[i, j] + g[i, j])
+            limit = math.inf if links is None else float(links[i, j])
             if used > limit * (1 + tolerance):
                 found = f"uses {used:g} B/s of {limit:g}"
                 wrong.append(Violation("link t_ij", f"peer {i} to {j}", found))

@@ -7,10 +7,10 @@ For contributors K with k = |K| and a total rate H, reducer i is capped by
     min_{j != i} t_ij                    g_ij = r_i alone must fit through each link,
     H                                    it cannot own more than everything,
 
-and H is attainable exactly where every numerator is >= 0 and the caps sum to at least H. Each cap is
-concave and piecewise linear in H, hence so is their sum less H: Newton's method from above never
-undershoots the largest root and ends on it after as many steps as there are pieces. No tolerance
-is involved.
+and H is attainable exactly where every numerator is >= 0 and the caps sum to at least H. Each cap
+is concave and piecewise linear in H, hence so is their sum less H: Newton's method from above never
+undershoots the largest root and ends on it after at most as many steps as there are pieces. No
+tolerance is involved.
 
 One exception needs its own line: a lone contributor (k = 1) that reduces everything downloads
 nothing, so that its download limit reads ``r_i >= H - d_i`` (the denominator is -1).
@@ -64,14 +64,15 @@ class Limits:
         slope = np.where(cap <= self.largest_rate, slope, 0.0)
         cap = np.minimum(cap, self.largest_rate)
         slope = np.where(cap <= h, slope, 1.0)
-        return np.minimum(cap, h), np.where(self.aggregates, slope, 0.0)
+        return np.clip(cap, 0.0, h), np.where(self.aggregates, slope, 0.0)
 
     def ceiling(self, computes: Bools) -> Floats:
         """``float[q]``: the largest H at which every numerator of `caps` is still >= 0."""
         uploads = np.where(computes, self.upload, np.inf).min(axis=1)
         lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.aggregates
         downloads = np.where(lone, np.inf, self.download).min(axis=1)
-        return np.minimum(uploads, downloads)
+        ceiling: Floats = np.minimum(uploads, downloads)
+        return ceiling
 
     def largest_total(self, computes: Bools, at_most: float = np.inf) -> Floats:
         """Largest attainable R of each set of contributors, pair limits between two rates left out.

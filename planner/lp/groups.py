@@ -1,9 +1,9 @@
 """Averaging in alternating groups: how large they should be, and who meets whom (DeDLOC, App. C).
 
-The paper gives no formula. Read here: p is the probability that one peer fails in one round. A group
-of m peers succeeds with probability (1 - p)^m and otherwise repeats the round; a round ends when its
-slowest group has succeeded; ceil(log_m n) rounds make the global average. With N groups that need
-independent geometric numbers of attempts T_1 ... T_N,
+The paper gives no formula. Read here: p is the probability that one peer fails in one round. A
+group of m peers succeeds with probability (1 - p)^m and otherwise repeats the round; a round ends
+when its slowest group has succeeded; ceil(log_m n) rounds make the global average. With N groups
+that need independent geometric numbers of attempts T_1 ... T_N,
 
     E(m) = ceil(log_m n) * E[max T_i],   E[max T_i] = sum_{t >= 0} (1 - prod_i (1 - f_i^t)),
     f_i = 1 - (1 - p)^{m_i}.
@@ -124,8 +124,8 @@ def optimal_group_size(
 
 def smallest_size(peers: int, rounds: int) -> int:
     """The smallest m >= 2 with m^rounds >= n."""
-    size = max(2, round(peers ** (1 / rounds)) - 1)
-    while size**rounds < peers:
+    size = max(2, int(peers ** (1 / rounds)))
+    while math.pow(size, rounds) < peers:
         size += 1
     return size
 

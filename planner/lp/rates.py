@@ -56,9 +56,8 @@ def level(caps: Floats, total: float) -> Floats:
     before = np.concatenate(([0.0], np.cumsum(ascending)[:-1]))
     levels = (total - before) / np.arange(n, 0, -1)
     fits = np.flatnonzero(levels <= ascending)
-    if not len(fits):
-        return caps.copy()
-    return np.minimum(caps, levels[fits[0]])
+    even: Floats = np.minimum(caps, levels[fits[0]]) if len(fits) else caps.copy()
+    return even
 
 
 def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rates:

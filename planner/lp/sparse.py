@@ -5,10 +5,10 @@ splits the n^3 rows into ``g_ij <= q_i`` and ``q_i <= a_ki + (1 - c_k) M_i``: th
 
 The *aggregated* form also drops the n^2 variables g. Only the sums over what each peer returns,
 G_i, and receives, D_j, enter the limits, so it keeps those with ``G_i <= (n - 1) q_i`` and
-``D_j <= sum_{i != j} q_i``. It bounds LP (5) from above. Then a transportation problem looks for the
-g_ij behind the sums, within q_i and what the links leave beside a_ij. Where they exist, LP (5) is
-solved; otherwise the minimum cut of the transportation problem becomes a row of the aggregated form
-and it is solved again. After `ROUNDS` rounds the full form decides.
+``D_j <= sum_{i != j} q_i``. It bounds LP (5) from above. Then a transportation problem looks for
+the g_ij behind the sums, within q_i and what the links leave beside a_ij. Where they exist, LP (5)
+is solved; otherwise the minimum cut of the transportation problem becomes a row of the aggregated
+form and it is solved again. After `ROUNDS` rounds the full form decides.
 """
 
 from __future__ import annotations
@@ -347,11 +347,8 @@ def _greedy_transport(supply: Floats, need: Floats, room: Floats) -> Floats:
         total = float(cap.sum())
         if total <= 0 or need[j] <= 0:
             continue
-        if total <= need[j]:
-            share = cap
-        else:
-            # a level on the suppliers: take from those with most left, down to an even remainder
-            share = _from_the_fullest(left, cap, float(need[j]))
+        # a level on the suppliers: take from those with most left, down to an even remainder
+        share = cap if total <= need[j] else _from_the_fullest(left, cap, float(need[j]))
         g[:, j] = share
         left -= share
     return g
