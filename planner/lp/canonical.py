@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
+from planner.lp.highs import milp
 from planner.lp.rates import attained_scale, links_fit
 from planner.lp.search import ENUMERATED, all_sets
 from planner.problems import AveragingProblem
@@ -212,7 +213,7 @@ class _Reducers:
         return rates * min(1.0, attained_scale(self.limits.problem, self.computes, rates))
 
     def _solve(self, cost: Floats, count: int | None) -> Floats | None:
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
 
         n = self.n
         rows: list[Any] = [np.concatenate([np.ones(n), np.zeros(n)])[None, :]]

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
+from planner.lp.highs import milp
 from planner.lp.relaxation import split_caps
 from planner.stop import StopRun
 
@@ -128,7 +129,7 @@ class ContributorModel:
 
     def solve(self, run: StopRun) -> Answer:
         """The best set of the model, or its bound when the stopping rule ends the search."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
 
         nothing = np.zeros(self.limits.n)
@@ -157,7 +158,8 @@ class ContributorModel:
             ),
             shape=(len(counts), self.width),
         )
-        options: dict[str, Any] = {"mip_rel_gap": MIP_GAP}
+        # presolve finds little in these rows and slowed down most of the instances tried
+        options: dict[str, Any] = {"mip_rel_gap": MIP_GAP, "presolve": False}
         if math.isfinite(run.remaining_s):
             options["time_limit"] = max(run.remaining_s, 1e-3)
         if math.isfinite(run.remaining_iterations):

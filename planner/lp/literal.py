@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.lp.highs import milp
 from planner.lp.sparse import big_m
 from planner.problems import AveragingProblem, ProblemError
 
@@ -94,7 +95,7 @@ class LiteralSolution:
 
 def _highs(model: Any) -> dict[str, float]:
     """Hand the rows of a PuLP model to SciPy's HiGHS."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import csr_array
 
     variables = model.variables()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
+from planner.lp.highs import milp
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem, ProblemError
 
@@ -105,7 +106,7 @@ class _Rows:
 
         ``milp`` without integers is HiGHS with less work around it than ``linprog``.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
 
         matrix = csr_array(
