@@ -1,6 +1,6 @@
 """Independent check of an averaging plan against the definitions (DeDLOC, eq. 1 and 6).
 
-Works from the printed formulas, element by element, and shares no code with the solvers.
+Works from the printed formulas, and shares no code with the solvers.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ def _roles(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viola
 def _flows(plan: AveragingPlan, n: int, tolerance: float) -> list[Violation]:
     """a_ki = c_k r_i, g_ij = r_i, and eq. 6: shares in proportion to the rates."""
     wrong = []
-    total = math.fsum(float(r) for r in plan.rates)
+    rates = np.array(plan.rates, dtype=float)
+    total = math.fsum(rates)
     near = tolerance * max(total, 1e-300)
+    a, g, shares = np.array(plan.a), np.array(plan.g), np.array(plan.shares)
     for i in range(n):
-        r = float(plan.rates[i])
-        for k in range(n):
-            sent = r if plan.computes[k] else 0.0
-            if abs(float(plan.a[k, i]) - sent) > near:
-                found = f"a[{k}, {i}] is {plan.a[k, i]:g}, expected c_k r_i = {sent:g}"
-                wrong.append(Violation("a = c r", f"peer {k} to {i}", found))
-            if abs(float(plan.g[i, k]) - r) > near:
-                found = f"g[{i}, {k}] is {plan.g[i, k]:g}, expected r_i = {r:g}"
-                wrong.append(Violation("g = r", f"peer {i} to {k}", found))
-        share = r / total if total > 0 else 0.0
-        if abs(float(plan.shares[i]) - share) > tolerance:
-            found = f"share {plan.shares[i]:g}, expected r_i / R = {share:g}"
+        sent = np.where(plan.computes, rates[i], 0.0)
+        for k in np.flatnonzero(np.abs(a[:, i] - sent) > near):
+            found = f"a[{k}, {i}] is {a[k, i]:g}, expected c_k r_i = {sent[k]:g}"
+            wrong.append(Violation("a = c r", f"peer {k} to {i}", found))
+        for j in np.flatnonzero(np.abs(g[i] - rates[i]) > near):
+            found = f"g[{i}, {j}] is {g[i, j]:g}, expected r_i = {rates[i]:g}"
+            wrong.append(Violation("g = r", f"peer {i} to {j}", found))
+        share = rates[i] / total if total > 0 else 0.0
+        if abs(shares[i] - share) > tolerance:
+            found = f"share {shares[i]:g}, expected r_i / R = {share:g}"
             wrong.append(Violation("eq. 6", f"peer {i}", found))
     return wrong
 
@@ -95,23 +95,20 @@ def _limits(
     wrong = []
     a, g = np.array(plan.a, dtype=float), np.array(plan.g, dtype=float)
     links = problem.link_bytes_per_s
+    used = a + g
+    np.fill_diagonal(used, 0.0)
     for i in range(n):
-        others = [j for j in range(n) if j != i]
-        up = math.fsum(float(a[i, j]) + float(g[i, j]) for j in others)
-        down = math.fsum(float(a[j, i]) + float(g[j, i]) for j in others)
-        for name, used, limit in (
-            ("upload u_i", up, float(problem.upload_bytes_per_s[i])),
-            ("download d_i", down, float(problem.download_bytes_per_s[i])),
+        for name, total, limit in (
+            ("upload u_i", math.fsum(used[i]), float(problem.upload_bytes_per_s[i])),
+            ("download d_i", math.fsum(used[:, i]), float(problem.download_bytes_per_s[i])),
         ):
-            if used > limit * (1 + tolerance):
-                found = f"uses {used:g} B/s of {limit:g}"
+            if total > limit * (1 + tolerance):
+                found = f"uses {total:g} B/s of {limit:g}"
                 wrong.append(Violation(name, f"peer {i}", found))
-        for j in others:
-            used = float(a[i, j] + g[i, j])
-            limit = math.inf if links is None else float(links[i, j])
-            if used > limit * (1 + tolerance):
-                found = f"uses {used:g} B/s of {limit:g}"
-                wrong.append(Violation("link t_ij", f"peer {i} to {j}", found))
+    if links is not None:
+        for i, j in np.argwhere(used > np.array(links) * (1 + tolerance)):
+            found = f"uses {used[i, j]:g} B/s of {links[i, j]:g}"
+            wrong.append(Violation("link t_ij", f"peer {i} to {j}", found))
     return wrong
 
 
