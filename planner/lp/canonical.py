@@ -56,7 +56,12 @@ def canonical(problem: AveragingProblem, steps: float, computes: Bools, rates: F
     else:
         sets = _thinned(problem, computes, target)[None, :]
     heap: list[tuple[int, tuple[bool, ...], int, Floats | None]] = [
-        (_fewest_reducers(limits, chosen, _needed(problem, chosen, target)), tuple(chosen), k, None)
+        (
+            _fewest_reducers(limits, chosen, _needed(problem, limits, chosen, target)),
+            tuple(chosen),
+            k,
+            None,
+        )
         for k, chosen in enumerate(sets)
     ]
     heapq.heapify(heap)
@@ -64,10 +69,10 @@ def canonical(problem: AveragingProblem, steps: float, computes: Bools, rates: F
         _, _, k, exact = heapq.heappop(heap)
         if exact is not None:
             return Choice(sets[k], exact)
-        total = _needed(problem, sets[k], min(steps, _fastest(problem, limits, sets[k])))
+        total = _needed(problem, limits, sets[k], min(steps, _fastest(problem, limits, sets[k])))
         found = canonical_rates(limits, sets[k], total)
         if found is None:
-            found = canonical_rates(limits, sets[k], _needed(problem, sets[k], target))
+            found = canonical_rates(limits, sets[k], _needed(problem, limits, sets[k], target))
         if found is not None and problem.steps_per_s(found, sets[k]) >= steps * (1 - 1e-7):
             heapq.heappush(heap, (int((found > 0).sum()), tuple(sets[k]), k, found))
     return Choice(computes, rates)
@@ -86,12 +91,14 @@ def canonical_rates(limits: Limits, computes: Bools, total: float) -> Floats | N
     return _Reducers(limits, computes, caps[0], floor, total).solve()
 
 
-def _needed(problem: AveragingProblem, computes: Bools, steps: float) -> float:
+def _needed(problem: AveragingProblem, limits: Limits, computes: Bools, steps: float) -> float:
     """The total rate in bytes per second that this set needs for ``steps`` per second."""
     if problem.overlap:
         return steps * problem.gradient_bytes
-    samples = float(problem.samples_per_s[computes].sum())
-    return problem.gradient_bytes / (1 / steps - problem.batch_size / samples)
+    left = 1 / steps - problem.batch_size / float(problem.samples_per_s[computes].sum())
+    # where computing takes nearly all of the step, `left` is rounding and the limits decide
+    most = float(limits.largest_total(computes[None, :])[0])
+    return min(problem.gradient_bytes / left, most) if left > 0 else most
 
 
 def _fastest(problem: AveragingProblem, limits: Limits, computes: Bools) -> float:

@@ -101,7 +101,10 @@ def _highs(model: Any) -> dict[str, float]:
     variables = model.variables()
     place = {v.name: k for k, v in enumerate(variables)}
     entries, low, high = [], [], []
-    for row, constraint in enumerate(model.constraints.values()):
+    constraints = model.constraints
+    for row, constraint in enumerate(
+        constraints() if callable(constraints) else constraints.values()
+    ):
         entries += [(row, place[v.name], w) for v, w in constraint.items()]
         right = -float(constraint.constant)
         low.append(right if constraint.sense >= 0 else -np.inf)
@@ -148,11 +151,13 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     pace = float(s[able].sum()) / problem.batch_size
     gradient = problem.gradient_bytes * pace / unit
     model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
-    xi = pulp.LpVariable("xi", lowBound=0)
-    a = [[pulp.LpVariable(f"a_{i}_{j}", lowBound=0) for j in peers] for i in peers]
-    g = [[pulp.LpVariable(f"g_{i}_{j}", lowBound=0) for j in peers] for i in peers]
+    # PuLP 4 makes variables with the model, earlier versions on their own
+    variable = getattr(model, "add_variable", pulp.LpVariable)
+    xi = variable("xi", lowBound=0)
+    a = [[variable(f"a_{i}_{j}", lowBound=0) for j in peers] for i in peers]
+    g = [[variable(f"g_{i}_{j}", lowBound=0) for j in peers] for i in peers]
     kind = pulp.LpBinary if binary else pulp.LpContinuous
-    c = [pulp.LpVariable(f"c_{i}", 0, 1 if able[i] else 0, kind) for i in peers]
+    c = [variable(f"c_{i}", 0, 1 if able[i] else 0, kind) for i in peers]
     for i in peers:
         if not problem.can_aggregate[i]:
             for j in peers:
