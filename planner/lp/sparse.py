@@ -145,9 +145,9 @@ def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
         steps = problem.steps_per_s([0.0], [True])
         rate = np.full((1, 1), steps * problem.gradient_bytes)
         return RelaxedSolution(steps, rate, rate, np.ones(1))
-    scaled = _Scaled(problem)
-    if scaled.unit <= 0:
+    if problem.overlap and not problem.download_bytes_per_s.any():
         return RelaxedSolution(0.0, np.zeros((n, n)), np.zeros((n, n)), np.ones(n))
+    scaled = _Scaled(problem)
     return _everyone(scaled) or _aggregated(scaled) or _full(scaled)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-
 from planner.problems import AveragingProblem
+from scipy.optimize import linprog
 
 GBIT = 125e6
 
