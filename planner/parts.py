@@ -47,3 +47,74 @@ class AssignmentPlan:
 
     def __hash__(self) -> int:
         return hash(self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class AveragingPlan:
+    """Who contributes gradients and who sums which share (DeDLOC, 3.2).
+
+    Attributes
+    ----------
+    computes
+        ``bool[n]``, c_i: the peer gives its gradients.
+    rates
+        ``float[n]``, r_i in bytes per second: what reducer i accepts from each contributor and
+        returns to each peer.
+    steps_per_s
+        Optimiser steps per second that these rates attain.
+    samples_per_step
+        ``float[n]``: samples peer i is expected to give to one batch, B s_i c_i / sum_k s_k c_k.
+        Peers accumulate at their own pace (3.1), so what they really give may differ.
+    """
+
+    computes: NDArray[np.bool_]
+    rates: NDArray[np.float64]
+    steps_per_s: float
+    samples_per_step: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for field, kind in (("computes", bool), ("rates", float), ("samples_per_step", float)):
+            array = np.array(getattr(self, field), dtype=kind)
+            array.setflags(write=False)
+            object.__setattr__(self, field, array)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """``float[n]``, r_i / R: the fraction of the vector that peer i sums (eq. 6); sums to 1.
+
+        All zero when nothing is averaged (R = 0).
+        """
+        total = self.rates.sum()
+        return self.rates / total if total > 0 else np.zeros_like(self.rates)
+
+    @property
+    def a(self) -> NDArray[np.float64]:
+        """``float[n, n]``, a_ki = c_k r_i in bytes per second: gradients from k to reducer i."""
+        return np.outer(self.computes.astype(np.float64), self.rates)
+
+    @property
+    def g(self) -> NDArray[np.float64]:
+        """``float[n, n]``, g_ij = r_i in bytes per second: averages from reducer i to peer j."""
+        return np.repeat(self.rates[:, None], len(self.rates), axis=1)
+
+    @property
+    def reducers(self) -> tuple[int, ...]:
+        """Peers that sum a share, ascending."""
+        return tuple(int(i) for i in np.flatnonzero(self.rates > 0))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AveragingPlan) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The decisions in one canonical form: equal plans give equal bytes on every peer."""
+        return b"".join(
+            np.ascontiguousarray(array).astype(kind).tobytes()
+            for array, kind in (
+                (self.computes, "u1"),
+                (self.rates + 0.0, "<f8"),
+                (self.samples_per_step + 0.0, "<f8"),
+            )
+        )

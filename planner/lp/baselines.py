@@ -1,0 +1,75 @@
+"""What the known strategies attain on the same peers, to compare with.
+
+All of them let every peer with an accelerator contribute, as the paper's Table 1 does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.lp.capacity import Limits
+from planner.lp.rates import attained_rates, best_rates
+from planner.problems import AveragingProblem
+
+Floats = NDArray[np.float64]
+
+
+def all_reduce_s(problem: AveragingProblem) -> float:
+    """Seconds of one butterfly all-reduce among the contributors, equal parts for each.
+
+    Peers without an accelerator do not take part.
+    """
+    inside = problem.subset([int(i) for i in np.flatnonzero(problem.contributors)])
+    even = np.full(len(inside), 1.0 / len(inside))
+    return _seconds(inside, attained_rates(inside, inside.contributors, even))
+
+
+def parameter_server_s(problem: AveragingProblem) -> float:
+    """Seconds with one peer summing everything: the best choice of that peer."""
+    shares = np.eye(len(problem))[problem.can_aggregate]
+    return min(
+        _seconds(problem, attained_rates(problem, problem.contributors, one)) for one in shares
+    )
+
+
+def adaptive_s(problem: AveragingProblem) -> float:
+    """Seconds of the best executable plan in which every peer that can compute contributes."""
+    return _seconds(problem, best_rates(Limits(problem), problem.contributors).rates)
+
+
+def scalar_bandwidth_s(problem: AveragingProblem) -> float:
+    """Seconds attained by the shares of `scalar_bandwidth_shares`."""
+    shares = scalar_bandwidth_shares(problem)
+    return _seconds(problem, attained_rates(problem, problem.contributors, shares))
+
+
+def scalar_bandwidth_shares(problem: AveragingProblem) -> Floats:
+    """Shares from one bandwidth b_i = min(u_i, d_i) per peer, as hivemind balances its load.
+
+    Minimise ``max_i (1 + (n - 2) x_i) / b_i`` over shares x that sum to 1: each peer sends the
+    parts of others and receives its own from all. Written from that description.
+    """
+    from scipy.optimize import linprog
+
+    n = len(problem)
+    bandwidth = np.minimum(problem.upload_bytes_per_s, problem.download_bytes_per_s)
+    slow = np.maximum(bandwidth, 1e-9 * bandwidth.max()) / bandwidth.max()
+    rows = np.hstack([np.eye(n) * (n - 2), -slow[:, None]])
+    limits = [(0.0, None if ok else 0.0) for ok in problem.can_aggregate]
+    found = linprog(
+        np.append(np.zeros(n), 1.0),
+        A_ub=rows,
+        b_ub=-np.ones(n),
+        A_eq=np.append(np.ones(n), 0.0)[None, :],
+        b_eq=[1.0],
+        bounds=[*limits, (0.0, None)],
+        method="highs",
+    )
+    shares: Floats = np.maximum(found.x[:n], 0.0)
+    return shares
+
+
+def _seconds(problem: AveragingProblem, rates: Floats) -> float:
+    total = float(rates.sum())
+    return problem.gradient_bytes / total if total > 0 else float("inf")

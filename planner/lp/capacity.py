@@ -1,0 +1,129 @@
+"""The largest total rate R for given contributors, without an LP where no pair limit binds.
+
+For contributors K with k = |K| and a total rate H, reducer i is capped by
+
+    (u_i - c_i H) / (n - 1 - c_i)        its upload,
+    (d_i - H) / (k - c_i - 1)            its download,
+    min_{j != i} t_ij                    g_ij = r_i alone must fit through each link,
+    H                                    it cannot own more than everything,
+
+and H is attainable exactly where every numerator is >= 0 and the caps sum to at least H. Each cap
+is concave and piecewise linear in H, hence so is their sum less H: Newton's method from above never
+undershoots the largest root and ends on it after at most as many steps as there are pieces. No
+tolerance is involved.
+
+One exception needs its own line: a lone contributor (k = 1) that reduces everything downloads
+nothing, so that its download limit reads ``r_i >= H - d_i`` (the denominator is -1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problems import AveragingProblem
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Limits:
+    """The numbers of a problem as the solvers use them: caps by single links already taken in."""
+
+    def __init__(self, problem: AveragingProblem) -> None:
+        self.n = len(problem)
+        self.problem = problem
+        self.upload = problem.upload_bytes_per_s
+        self.download = problem.download_bytes_per_s
+        self.aggregates = problem.can_aggregate
+        self.links = problem.link_bytes_per_s
+        smallest = np.full(self.n, np.inf) if self.links is None else self.links.min(axis=1)
+        self.largest_rate = np.where(self.aggregates, smallest, 0.0)
+
+    def caps(self, computes: Bools, total: Floats) -> tuple[Floats, Floats]:
+        """Caps of r_i at the total rate H and their slopes in H, for a batch of contributor sets.
+
+        Parameters
+        ----------
+        computes
+            ``bool[q, n]``, the contributors of each of q sets.
+        total
+            ``float[q]``, H in bytes per second.
+        """
+        c = computes.astype(np.float64)
+        h = total[:, None]
+        others = c.sum(axis=1, keepdims=True) - c - 1.0
+        returns = self.n - 1.0 - c
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_upload = np.where(returns > 0, (self.upload - c * h) / returns, np.inf)
+            by_download = np.where(others > 0, (self.download - h) / others, np.inf)
+            up_slope = np.where(returns > 0, -c / returns, 0.0)
+            down_slope = np.where(others > 0, -1.0 / others, 0.0)
+        cap = np.where(by_upload <= by_download, by_upload, by_download)
+        slope = np.where(by_upload <= by_download, up_slope, down_slope)
+        slope = np.where(cap <= self.largest_rate, slope, 0.0)
+        cap = np.minimum(cap, self.largest_rate)
+        slope = np.where(cap <= h, slope, 1.0)
+        return np.clip(cap, 0.0, h), np.where(self.aggregates, slope, 0.0)
+
+    def ceiling(self, computes: Bools) -> Floats:
+        """``float[q]``: the largest H at which every numerator of `caps` is still >= 0."""
+        uploads = np.where(computes, self.upload, np.inf).min(axis=1)
+        lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.aggregates
+        downloads = np.where(lone, np.inf, self.download).min(axis=1)
+        ceiling: Floats = np.minimum(uploads, downloads)
+        return ceiling
+
+    def largest_total(self, computes: Bools, at_most: float = np.inf) -> Floats:
+        """Largest attainable R of each set of contributors, pair limits between two rates left out.
+
+        Parameters
+        ----------
+        computes
+            ``bool[q, n]``; every set holds at least one peer.
+        at_most
+            Larger totals are of no interest.
+        """
+        if self.n == 1:
+            return np.full(len(computes), np.inf)
+        total = np.minimum(self.ceiling(computes), at_most)
+        active = np.flatnonzero(total > 0)
+        while len(active):
+            cap, slope = self.caps(computes[active], total[active])
+            slack = cap.sum(axis=1) - total[active]
+            drop = slope.sum(axis=1) - 1.0
+            short = slack < 0
+            # concave with value 0 at H = 0: where it is negative it falls, so drop < 0
+            step = np.where(short & (drop < 0), slack / np.where(drop < 0, drop, -1.0), 0.0)
+            new = np.where(short & (drop >= 0), 0.0, np.maximum(total[active] - step, 0.0))
+            moved = short & (new < total[active] * (1 - 1e-15))
+            total[active] = np.where(short, new, total[active])
+            active = active[moved & (new > 0)]
+        total[total <= np.maximum(self.upload.max(), 1.0) * 1e-15] = 0.0
+        lone = np.flatnonzero((computes.sum(axis=1) == 1) & (total > 0))
+        for q in lone:
+            total[q] = self._lone_total(computes[q], float(total[q]))
+        return total
+
+    def _lone_total(self, computes: Bools, total: float) -> float:
+        """The same for one contributor, whose own download asks for r_i >= H - d_i."""
+        i = int(np.flatnonzero(computes)[0])
+        if not self.aggregates[i]:
+            return total
+        cap, _ = self.caps(computes[None, :], np.array([total]))
+        if cap[0, i] >= total - self.download[i]:
+            return total
+        # r_i <= min((u_i - H) / (n - 2), min_j t_ij) and r_i >= H - d_i
+        limit = self.download[i] + self.largest_rate[i]
+        if self.n > 2:
+            limit = min(limit, (self.upload[i] + (self.n - 2) * self.download[i]) / (self.n - 1))
+        return float(min(total, limit))
+
+
+def largest_total(problem: AveragingProblem, computes: NDArray[np.bool_]) -> float:
+    """Exact R for the given contributors of a problem without pairwise limits, in bytes per second.
+
+    With pairwise limits it is an upper bound: those between two rates are left out.
+    """
+    chosen = np.asarray(computes, dtype=bool)[None, :]
+    return float(Limits(problem).largest_total(chosen)[0])

@@ -1,0 +1,185 @@
+"""The paper's programmes word for word, as PuLP models: slow, readable, the oracle of the tests.
+
+Rates are in bytes per second divided by `Literal.unit`, so that solvers see numbers near 1; P is
+divided alike, so that xi stays in steps per second times `Literal.pace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.lp.highs import milp
+from planner.lp.sparse import big_m
+from planner.problems import AveragingProblem, ProblemError
+
+Floats = NDArray[np.float64]
+SOLVERS = ("highs", "cbc")
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A PuLP model of eq. 2 or 5 with its variables.
+
+    Attributes
+    ----------
+    model
+        The ``pulp.LpProblem``.
+    xi, a, g, c
+        The paper's variables; ``a[i][j]`` goes from i to j.
+    unit
+        Bytes per second of one rate unit in the model.
+    pace
+        Steps per second of one unit of xi in the model.
+    """
+
+    model: Any
+    xi: Any
+    a: list[list[Any]]
+    g: list[list[Any]]
+    c: list[Any]
+    unit: float
+    pace: float
+
+    def write(self, path: str | Path) -> None:
+        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format."""
+        kind = Path(path).suffix.lower()
+        if kind == ".lp":
+            self.model.writeLP(str(path))
+        elif kind == ".mps":
+            self.model.writeMPS(str(path))
+        else:
+            raise ProblemError(f"no format for {kind or 'a file without suffix'}; use .lp or .mps")
+
+    def solve(self, solver: str = "highs") -> LiteralSolution:
+        """Solve with ``"highs"`` (the one in SciPy) or ``"cbc"`` (the one in PuLP)."""
+        if solver == "cbc":
+            return self._read(self._cbc())
+        if solver == "highs":
+            return self._read(_highs(self.model))
+        raise ProblemError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
+
+    def _cbc(self) -> dict[str, float]:
+        import pulp
+
+        self.model.solve(pulp.PULP_CBC_CMD(msg=False))
+        if pulp.LpStatus[self.model.status] != "Optimal":
+            raise RuntimeError(f"CBC ended with {pulp.LpStatus[self.model.status]}")
+        return {v.name: float(v.value() or 0.0) for v in self.model.variables()}
+
+    def _read(self, value: dict[str, float]) -> LiteralSolution:
+        n = len(self.c)
+
+        def rates(grid: list[list[Any]]) -> Floats:
+            return np.array([[value.get(x.name, 0.0) for x in row] for row in grid]) * self.unit
+
+        contributes = np.array([value.get(x.name, 0.0) for x in self.c])
+        a, g = rates(self.a), rates(self.g)
+        assert a.shape == (n, n)
+        return LiteralSolution(value[self.xi.name] * self.pace, a, g, contributes)
+
+
+@dataclass(frozen=True)
+class LiteralSolution:
+    """Values of the paper's variables: xi in steps per second, a and g in bytes per second."""
+
+    xi: float
+    a: Floats
+    g: Floats
+    c: Floats
+
+
+def _highs(model: Any) -> dict[str, float]:
+    """Hand the rows of a PuLP model to SciPy's HiGHS."""
+    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.sparse import csr_array
+
+    variables = model.variables()
+    place = {v.name: k for k, v in enumerate(variables)}
+    entries, low, high = [], [], []
+    constraints = model.constraints
+    for row, constraint in enumerate(
+        constraints() if callable(constraints) else constraints.values()
+    ):
+        entries += [(row, place[v.name], w) for v, w in constraint.items()]
+        right = -float(constraint.constant)
+        low.append(right if constraint.sense >= 0 else -np.inf)
+        high.append(right if constraint.sense <= 0 else np.inf)
+    rows, columns, values = zip(*entries, strict=True)
+    cost = np.zeros(len(variables))
+    for v, w in model.objective.items():
+        cost[place[v.name]] = -float(w)
+    found = milp(
+        cost,
+        integrality=np.array([v.cat == "Integer" for v in variables], dtype=float),
+        bounds=Bounds(
+            np.array([-np.inf if v.lowBound is None else v.lowBound for v in variables], float),
+            np.array([np.inf if v.upBound is None else v.upBound for v in variables], float),
+        ),
+        constraints=LinearConstraint(
+            csr_array((values, (rows, columns)), shape=(len(low), len(variables))), low, high
+        ),
+        options={"mip_rel_gap": 1e-9},
+    )
+    if found.x is None:
+        raise RuntimeError(f"HiGHS ended with: {found.message}")
+    return {v.name: float(x) for v, x in zip(variables, found.x, strict=True)}
+
+
+def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
+    """Eq. 5 as printed: n^3 rows of eq. 4. With ``binary`` c is 0 or 1, which is eq. 2.
+
+    "Some peers are unable to compute gradients or perform aggregation" (Appendix B): such peers
+    have c_i = 0 and g_ij = a_ki = 0. The diagonal of a and g uses no network. Equal to eq. 1-5 for
+    delayed parameter updates; other problems are refused.
+    """
+    import pulp
+
+    if not problem.overlap:
+        raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
+    n = len(problem)
+    peers = range(n)
+    s, u, d = problem.samples_per_s, problem.upload_bytes_per_s, problem.download_bytes_per_s
+    unit = max(float(d.max()), float(u.max()), 1e-300)
+    able = problem.contributors
+    big = [float(m / unit) for m in big_m(problem)]
+    # xi is measured in what all peers compute together, so that it is near 1
+    pace = float(s[able].sum()) / problem.batch_size
+    gradient = problem.gradient_bytes * pace / unit
+    model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
+    # PuLP 4 makes variables with the model, earlier versions on their own
+    variable = getattr(model, "add_variable", pulp.LpVariable)
+    xi = variable("xi", lowBound=0)
+    a = [[variable(f"a_{i}_{j}", lowBound=0) for j in peers] for i in peers]
+    g = [[variable(f"g_{i}_{j}", lowBound=0) for j in peers] for i in peers]
+    kind = pulp.LpBinary if binary else pulp.LpContinuous
+    c = [variable(f"c_{i}", 0, 1 if able[i] else 0, kind) for i in peers]
+    for i in peers:
+        if not problem.can_aggregate[i]:
+            for j in peers:
+                a[j][i].upBound = g[i][j].upBound = 0
+    total = float(s[able].sum())
+    model += xi
+    model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
+    for i in peers:
+        model += gradient * xi <= pulp.lpSum(g[j][i] for j in peers), f"average_{i}"
+        for j in peers:
+            for k in peers:
+                model += g[i][j] <= a[k][i] + (1 - c[k]) * big[i], f"sender_{i}_{j}_{k}"
+        model += (
+            pulp.lpSum(a[j][i] + g[j][i] for j in peers if j != i) <= float(d[i] / unit),
+            f"download_{i}",
+        )
+        model += (
+            pulp.lpSum(a[i][j] + g[i][j] for j in peers if j != i) <= float(u[i] / unit),
+            f"upload_{i}",
+        )
+        for j in peers:
+            if problem.link_bytes_per_s is not None and np.isfinite(problem.link_bytes_per_s[i, j]):
+                limit = float(problem.link_bytes_per_s[i, j] / unit)
+                model += a[i][j] + g[i][j] <= limit, f"link_{i}_{j}"
+    return Literal(model, xi, a, g, c, unit, pace)

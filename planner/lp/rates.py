@@ -1,0 +1,200 @@
+"""Reducer rates r_i for given contributors: the executable form of eq. 1 once c is fixed.
+
+A linear programme in n + 1 variables (r and R). Its pair limits ``c_i r_j + r_i <= t_ij`` seldom
+bind, so they enter lazily; where none does, `planner.lp.capacity` has already solved it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.lp.capacity import Limits
+from planner.problems import AveragingProblem
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FIT = 1e-12
+"""Relative excess over a limit that counts as rounding."""
+
+
+class Rates(NamedTuple):
+    """The best total rate for given contributors.
+
+    Attributes
+    ----------
+    total
+        R in bytes per second, attained by ``rates``.
+    bound
+        No rates reach more (weak duality, so rounding of the LP solver does not matter).
+    rates
+        r_i in bytes per second.
+    """
+
+    total: float
+    bound: float
+    rates: Floats
+
+
+def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
+    """Whether the rates respect every pair limit."""
+    if limits.links is None:
+        return True
+    used = np.where(computes[:, None], rates[None, :] + rates[:, None], rates[:, None])
+    np.fill_diagonal(used, 0.0)
+    return bool((used <= limits.links * (1 + FIT)).all())
+
+
+def level(caps: Floats, total: float) -> Floats:
+    """Rates ``min(cap_i, level)`` that sum to ``total``: the most even ones under the caps."""
+    order = np.argsort(caps, kind="stable")
+    ascending = caps[order]
+    n = len(caps)
+    before = np.concatenate(([0.0], np.cumsum(ascending)[:-1]))
+    levels = (total - before) / np.arange(n, 0, -1)
+    fits = np.flatnonzero(levels <= ascending)
+    even: Floats = np.minimum(caps, levels[fits[0]]) if len(fits) else caps.copy()
+    return even
+
+
+def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rates:
+    """The largest total rate R, up to ``at_most``, with the contributors ``computes``."""
+    total = float(limits.largest_total(computes[None, :], at_most)[0])
+    if total <= 0 or not np.isfinite(total):
+        return Rates(0.0, 0.0, np.zeros(limits.n))
+    rates = even_rates(limits, computes, total)
+    if links_fit(limits, computes, rates):
+        return Rates(total, total, rates)
+    return solve_rates(limits, computes, total, rates)
+
+
+def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
+    """The most even rates that sum to ``total``, pair limits between two rates left out."""
+    caps, _ = limits.caps(computes[None, :], np.array([total]))
+    floor = np.zeros(limits.n)
+    if computes.sum() == 1:
+        # a lone contributor keeps at least what it cannot download
+        lone = computes & limits.aggregates
+        floor[lone] = np.maximum(total - limits.download[lone], 0.0)
+    if not floor.any():
+        return level(caps[0], total)
+    i = int(np.argmax(floor))
+    rest = caps[0].copy()
+    rest[i] = 0.0
+    rates = level(rest, min(total - floor[i], float(rest.sum())))
+    rates[i] = total - rates.sum()
+    return rates
+
+
+def solve_rates(
+    limits: Limits, computes: Bools, at_most: float, start: Floats, weights: Floats | None = None
+) -> Rates:
+    """The LP, scaled so that ``at_most`` is 1; pair rows enter as solutions break them.
+
+    Parameters
+    ----------
+    at_most
+        Upper bound on R, positive and finite.
+    start
+        Rates whose broken pair limits make the first rows.
+    weights
+        Minimise ``weights @ r`` at R = ``at_most`` instead of maximising R.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, diags_array, hstack, vstack
+
+    n, c = limits.n, computes.astype(np.float64)
+    assert limits.links is not None
+    links = limits.links / at_most
+    np.fill_diagonal(links, np.inf)
+    ones = np.ones((n, 1))
+    rows = vstack(
+        [
+            hstack([diags_array(n - 1.0 - c), csr_array(c[:, None])]),
+            hstack([diags_array(c.sum() - c - 1.0), csr_array(ones)]),
+        ],
+        format="csr",
+    )
+    right = np.concatenate([limits.upload, limits.download]) / at_most
+    equal = csr_array(np.append(np.ones(n), -1.0)[None, :])
+    highest = np.append(np.minimum(limits.largest_rate / at_most, 1.0), 1.0)
+    lowest = np.append(np.zeros(n), 0.0 if weights is None else 1.0)
+    gain = np.append(np.zeros(n), 1.0) if weights is None else np.append(-weights, 0.0)
+    pairs = np.zeros((0, 2), dtype=np.int64)
+    rates = start / at_most
+    while True:
+        used = c[:, None] * rates[None, :] + rates[:, None]
+        np.fill_diagonal(used, 0.0)
+        broken = np.argwhere(used > links * (1 + 1e-9) + 1e-12)
+        fresh = broken[~_contains(pairs, broken, n)]
+        if len(pairs) and not len(fresh):
+            break
+        pairs = np.concatenate([pairs, fresh])
+        count = np.arange(len(pairs))
+        pair_rows = csr_array(
+            (
+                np.concatenate([np.ones(len(pairs)), c[pairs[:, 0]]]),
+                (np.concatenate([count, count]), np.concatenate([pairs[:, 0], pairs[:, 1]])),
+            ),
+            shape=(len(pairs), n + 1),
+        )
+        matrix = vstack([rows, pair_rows], format="csr")
+        limit = np.concatenate([right, links[pairs[:, 0], pairs[:, 1]]])
+        found = linprog(
+            -gain,
+            A_ub=matrix,
+            b_ub=limit,
+            A_eq=equal,
+            b_eq=[0.0],
+            bounds=np.column_stack([lowest, highest]),
+            method="highs",
+        )
+        if found.status != 0:
+            return Rates(0.0, 0.0, np.zeros(n))
+        rates = np.maximum(found.x[:n], 0.0)
+    # weak duality: any y >= 0 bounds R, whatever the solver's tolerances
+    y = np.maximum(-found.ineqlin.marginals, 0.0)
+    reduced = gain - matrix.T @ y + found.eqlin.marginals[0] * np.append(np.ones(n), -1.0)
+    bound = float(y @ limit + np.maximum(reduced, 0.0) @ highest)
+    rates = rates * at_most
+    rates = rates * min(1.0, attained_scale(limits.problem, computes, rates))
+    return Rates(float(rates.sum()), min(bound * at_most, at_most), rates)
+
+
+def attained_scale(problem: AveragingProblem, computes: Bools, rates: Floats) -> float:
+    """The largest factor by which all rates can grow within the limits; below 1 if one is broken.
+
+    All limits are linear in r without constant, so that the factor is the smallest quotient of
+    limit and use.
+    """
+    scale = np.inf
+    for limit, used in (
+        (problem.upload_bytes_per_s, problem.upload_of(rates, computes)),
+        (problem.download_bytes_per_s, problem.download_of(rates, computes)),
+        (problem.link_bytes_per_s, problem.link_of(rates, computes)),
+    ):
+        if limit is not None:
+            busy = used > 0
+            if busy.any():
+                scale = min(scale, float((limit[busy] / used[busy]).min()))
+    if (rates[~problem.can_aggregate] > 0).any() or computes[~problem.contributors].any():
+        return 0.0
+    return scale
+
+
+def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -> Floats:
+    """The largest rates r_i = shares_i R that the limits allow for fixed shares and contributors.
+
+    This is what an executor with these shares attains (eq. 6 says nothing about it).
+    """
+    scale = attained_scale(problem, computes, shares)
+    rates: Floats = shares * scale if np.isfinite(scale) else np.zeros(len(shares))
+    return rates
+
+
+def _contains(pairs: NDArray[np.int64], wanted: NDArray[np.int64], n: int) -> Bools:
+    """Which of the wanted ordered pairs are among ``pairs``."""
+    return np.isin(wanted[:, 0] * n + wanted[:, 1], pairs[:, 0] * n + pairs[:, 1])

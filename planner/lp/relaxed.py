@@ -1,0 +1,57 @@
+"""The paper's own rule: LP (5), then eq. 6; and what the shares it gives really attain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.lp.rates import attained_rates
+from planner.lp.sparse import RelaxedSolution, solve_relaxed
+from planner.problems import AveragingProblem
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+WHOLE = 1e-6
+"""c_i at least 1 minus this counts as c_i = 1."""
+
+
+class PaperRule(NamedTuple):
+    """Contributors and rates by the paper's rule.
+
+    Attributes
+    ----------
+    computes, rates
+        The decisions, with the largest rates that the shares of eq. 6 attain.
+    promised
+        The value of LP (5) in steps per second.
+    """
+
+    computes: Bools
+    rates: Floats
+    promised: float
+
+
+def eq6_shares(solution: RelaxedSolution) -> Floats:
+    """Eq. 6: ``fraction_i = min_j g_ij / sum_k min_j g_kj``; all 0 if every minimum is 0."""
+    least = solution.g.min(axis=1)
+    total = least.sum()
+    shares: Floats = least / total if total > 0 else np.zeros_like(least)
+    return shares
+
+
+def paper_rule(problem: AveragingProblem) -> PaperRule:
+    """Solve (5), let peers with c != 1 disregard their gradients, divide by eq. 6.
+
+    The relaxation often leaves every c below 1: then nobody contributes and the rule attains 0.
+    """
+    solution = solve_relaxed(problem)
+    computes = (solution.c >= 1 - WHOLE) & problem.contributors
+    shares = np.where(problem.can_aggregate, eq6_shares(solution), 0.0)
+    if len(problem) == 1:
+        rates = solution.g[0] * computes
+    else:
+        rates = attained_rates(problem, computes, shares)
+    return PaperRule(computes, rates, solution.xi)

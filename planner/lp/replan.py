@@ -1,0 +1,48 @@
+"""Planning again when peers join or leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.lp.solve import solve_from
+from planner.parts import AveragingPlan
+from planner.problems import AveragingProblem, ProblemError
+from planner.result import Result
+from planner.stop import StoppingCriterion
+
+
+def replan_averaging(
+    problem: AveragingProblem,
+    previous: AveragingPlan,
+    was: Sequence[int | None],
+    stop: StoppingCriterion | None = None,
+) -> Result[AveragingPlan]:
+    """The best plan for the peers of ``problem``, warm from the plan that was running.
+
+    Those who contributed go on contributing in the first incumbent, next to every newcomer. The
+    same problem and previous plan give the same bytes on every peer, so a newcomer fetches the
+    running plan with the parameters and then solves for itself.
+
+    Parameters
+    ----------
+    previous
+        The plan that was running.
+    was
+        Per peer of ``problem`` its index in ``previous``, None for a newcomer. A peer that left
+        appears nowhere.
+    """
+    if len(was) != len(problem):
+        raise ProblemError(
+            f"`was` has {len(was)} entries for {len(problem)} peers; give each peer's former "
+            "index, or None"
+        )
+    known = [k for k in was if k is not None]
+    if len(set(known)) != len(known) or any(not 0 <= k < len(previous.computes) for k in known):
+        raise ProblemError(
+            f"`was` must name different peers of the previous plan (0 to "
+            f"{len(previous.computes) - 1}), found {list(was)}"
+        )
+    start = np.array([k is None or bool(previous.computes[k]) for k in was])
+    return solve_from(problem, start & problem.contributors, stop)

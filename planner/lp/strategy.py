@@ -1,0 +1,95 @@
+"""Which known strategy a plan equals or mixes (DeDLOC, 3.2, "Comparison with existing techniques").
+
+Every share of the vector is summed somewhere, and where tells the strategies apart:
+
+* by contributors, each the same part: all-reduce;
+* by one reducer for everyone: a parameter server (if it contributes itself, the share it sums above
+  the contributors' common part);
+* by several peers that contribute no gradients: BytePS's summation services;
+* and with groups of two, decentralised pairs, whatever the plan inside a pair.
+
+A plan that does several of these is reported as a mix, in fractions of the vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.parts import AveragingPlan
+
+SAME = 1e-6
+"""Shares of the vector closer than this are equal; smaller parts of a mix are not named."""
+
+
+class Strategy(StrEnum):
+    """The strategies that DeDLOC recovers."""
+
+    ALL_REDUCE = "all-reduce"
+    PARAMETER_SERVER = "parameter server"
+    BYTEPS = "BytePS"
+    PAIRS = "decentralised pairs"
+    LOCAL = "no averaging"
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a plan amounts to.
+
+    Attributes
+    ----------
+    mix
+        ``(strategy, fraction of the vector)``, the largest first, fractions summing to 1.
+    """
+
+    mix: tuple[tuple[Strategy, float], ...]
+
+    @property
+    def equals(self) -> Strategy | None:
+        """The strategy that the plan equals, None if it mixes several."""
+        return self.mix[0][0] if len(self.mix) == 1 else None
+
+    def __str__(self) -> str:
+        if self.equals is not None:
+            return str(self.equals)
+        return " + ".join(f"{part:.0%} {strategy}" for strategy, part in self.mix)
+
+
+def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
+    """The strategy of a plan, from its numbers.
+
+    Parameters
+    ----------
+    group_size
+        m, when averaging runs in alternating groups (`planner.lp.groups`).
+    """
+    shares, computes = plan.shares, plan.computes
+    n = len(shares)
+    if n == 1 or not shares.any():
+        return Recognised(((Strategy.LOCAL, 1.0),))
+    if group_size == 2 and n > 2:
+        return Recognised(((Strategy.PAIRS, 1.0),))
+    reducers = shares > SAME / n
+    helpers = reducers & ~computes
+    contributing = shares[computes]
+    # the part of the vector that all contributors sum evenly
+    even = float(contributing.min()) * len(contributing) if len(contributing) > 1 else 0.0
+    helped = float(shares[helpers].sum())
+    rest = max(1.0 - even - helped, 0.0)
+    parts = {Strategy.ALL_REDUCE: even, Strategy.BYTEPS: 0.0, Strategy.PARAMETER_SERVER: rest}
+    # one helper that dwarfs what any contributor sums is a server, equal services are BytePS
+    largest = float(contributing.max(initial=0.0))
+    if int(helpers.sum()) == 1 and helped > 2 * largest:
+        parts[Strategy.PARAMETER_SERVER] += helped
+    else:
+        parts[Strategy.BYTEPS] += helped
+        if helped > SAME:
+            # BytePS sums one part of the vector on the workers themselves
+            parts[Strategy.BYTEPS] += parts.pop(Strategy.ALL_REDUCE)
+    mix = sorted(
+        ((s, float(np.round(x, 12))) for s, x in parts.items() if x > SAME), key=lambda p: -p[1]
+    )
+    total = sum(x for _, x in mix)
+    return Recognised(tuple((s, x / total) for s, x in mix))

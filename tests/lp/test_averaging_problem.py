@@ -1,0 +1,97 @@
+"""The averaging question: validation and the exact meaning of its limits."""
+
+import numpy as np
+import pytest
+from averaging_oracle import limits_of, random_problem
+from planner.problems import AveragingProblem, ProblemError
+
+
+def build(**changes):
+    fields = {
+        "samples_per_s": [1.0, 2.0, 0.0],
+        "upload_bytes_per_s": [1.0, 2.0, 3.0],
+        "download_bytes_per_s": [2.0, 2.0, 3.0],
+        "batch_size": 8,
+        "gradient_bytes": 4.0,
+    }
+    return AveragingProblem(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples_per_s": [1.0, -1.0, 0.0]}, "samples_per_s of peer 1 is -1; it must be >= 0"),
+        ({"samples_per_s": [1.0, np.nan, 0.0]}, "samples_per_s of peer 1 is nan"),
+        ({"upload_bytes_per_s": [1.0, np.nan, 1.0]}, "upload_bytes_per_s of peer 1 is nan"),
+        ({"download_bytes_per_s": [1.0, 1.0, -2.0]}, "download_bytes_per_s of peer 2 is -2"),
+        ({"download_bytes_per_s": [1.0, 1.0, np.inf]}, "must be >= 0 and finite"),
+        ({"upload_bytes_per_s": [1.0, 1.0]}, "must be one number or 3 of them"),
+        ({"upload_bytes_per_s": ["fast", 1.0, 1.0]}, "upload_bytes_per_s must be"),
+        ({"batch_size": 0}, "batch_size is 0; it must be > 0"),
+        ({"gradient_bytes": -4}, "gradient_bytes is -4"),
+        ({"gradient_bytes": np.nan}, "gradient_bytes is nan"),
+        ({"link_bytes_per_s": np.ones((2, 2))}, "3 x 3"),
+        ({"link_bytes_per_s": -np.ones((3, 3))}, "link_bytes_per_s from 0 to 1 is -1"),
+        ({"link_bytes_per_s": np.full((3, 3), np.nan)}, "link_bytes_per_s from 0 to 1 is nan"),
+        ({"samples_per_s": 0.0}, "nobody can compute"),
+        ({"can_compute": [False, False, True]}, "nobody can compute"),
+        ({"can_aggregate": False}, "nobody can aggregate"),
+        ({"can_aggregate": [True, False]}, "can_aggregate must be one value or 3"),
+        ({"can_compute": [0.5, 1, 1]}, "can_compute must hold true and false"),
+    ],
+)
+def test_bad_input_is_named(changes, message):
+    """Each error says which rule, which value and what to do."""
+    with pytest.raises(ProblemError, match=message.replace("(", r"\(")):
+        build(**changes)
+
+
+def test_scalars_spread_over_the_peers():
+    """A scalar holds for all peers; all scalars make one peer."""
+    problem = AveragingProblem([1, 1, 1], 5.0, 6.0, 1, 1)
+    assert problem.upload_bytes_per_s.tolist() == [5, 5, 5]
+    assert len(AveragingProblem(1.0, 1.0, 1.0, 1, 1)) == 1
+
+
+def test_arrays_are_frozen_and_copied():
+    """Neither the problem nor the caller's arrays can change the other."""
+    speeds = np.ones(3)
+    problem = build(upload_bytes_per_s=speeds)
+    speeds[0] = 9
+    assert problem.upload_bytes_per_s[0] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        problem.upload_bytes_per_s[0] = 2
+
+
+def test_equality_replace_and_subset():
+    """Problems are values."""
+    problem = build(link_bytes_per_s=np.arange(9.0).reshape(3, 3))
+    assert problem == problem.replace() and hash(problem) == hash(problem.replace())
+    assert problem != problem.replace(overlap=False)
+    left = problem.subset([2, 0])
+    assert left.upload_bytes_per_s.tolist() == [3, 1]
+    assert left.link_bytes_per_s[0, 1] == problem.link_bytes_per_s[2, 0] == 6
+
+
+def test_use_of_the_limits_matches_the_written_out_sums():
+    """upload_of, download_of and link_of are the left sides of eq. 1."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        problem = random_problem(rng).replace(link_bytes_per_s=1.0)
+        n = len(problem)
+        rates, computes = rng.random(n), rng.random(n) < 0.5
+        matrix, _ = limits_of(problem, computes)
+        used = (matrix @ rates).reshape(n, n + 1)
+        assert np.allclose(used[:, -2], problem.upload_of(rates, computes))
+        assert np.allclose(used[:, -1], problem.download_of(rates, computes))
+        links = problem.link_of(rates, computes)
+        assert np.allclose(used[:, :-2].ravel(), links[~np.eye(n, dtype=bool)])
+
+
+def test_steps_per_second_overlapped_and_alternating():
+    """min of both rates with delayed parameter updates, otherwise their harmonic sum."""
+    problem = build()
+    assert problem.steps_per_s([1, 1, 0], [True, True, False]) == min(3 / 8, 2 / 4)
+    alternating = problem.replace(overlap=False)
+    assert alternating.steps_per_s([1, 1, 0], [True, True, False]) == 1 / (8 / 3 + 4 / 2)
+    assert problem.steps_per_s([0, 0, 0], [True, True, False]) == 0

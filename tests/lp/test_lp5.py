@@ -1,0 +1,142 @@
+"""LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
+
+import numpy as np
+import planner.lp.sparse as sparse
+import pytest
+from averaging_oracle import random_problem
+from planner.bench.averaging import instance
+from planner.check_averaging import check_averaging
+from planner.lp.literal import literal_model
+from planner.lp.relaxed import eq6_shares, paper_rule
+from planner.lp.solve import solve_averaging
+from planner.lp.sparse import big_m, lp_bound, solve_relaxed
+from planner.problems import AveragingProblem, ProblemError
+from planner.result import Status
+
+
+def violation_of_lp5(problem, solution):
+    """Largest excess over any constraint of (5), relative to the fastest peer."""
+    a, g, c = solution.a, solution.g, solution.c
+    n = len(problem)
+    off = ~np.eye(n, dtype=bool)
+    worst = [
+        ((a + g) * off).sum(axis=1) - problem.upload_bytes_per_s,
+        ((a + g) * off).sum(axis=0) - problem.download_bytes_per_s,
+        solution.xi * problem.gradient_bytes - g.sum(axis=0),
+    ]
+    if problem.link_bytes_per_s is not None:
+        worst.append((a + g)[off] - problem.link_bytes_per_s[off])
+    for k in range(n):
+        # i = k is no row: what stays on a peer is free
+        rows = g - a[k][:, None] - (1 - c[k]) * big_m(problem)[:, None]
+        worst.append(np.delete(rows, k, axis=0).ravel())
+    samples = float(problem.samples_per_s @ c) / problem.batch_size
+    assert solution.xi <= samples * (1 + 1e-6)
+    scale = max(problem.upload_bytes_per_s.max(), problem.download_bytes_per_s.max())
+    return max(float(np.max(x)) for x in worst) / scale
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_reduced_form_equals_the_literal_one(solver):
+    """Same value, and a point that satisfies every row of (5)."""
+    rng = np.random.default_rng(5)
+    for _ in range(40 if solver == "highs" else 10):
+        problem = random_problem(rng, overlap=True)
+        solution = solve_relaxed(problem)
+        expected = literal_model(problem).solve(solver).xi
+        assert solution.xi == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert violation_of_lp5(problem, solution) < 1e-6
+
+
+def test_full_form_equals_the_aggregated_one():
+    """The two reduced forms, one the fallback of the other."""
+    for seed in range(4):
+        for ratio in (0.3, 0.8, 1.0):
+            problem = instance(12, seed, ratio, link_factor=0.3)
+            scaled = sparse._Scaled(problem)
+            full = sparse._full(scaled)
+            assert full.xi == pytest.approx(solve_relaxed(problem).xi, rel=1e-6)
+            assert violation_of_lp5(problem, full) < 1e-6
+
+
+def test_cuts_are_needed_and_valid(monkeypatch):
+    """Where the transportation problem fails, rounds of cuts reach the literal optimum."""
+    monkeypatch.setattr(sparse, "_full", lambda scaled: pytest.fail("the full form was needed"))
+    monkeypatch.setattr(sparse, "ROUNDS", 50)
+    for seed in range(4):
+        problem = instance(8, seed, 0.8, link_factor=0.2)
+        assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
+
+
+def test_rows_of_the_literal_model_are_cubic(tmp_path):
+    """n^3 rows of eq. 4, and files in both formats that hold them."""
+    problem = instance(4, 0)
+    literal = literal_model(problem)
+    for suffix in (".lp", ".mps"):
+        path = tmp_path / f"dedloc{suffix}"
+        literal.write(path)
+        assert path.read_text().count("sender_") >= 4**3
+    with pytest.raises(ProblemError, match=r"use \.lp or \.mps"):
+        literal.write(tmp_path / "dedloc.txt")
+    with pytest.raises(ProblemError, match="highs, cbc"):
+        literal.solve("abacus")
+
+
+def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares():
+    """With links the paper's eq. 2 can promise more than any fixed shares attain."""
+    ratios = []
+    rng = np.random.default_rng(11)
+    for _ in range(12):
+        n = int(rng.integers(3, 6))
+        problem = random_problem(rng, most=n, overlap=True)
+        n = len(problem)
+        problem = problem.replace(link_bytes_per_s=rng.uniform(0.0, 0.1, (n, n)))
+        attained = solve_averaging(problem).objective or 0.0
+        eq2 = literal_model(problem, binary=True).solve().xi
+        assert attained <= eq2 * (1 + 1e-6) + 1e-9
+        assert eq2 <= lp_bound(problem) * (1 + 1e-6) + 1e-9
+        if attained > 0:
+            ratios.append(eq2 / attained)
+    assert max(ratios) > 1.01
+
+
+def test_paper_rule_attains_no_more_than_it_promises():
+    """Its plan is valid as executed, and the bound is LP (5)."""
+    for seed in range(6):
+        for ratio in (0.3, 1.0, 2.0):
+            problem = instance(8, seed, ratio)
+            result = solve_averaging(problem, "relaxed")
+            assert check_averaging(result.plan, problem) == []
+            assert result.bound >= result.objective
+            exact = solve_averaging(problem)
+            assert exact.objective <= result.bound
+            assert result.objective <= exact.bound * (1 + 1e-9)
+
+
+def test_rule_with_every_c_fractional_attains_nothing():
+    """Everyone disregards its gradients: the relaxation's answer cannot be executed."""
+    problem = instance(8, 0, 0.3)
+    rule = paper_rule(problem)
+    assert not rule.computes.any() and rule.promised > 0
+    result = solve_averaging(problem, "relaxed")
+    assert result.objective == 0 and result.status is Status.FEASIBLE
+
+
+def test_shares_follow_eq_6():
+    """fraction_i proportional to min_j g_ij."""
+    solution = sparse.RelaxedSolution(1.0, np.zeros((2, 2)), np.array([[3.0, 1.0], [3, 9]]), [1, 1])
+    assert eq6_shares(solution) == pytest.approx([0.25, 0.75])
+
+
+def test_alternating_phases_are_refused():
+    """Eq. 2-5 are written for delayed parameter updates."""
+    problem = instance(4, 0).replace(overlap=False)
+    for call in (literal_model, lp_bound):
+        with pytest.raises(ProblemError, match="overlap=False"):
+            call(problem)
+
+
+def test_dead_network():
+    """No bandwidth at all: (5) is 0."""
+    problem = AveragingProblem([1, 1], 0.0, 0.0, 1, 1)
+    assert lp_bound(problem) == 0

@@ -1,0 +1,311 @@
+"""The exact method against brute force, its ties, bounds and behaviour."""
+
+import subprocess
+import sys
+
+import numpy as np
+import planner.lp.search as search_module
+import pytest
+from averaging_oracle import (
+    GBIT,
+    brute_force,
+    brute_force_ties,
+    largest_total,
+    random_problem,
+    sets_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner.bench.averaging import instance
+from planner.check_averaging import check_averaging
+from planner.lp.capacity import Limits
+from planner.lp.capacity import largest_total as combinatorial_total
+from planner.lp.rates import best_rates, links_fit
+from planner.lp.solve import promises, solve_averaging
+from planner.problems import AveragingProblem, ProblemError
+from planner.result import Status
+from planner.stop import MaxIterations
+
+
+def assert_best(problem, expected):
+    """Optimal, valid by the independent checker, and bounded from above."""
+    result = solve_averaging(problem)
+    if expected <= 1e-9:
+        assert result.status is Status.INFEASIBLE and result.plan is None
+        return
+    assert result.status is Status.OPTIMAL
+    assert check_averaging(result.plan, problem) == []
+    assert result.objective == pytest.approx(expected, rel=1e-6)
+    assert result.bound >= expected * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_enumeration_equals_brute_force(seed):
+    """Small problems: every set of contributors at once."""
+    problem = random_problem(np.random.default_rng(seed))
+    assert_best(problem, brute_force(problem))
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_branch_and_bound_equals_brute_force(seed, monkeypatch):
+    """The same with enumeration off: knapsack bounds and the mixed-integer programme."""
+    monkeypatch.setattr(search_module, "ENUMERATED", 0)
+    problem = random_problem(np.random.default_rng(seed))
+    assert_best(problem, brute_force(problem))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 4),
+            st.floats(0, 10),
+            st.floats(0, 10),
+            st.booleans(),
+        ),
+        min_size=2,
+        max_size=5,
+    ),
+    st.floats(0.1, 50),
+    st.booleans(),
+    st.one_of(st.none(), st.floats(0, 3)),
+)
+def test_generated_instances(peers, batch, overlap, link):
+    """Whatever the numbers: the brute-force optimum, and a plan that the checker accepts."""
+    samples, upload, download, aggregates = (list(x) for x in zip(*peers, strict=True))
+    samples[0] += 0.5
+    aggregates[-1] = True
+    problem = AveragingProblem(
+        samples, upload, download, batch, 1.0, link, None, aggregates, overlap
+    )
+    best = brute_force(problem)
+    result = solve_averaging(problem)
+    if result.plan is None:
+        assert result.status is Status.INFEASIBLE and best <= 1e-6
+    else:
+        # rates a thousand times below the others are within the oracle's own tolerance
+        assert result.objective == pytest.approx(best, rel=1e-6, abs=2e-6)
+        assert check_averaging(result.plan, problem) == []
+
+
+def test_no_pair_limits_equals_the_linear_programme():
+    """The combinatorial R(K) is the LP's for every K, single contributors included."""
+    rng = np.random.default_rng(3)
+    for _ in range(25):
+        problem = random_problem(rng, link_bytes_per_s=None)
+        for computes in sets_of(problem.contributors):
+            expected = largest_total(problem, computes)
+            assert combinatorial_total(problem, computes) == pytest.approx(
+                expected, rel=1e-9, abs=1e-9
+            )
+
+
+def test_rates_under_pair_limits_equal_the_linear_programme():
+    """Lazily added pair rows end at the full LP's value, with a rigorous bound."""
+    rng = np.random.default_rng(4)
+    lazy = 0
+    for _ in range(40):
+        problem = random_problem(rng, link_bytes_per_s=None)
+        n = len(problem)
+        problem = problem.replace(link_bytes_per_s=rng.uniform(0.02, 0.2, (n, n)))
+        computes = problem.contributors
+        found = best_rates(Limits(problem), computes)
+        expected = largest_total(problem, computes)
+        assert found.total == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert found.bound >= expected * (1 - 1e-9)
+        assert links_fit(Limits(problem), computes, found.rates)
+        lazy += found.bound != found.total
+    assert lazy > 5
+
+
+def test_dropping_a_contributor_never_lowers_the_total_rate():
+    """The monotonicity that the search rests on."""
+    rng = np.random.default_rng(5)
+    for _ in range(15):
+        problem = random_problem(rng, most=5)
+        totals = {c.tobytes(): largest_total(problem, c) for c in sets_of(problem.contributors)}
+        for key, total in totals.items():
+            chosen = np.frombuffer(key, dtype=bool)
+            for i in np.flatnonzero(chosen):
+                fewer = chosen.copy()
+                fewer[i] = False
+                if fewer.any():
+                    assert totals[fewer.tobytes()] >= total * (1 - 1e-7) - 1e-12
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ties_take_fewest_reducers_then_smallest_contributors(seed):
+    """Against brute force over contributors and reducers; half of the problems are uniform."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, most=4)
+    if seed % 2:
+        ones = np.ones(len(problem))
+        problem = problem.replace(
+            samples_per_s=ones, upload_bytes_per_s=ones, download_bytes_per_s=ones
+        )
+    result = solve_averaging(problem)
+    if result.plan is not None:
+        count, computes = brute_force_ties(problem)
+        assert len(result.plan.reducers) == count
+        assert tuple(bool(c) for c in result.plan.computes) == computes
+
+
+def test_rates_are_lexicographically_smallest():
+    """Two reducers are needed: the last two, and the earlier of them takes as little as it can."""
+    # H = 1.5 with one contributor of four that cannot reduce: caps 3/3 = 1 each
+    problem = AveragingProblem(
+        [1, 0, 0, 0], 3.0, 9.0, 1.0 / 1.5, 1.0, can_aggregate=[False, True, True, True]
+    )
+    plan = solve_averaging(problem).plan
+    assert plan.rates == pytest.approx([0, 0, 0.5, 1.0])
+
+
+def test_hand_computed_pair():
+    """Two equal peers: half the vector each; a step sends half and returns half, R = u."""
+    problem = AveragingProblem([1, 1], 1.0, 1.0, batch_size=0.5, gradient_bytes=1.0)
+    result = solve_averaging(problem)
+    # one contributor alone computes 2 steps/s, but then u = d = 1 still bounds R
+    assert result.objective == pytest.approx(1.0)
+    assert result.status is Status.OPTIMAL
+
+
+def test_one_peer_needs_no_network():
+    """A single peer averages with nobody."""
+    problem = AveragingProblem([3.0], 0.0, 0.0, batch_size=6, gradient_bytes=10)
+    result = solve_averaging(problem)
+    assert result.status is Status.OPTIMAL and result.objective == 0.5
+    assert check_averaging(result.plan, problem) == []
+    assert solve_averaging(problem, "relaxed").objective == 0.5
+    assert solve_averaging(problem.replace(overlap=False)).objective == 0.5
+
+
+def test_a_peer_that_is_cut_off_makes_the_problem_infeasible():
+    """Everyone must receive the average: no download, or no link from any reducer, is fatal."""
+    deaf = AveragingProblem([1, 1, 1], 1.0, [1, 1, 0], 1, 1, can_aggregate=[1, 1, 0])
+    links = np.ones((3, 3))
+    links[:, 2] = links[2, :] = 0
+    for problem in (deaf, AveragingProblem([1, 1, 1], 1.0, 1.0, 1, 1, links)):
+        result = solve_averaging(problem)
+        assert result.status is Status.INFEASIBLE and result.plan is None
+        assert result.objective is None and "cannot be reached" in result.stop_reason
+
+
+def test_unlinked_peers_are_worked_around():
+    """A missing link only forbids what would use it."""
+    links = np.ones((3, 3))
+    links[0, 1] = links[1, 0] = 0
+    problem = AveragingProblem([1, 1, 1], 1.0, 1.0, 3, 1, links)
+    plan = solve_averaging(problem).plan
+    assert plan.reducers == (2,)
+    assert_best(problem, brute_force(problem))
+
+
+def test_client_mode_peers_contribute_but_do_not_reduce():
+    """can_aggregate false: r_i = 0, and the peer still receives."""
+    problem = AveragingProblem([1] * 4, 1.0, 1.0, 4.0, 1.0, can_aggregate=[1, 0, 0, 1])
+    plan = solve_averaging(problem).plan
+    assert set(plan.reducers) <= {0, 3} and plan.computes[1:3].any()
+
+
+def test_alternating_is_slower_than_overlapping():
+    """The sum of both phases never beats their maximum, nor does it exceed twice it."""
+    for seed in range(10):
+        problem = random_problem(np.random.default_rng(seed), overlap=True)
+        both = solve_averaging(problem).objective
+        one = solve_averaging(problem.replace(overlap=False)).objective
+        if both is not None:
+            assert both / 2 * (1 - 1e-6) <= one <= both * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("peers", "links"), [(24, True), (64, True), (200, True), (400, False)])
+def test_generator_instances_are_solved_to_optimality(peers, links):
+    """The benchmark's instances: proven optimal, accepted by the checker."""
+    for ratio in (0.8, 1.0):
+        problem = instance(peers, 1, ratio, links)
+        result = solve_averaging(problem)
+        assert result.status is Status.OPTIMAL
+        assert check_averaging(result.plan, problem) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_binding_links_are_solved_to_optimality(seed):
+    """Links at a twentieth of the generator's: pair rows and branching are needed."""
+    problem = instance(24, seed, 0.8, link_factor=0.05)
+    result = solve_averaging(problem)
+    assert result.status is Status.OPTIMAL
+    assert check_averaging(result.plan, problem) == []
+
+
+def test_a_limit_returns_the_best_so_far_with_its_bound():
+    """MaxIterations stops the branching; the bound stays valid."""
+    problem = instance(24, 0, 0.8, link_factor=0.05)
+    result = solve_averaging(problem, stop=MaxIterations(1))
+    assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert result.bound >= result.objective
+    assert check_averaging(result.plan, problem) == []
+    again = solve_averaging(problem, stop=MaxIterations(1))
+    assert again.plan == result.plan and again.bound == result.bound
+
+
+def test_promises_are_ordered():
+    """Attained <= proven <= eq. 2 <= LP (5), and the paper's rule attains no more than the best."""
+    rng = np.random.default_rng(8)
+    for _ in range(6):
+        problem = random_problem(rng, most=5, overlap=True)
+        found = promises(problem, eq2=True)
+        slack = 1 + 1e-6
+        assert found.rule <= found.attained * slack + 1e-12
+        assert found.attained <= found.proven * slack
+        assert found.attained <= found.eq2 * slack + 1e-9
+        assert found.eq2 <= found.lp5 * slack + 1e-9
+
+
+def test_unknown_method_is_refused():
+    """The message lists the methods."""
+    with pytest.raises(ProblemError, match="exact, relaxed"):
+        solve_averaging(instance(8, 0), "guess")
+
+
+def test_expected_samples_add_up_to_the_batch():
+    """B s_i / S for contributors, nothing for the others."""
+    problem = instance(24, 2, 1.0)
+    plan = solve_averaging(problem).plan
+    assert plan.samples_per_step.sum() == pytest.approx(problem.batch_size)
+    assert (plan.samples_per_step > 0).tolist() == plan.computes.tolist()
+    assert plan.shares.sum() == pytest.approx(1)
+
+
+PROGRAM = """
+import hashlib, sys
+from planner.bench.averaging import instance
+from planner.lp.solve import solve_averaging
+digest = hashlib.sha256()
+for peers, factor in ((8, 1.0), (12, 0.1), (24, 1.0), (24, 0.05)):
+    problem = instance(peers, 3, 0.9, link_factor=factor)
+    for method in ("exact", "relaxed"):
+        digest.update(solve_averaging(problem, method).plan.to_bytes())
+print(digest.hexdigest())
+"""
+
+
+def test_every_process_decides_the_same_bytes():
+    """Two processes with different hash seeds and thread counts give the same bytes."""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "PYTHONPATH": "."},
+        ).stdout
+        for seed, threads in (("0", "1"), ("7", "2"))
+    }
+    assert len(outputs) == 1
+
+
+def test_gigabit_numbers():
+    """Real magnitudes: eight peers of 1 Gb/s average 100 MB in 2 (n - 1) / n of the wire time."""
+    problem = AveragingProblem([1] * 8, GBIT, GBIT, 8 * 1.4 * 0.99, 100e6)
+    result = solve_averaging(problem)
+    assert result.objective == pytest.approx(1 / 1.4)
