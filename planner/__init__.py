@@ -17,7 +17,7 @@ from planner.compute_times import Calibration
 from planner.datasets import list_networks, load_network
 from planner.network import Network, NetworkError
 from planner.plan import PlanError, TrainingPlan, load_plan, save_plan
-from planner.problems import AssignmentProblem, ProblemError
+from planner.problems import AssignmentProblem, AveragingProblem, ProblemError
 from planner.result import Certificate, Result, Status
 from planner.simulate import SimulationError, simulate
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
@@ -27,9 +27,12 @@ from planner.workload import Workload
 
 if TYPE_CHECKING:
     from planner.genetic import solve_assignment
+    from planner.lp import optimal_group_size, solve_averaging
     from planner.matching import bottleneck_assignment, open_path
 
 _LAZY = {
+    "optimal_group_size": "planner.lp",
+    "solve_averaging": "planner.lp",
     "bottleneck_assignment": "planner.matching",
     "open_path": "planner.matching",
     "solve_assignment": "planner.genetic",
@@ -39,6 +42,7 @@ __all__ = [
     "GPUS",
     "AnyOf",
     "AssignmentProblem",
+    "AveragingProblem",
     "Calibration",
     "Certificate",
     "Cluster",
@@ -64,10 +68,12 @@ __all__ = [
     "load_network",
     "load_plan",
     "open_path",
+    "optimal_group_size",
     "plan",
     "save_plan",
     "simulate",
     "solve_assignment",
+    "solve_averaging",
 ]
 
 

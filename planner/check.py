@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from planner.check_assignment import assignment_cost_s, check_assignment, grid_violations
+from planner.check_averaging import check_averaging
 from planner.cluster import Cluster
-from planner.parts import AssignmentPlan
+from planner.parts import AssignmentPlan, AveragingPlan
 from planner.plan import Schedule, TrainingPlan, contradictions
-from planner.problems import AssignmentProblem
+from planner.problems import AssignmentProblem, AveragingProblem
 from planner.result import OPTIMAL_GAP, Certificate, Result, Status, relative_gap
 from planner.violation import Violation
 
@@ -30,9 +31,9 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     Parameters
     ----------
     plan
-        A `TrainingPlan`, an `AssignmentPlan`, or a `Result` with either.
+        A `TrainingPlan`, an `AssignmentPlan`, an `AveragingPlan`, or a `Result` with one.
     problem_or_cluster
-        The problem that an `AssignmentPlan` answers; for a `TrainingPlan` the cluster it is meant
+        The problem that a part answers; for a `TrainingPlan` the cluster it is meant
         for, by default the one it holds.
 
     Returns
@@ -55,6 +56,11 @@ def _check(plan: Any, _: Any) -> Iterator[Violation]:
 @_check.register
 def _(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Violation]:
     yield from check_assignment(plan, problem)
+
+
+@_check.register
+def _(plan: AveragingPlan, problem: AveragingProblem) -> Iterator[Violation]:
+    yield from check_averaging(plan, problem)
 
 
 @_check.register
@@ -86,6 +92,12 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from _same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+    if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
+        yield Violation(
+            "steps per second",
+            "result.objective",
+            f"the plan makes {result.plan.steps_per_s} steps/s, found {result.objective}",
+        )
 
 
 def _same(

@@ -1,4 +1,4 @@
-"""The command line: ``planner networks | plan | assign | check | simulate | run | bench``.
+"""The command line: ``planner networks | plan | assign | average | check | simulate | run``.
 
 Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, Ctrl-C in a
 search with the best so far.
@@ -110,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--activation-bytes", type=float, required=True, help="c_PP of a boundary")
     sub.add_argument("--gradient-bytes", type=float, required=True, help="c_DP of a stage")
     _solver_arguments(sub)
+
+    sub = command("average", _average, "who contributes gradients, and who sums which share")
+    sub.add_argument("peers", type=Path, help="CSV: name,samples_per_s,upload_mbps,download_mbps")
+    sub.add_argument("--batch-samples", type=float, required=True)
+    sub.add_argument("--gradient-bytes", type=float, required=True)
+    sub.add_argument("--links", help="network with pairwise limits between the peers' names")
+    sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
+    sub.add_argument("--method", default="exact", choices=["exact", "relaxed"])
+    sub.add_argument("--seconds", type=float, default=10.0)
 
     sub = command("check", _check, "verify a plan file independently of the solvers")
     sub.add_argument("plan", type=Path)
@@ -383,6 +392,45 @@ def _assign(args: argparse.Namespace) -> int:
         lines += [f"stage {j}: {' '.join(names)}" for j, names in enumerate(groups)]
     _print(args, data, lines)
     return 0 if result.plan is not None else INVALID_PLAN
+
+
+def _average(args: argparse.Namespace) -> int:
+    from planner.lp import solve_averaging
+    from planner.lp.strategy import recognise
+    from planner.peers import load_peers
+
+    peers = load_peers(args.peers)
+    links = None if args.links is None else load_network(args.links)
+    problem = peers.problem(args.batch_samples, args.gradient_bytes, links, not args.no_overlap)
+    result = solve_averaging(problem, args.method, _stop(args))
+    data = _result_data(result)
+    if result.plan is None:
+        _print(args, data, [f"no averaging is possible: {result.stop_reason}"])
+        return INVALID_PLAN
+    made = result.plan
+    data["strategy"] = str(recognise(made))
+    data["peers"] = [
+        {
+            "name": name,
+            "computes": bool(made.computes[i]),
+            "share": float(made.shares[i]),
+            "samples_per_step": float(made.samples_per_step[i]),
+        }
+        for i, name in enumerate(peers.names)
+    ]
+    lines = [
+        f"{made.steps_per_s:.6g} steps/s   bound {result.bound:.6g}   gap {result.gap:.2%}   "
+        f"{result.status} ({result.stop_reason}, {result.runtime_s:.2f} s)",
+        f"strategy: {data['strategy']}",
+        f"{'peer':<20}{'computes':>9}{'share':>9}{'samples a step':>16}",
+    ]
+    lines += [
+        f"{p['name']:<20}{'yes' if p['computes'] else 'no':>9}{p['share']:>9.2%}"
+        f"{p['samples_per_step']:>16.1f}"
+        for p in data["peers"]
+    ]
+    _print(args, data, lines)
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:

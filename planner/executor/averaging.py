@@ -25,8 +25,11 @@ from planner.plan import AveragingGroup
 TAG = 1 << 28
 """Above all tags of the pipeline."""
 
-CHUNK_BYTES = 1 << 19
-"""Of the largest share, before encoding."""
+CHUNK_BYTES = 1 << 15
+"""Smallest chunk of the largest share, before encoding: small ones keep unequal flows in step."""
+
+MOST_CHUNKS = 64
+"""Of a share; beyond that chunks grow, for each costs a round of messages."""
 
 WINDOW = 4
 """Chunks a contributor has on the way to each reducer."""
@@ -77,12 +80,11 @@ def average_vector(
     rank: int,
     transport: Transport,
     codec: str = "none",
-    chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Replace a ``float32`` vector by the sum over the group's contributors, in place."""
     parts = share_ranges(len(vector), group.shares)
     largest = max(stop - start for start, stop in parts)
-    count = max(1, -(-4 * largest // chunk_bytes))
+    count = min(MOST_CHUNKS, max(1, -(-4 * largest // CHUNK_BYTES)))
     chunks = [chunk_ranges(part, count) for part in parts]
     _Exchange(vector, group, group.members.index(rank), transport, codec, chunks).run(count)
     transport.drain()
@@ -102,16 +104,18 @@ class _Exchange:
     def run(self, count: int) -> None:
         """Contribute, reduce and collect all chunks."""
         contributions: deque[dict[int, Pending]] = deque()
-        returns: deque[dict[int, Pending]] = deque()
+        returns: list[dict[int, Pending]] = []
         for c in range(count + WINDOW):
             if c < count:
                 contributions.append(self._ask_contributions(c))
                 returns.append(self._ask_returns(c))
                 self._contribute(c)
             if c >= WINDOW:
-                # by now the contributors have sent a window of chunks beyond this one
+                # a window of contributions beyond this chunk keeps the links busy meanwhile
                 self._reduce(c - WINDOW, contributions.popleft())
-                self._collect(c - WINDOW, returns.popleft())
+        # only now: waiting for a chunk's way back would empty the links behind it
+        for c, returned in enumerate(returns):
+            self._collect(c, returned)
 
     def _size(self, k: int, c: int) -> int:
         start, stop = self.chunks[k][c]

@@ -1,1 +1,7 @@
 """Averaging: the linear and mixed-integer programmes of DeDLOC and what goes with them."""
+
+from planner.lp.groups import optimal_group_size
+from planner.lp.replan import replan_averaging
+from planner.lp.solve import solve_averaging
+
+__all__ = ["optimal_group_size", "replan_averaging", "solve_averaging"]
