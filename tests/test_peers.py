@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from planner.cli import main
 from planner.peers import load_peers
 

@@ -48,6 +48,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
+    )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     return parser.parse_args(argv)
 
@@ -73,6 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         learning_rate=args.learning_rate,
         data=args.data,
         optimizer=args.optimizer,
+        tickets=store if args.own_pace else None,
     )
 
     def say(text: str, **event: Any) -> None:

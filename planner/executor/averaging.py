@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,21 +58,49 @@ def chunk_ranges(part: Range, count: int) -> list[Range]:
 
 def average_gradients(
     parameters: list[nn.Parameter],
-    group: AveragingGroup,
+    rounds: Sequence[AveragingGroup],
+    peers: int,
     rank: int,
     transport: Transport,
     codec: str = "none",
 ) -> None:
-    """Replace this rank's gradients by the group's sum, equal on all members bit for bit."""
-    if len(group.members) == 1:
+    """Replace this rank's gradients by the sum over all peers of its stage.
+
+    Parameters
+    ----------
+    rounds
+        This rank's group in every round. One round over all gives the sum, equal on all members bit
+        for bit. In several rounds every group takes its mean, which comes to the mean of all if
+        the groups are laid out for it (`mixing_error` is 0).
+    peers
+        Devices of the stage.
+    """
+    if peers == 1:
         return
     vector = torch.cat([_gradient(p).reshape(-1) for p in parameters]).cpu()
-    average_vector(vector, group, rank, transport, codec)
+    for group in rounds:
+        if len(group.members) > 1:
+            average_vector(vector, group, rank, transport, codec)
+        if len(rounds) > 1:
+            vector /= len(group.members)
+    if len(rounds) > 1:
+        vector *= peers
     start = 0
     for parameter in parameters:
         stop = start + parameter.numel()
         parameter.grad = vector[start:stop].view_as(parameter).to(parameter.device)
         start = stop
+
+
+def mixing_error(rounds: Sequence[Sequence[AveragingGroup]], members: Sequence[int]) -> float:
+    """How far the rounds are from the exact mean: the largest weight's distance from 1 / n."""
+    place = {d: i for i, d in enumerate(members)}
+    mixing = np.eye(len(members))
+    for groups in rounds:
+        for group in groups:
+            rows = [place[d] for d in group.members]
+            mixing[rows] = mixing[rows].mean(axis=0)
+    return float(np.abs(mixing - 1 / len(members)).max())
 
 
 def average_vector(

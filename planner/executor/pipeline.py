@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,6 +72,26 @@ class PipelineWorker:
             self.records.append((b, self.rank, kind, start - began, time.perf_counter() - began))
         self.transport.drain()
         return loss
+
+    def alone(self, b: int, began: float) -> float:
+        """One microbatch through the whole model on this device, whatever its planned path."""
+        assert self.head is not None
+        tokens = self.tokens(b).to(self.transport.device)
+        marks = [time.perf_counter() - began]
+        output = self.stage(tokens[:, :-1])
+        marks.append(time.perf_counter() - began)
+        activations = output.detach().requires_grad_()
+        loss = self.head(activations, tokens[:, 1:]) / self.batch_tokens
+        loss.backward()
+        marks.append(time.perf_counter() - began)
+        torch.autograd.backward(output, activations.grad)
+        self._synchronise()
+        marks.append(time.perf_counter() - began)
+        self.records += [
+            (b, self.rank, kind, start, end)
+            for kind, (start, end) in zip("FHB", pairwise(marks), strict=True)
+        ]
+        return float(loss.detach())
 
     def _inbox(self) -> Iterator[Pending | None]:
         """The message each operation waits for, asked for a while ahead."""

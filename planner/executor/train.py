@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 
-from planner.executor.averaging import average_gradients
+from planner.executor.averaging import average_gradients, mixing_error
 from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.pipeline import PipelineWorker, Record
@@ -20,6 +21,8 @@ from planner.plan import PlanError, TrainingPlan
 from planner.workload import Architecture
 
 WEIGHT_DECAY = 0.01
+EXACT = 1e-12
+"""Weights of the mean may be off by rounding."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,13 @@ def require_executable(plan: TrainingPlan) -> Architecture:
         )
     if plan.sync.every_steps != 1 or plan.sync.outer is not None:
         raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
-    if any(len(rounds) != 1 for rounds in plan.averaging):
-        raise PlanError("averaging.stages: the executor does one round so far; plan one round")
+    for j, rounds in enumerate(plan.averaging):
+        error = mixing_error(rounds, plan.assignment.groups[j])
+        if error > EXACT:
+            raise PlanError(
+                f"averaging.stages[{j}]: its rounds leave weights off by {error:g}, so that "
+                "devices would drift apart; plan rounds that give the exact mean"
+            )
     return arch
 
 
@@ -54,6 +62,10 @@ class Worker:
     ----------
     optimizer
         ``"adamw"`` or ``"sgd"``.
+    tickets
+        If given, devices take microbatches from this store as fast as they can until the batch is
+        complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
+        stage, whose microbatches any device can do alone.
     """
 
     def __init__(
@@ -65,13 +77,21 @@ class Worker:
         learning_rate: float,
         data: Path | None = None,
         optimizer: str = "adamw",
+        tickets: Store | None = None,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
-        self.plan, self.rank, self.device = plan, rank, device
+        if tickets is not None and len(plan.assignment.groups) > 1:
+            raise PlanError(
+                f"assignment.groups: own pace needs whole models, found "
+                f"{len(plan.assignment.groups)} stages; plan one stage"
+            )
+        self.plan, self.rank, self.device, self.tickets = plan, rank, device, tickets
         self.stage_index = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[self.stage_index], plan.seed).to(device)
-        runs_head = any(any(kind == "H" for kind, _ in s.order[rank]) for s in plan.schedules)
+        runs_head = tickets is not None or any(
+            any(kind == "H" for kind, _ in s.order[rank]) for s in plan.schedules
+        )
         self.head = build_head(arch, plan.seed).to(device) if runs_head else None
         self.transport = Transport(device)
         self.data = Microbatches(
@@ -84,7 +104,11 @@ class Worker:
             *(() if self.head is None else self.head.parameters()),
         ]
         self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
-        self.group = next(g for g in plan.averaging[self.stage_index][0] if rank in g.members)
+        self.rounds = [
+            next(g for g in groups if rank in g.members)
+            for groups in plan.averaging[self.stage_index]
+        ]
+        self.peers = len(plan.assignment.groups[self.stage_index])
 
     def steps(self, count: int) -> Iterator[StepReport]:
         """Train; yields after every step."""
@@ -102,10 +126,18 @@ class Worker:
             )
             dist.barrier()
             began = time.perf_counter()
-            loss = pipeline.iteration(began)
+            if self.tickets is None:
+                loss = pipeline.iteration(began)
+            else:
+                loss = self._own_pace(pipeline, step, self.tickets, began)
             averaging = time.perf_counter()
             average_gradients(
-                self.parameters, self.group, self.rank, self.transport, self.plan.codec
+                self.parameters,
+                self.rounds,
+                self.peers,
+                self.rank,
+                self.transport,
+                self.plan.codec,
             )
             update = time.perf_counter()
             self.optimizer.step()
@@ -119,6 +151,14 @@ class Worker:
                 (-1, self.rank, "U", update - began, ended - began),
             ]
             yield StepReport(step, _sum(loss), _longest(ended - began), records)
+
+    def _own_pace(self, pipeline: PipelineWorker, step: int, tickets: Store, began: float) -> float:
+        """Take microbatches until the batch is complete; what each gave weighs by itself."""
+        loss = 0.0
+        target = len(pipeline.schedule.paths)
+        while (ticket := tickets.add(f"tickets/{step}", 1)) <= target:
+            loss += pipeline.alone(ticket - 1, began)
+        return loss
 
 
 def make_optimizer(

@@ -14,11 +14,12 @@ from planner.plan import load_plan
 
 
 def main() -> None:
-    path, out, steps, *devices = sys.argv[1:]
+    path, out, steps, pace, *devices = sys.argv[1:]
     torch.set_num_threads(1)
     plan = load_plan(path)
     rank = join(plan, devices)
-    worker = Worker(plan, rank, torch.device("cpu"), learning_rate=1e-3)
+    tickets = dist.distributed_c10d._get_default_store() if pace == "own" else None
+    worker = Worker(plan, rank, torch.device("cpu"), learning_rate=1e-3, tickets=tickets)
     gradients: list[np.ndarray] = []
     step = worker.optimizer.step
 
@@ -27,8 +28,14 @@ def main() -> None:
         step()
 
     worker.optimizer.step = keeping_gradients  # type: ignore[method-assign]
-    losses = [report.loss for report in worker.steps(int(steps))]
-    np.savez(Path(out) / f"{rank}.npz", losses=losses, first=gradients[0], last=gradients[-1])
+    reports = list(worker.steps(int(steps)))
+    np.savez(
+        Path(out) / f"{rank}.npz",
+        losses=[report.loss for report in reports],
+        given=[sum(kind == "F" for _, _, kind, _, _ in report.records) for report in reports],
+        first=gradients[0],
+        last=gradients[-1],
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -19,12 +19,14 @@ TOLERANCE = 1e-5
 RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
 
 
-def execute(plan: TrainingPlan, folder: Path, devices: list[str]) -> list[dict[str, np.ndarray]]:
+def execute(
+    plan: TrainingPlan, folder: Path, devices: list[str], pace: str = "planned"
+) -> list[dict[str, np.ndarray]]:
     """Losses and gradients of every rank."""
     path = folder / "plan.json"
     save_plan(plan, path)
     n = len(plan.cluster)
-    done = torchrun(n, RANK_MAIN, str(path), str(folder), str(STEPS), *devices)
+    done = torchrun(n, RANK_MAIN, str(path), str(folder), str(STEPS), pace, *devices)
     assert done.returncode == 0, done.stderr[-3000:]
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
 
@@ -112,3 +114,31 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     assert float(error_bound(want, "int8").max()) <= float(worst)
     assert float((torch.from_numpy(ranks[0]["first"]) - want).abs().max()) <= float(worst)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=0.02)
+
+
+def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
+    """Four peers in two rounds of pairs; rounds that mix too little are refused."""
+    from planner.executor.train import require_executable
+    from planner.plan import AveragingGroup, PlanError
+
+    plan = make_plan([[0], [1], [2], [3]], workload=tiny_workload(batch_samples=8))
+    pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
+    rounds = tuple(tuple(AveragingGroup.equal(m) for m in groups) for groups in pairs)
+    with pytest.raises(PlanError, match=r"its rounds leave weights off by 0\.25"):
+        require_executable(plan.replace(averaging=(rounds[:1],)))
+    plan = plan.replace(averaging=(rounds,))
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    want = np.concatenate(gradients["first"])
+    for found in ranks:
+        np.testing.assert_allclose(found["losses"], losses, rtol=TOLERANCE)
+        np.testing.assert_allclose(found["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
+
+
+def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> None:
+    """Every microbatch is done once, and losses equal the single process."""
+    plan = make_plan([[0], [1]], workload=tiny_workload(batch_samples=8))
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), pace="own")
+    losses, _ = single(plan)
+    assert (ranks[0]["given"] + ranks[1]["given"] == 8).all()
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
