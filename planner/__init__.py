@@ -17,7 +17,7 @@ from planner.compute_times import Calibration
 from planner.datasets import list_networks, load_network
 from planner.network import Network, NetworkError
 from planner.plan import PlanError, TrainingPlan, load_plan, save_plan
-from planner.problems import AssignmentProblem, AveragingProblem, ProblemError
+from planner.problems import AssignmentProblem, AveragingProblem, PathProblem, ProblemError
 from planner.result import Certificate, Result, Status
 from planner.simulate import SimulationError, simulate
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
@@ -52,6 +52,7 @@ __all__ = [
     "Network",
     "NetworkError",
     "NoImprovement",
+    "PathProblem",
     "PlanError",
     "ProblemError",
     "Result",

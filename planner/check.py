@@ -14,10 +14,11 @@ import numpy as np
 
 from planner.check_assignment import assignment_cost_s, check_assignment, grid_violations
 from planner.check_averaging import check_averaging
+from planner.check_paths import check_paths
 from planner.cluster import Cluster
-from planner.parts import AssignmentPlan, AveragingPlan
+from planner.parts import AssignmentPlan, AveragingPlan, PathPlan
 from planner.plan import Schedule, TrainingPlan, contradictions
-from planner.problems import AssignmentProblem, AveragingProblem
+from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
 from planner.result import OPTIMAL_GAP, Certificate, Result, Status, relative_gap
 from planner.violation import Violation
 
@@ -64,6 +65,11 @@ def _(plan: AveragingPlan, problem: AveragingProblem) -> Iterator[Violation]:
 
 
 @_check.register
+def _(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
+    yield from check_paths(plan, problem)
+
+
+@_check.register
 def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
     for text in contradictions(plan):
         where, _, message = text.partition(": ")
@@ -92,6 +98,10 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from _same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+    if isinstance(result.plan, PathPlan):
+        yield from _same(
+            result.plan.makespan_s, result.objective, "timeline", "result.objective", 1e-9
+        )
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +119,49 @@ class AveragingPlan:
                 (self.samples_per_step + 0.0, "<f8"),
             )
         )
+
+
+class PathOp(NamedTuple):
+    """One operation of a microbatch on a device: F, H or B."""
+
+    microbatch: int
+    device: int
+    kind: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class PathPlan:
+    """Which devices each microbatch visits, and when.
+
+    Attributes
+    ----------
+    paths
+        Per microbatch, its devices in the order visited; the first is its start device.
+    ops
+        Every F, H and B with its times, by start.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    ops: tuple[PathOp, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], ops: Sequence[PathOp]) -> PathPlan:
+        """Canonical: plain integers, operations in order of start, device, kind, microbatch."""
+        return cls(
+            tuple(tuple(int(d) for d in path) for path in paths),
+            tuple(sorted(ops, key=lambda o: (o.start_s, o.device, o.kind, o.microbatch))),
+        )
+
+    @property
+    def makespan_s(self) -> float:
+        """Latest end of an operation."""
+        return max((op.end_s for op in self.ops), default=0.0)
+
+    def order(self, devices: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Per device, its operations ``(kind, microbatch)`` in order, as a plan file has them."""
+        rows: list[list[tuple[str, int]]] = [[] for _ in range(devices)]
+        for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s)):
+            rows[op.device].append((op.kind, op.microbatch))
+        return tuple(tuple(row) for row in rows)
