@@ -154,7 +154,7 @@ def test_bad_problems_are_refused(change: dict, message: str) -> None:
 
 
 def test_problem_from_an_assignment() -> None:
-    """Times by FLOPs, memory by what is left beside the stage, transfers with both ways averaged."""
+    """Times by FLOPs, memory by what is left, transfers with both ways averaged."""
     network = random_network(5)
     cluster = Cluster(network, Devices(1e13, 16e9))
     workload = preset("llama-1.5b")

@@ -1,0 +1,1 @@
+"""Paths of microbatches (SkipPipe): which devices each visits, in which order, when."""
