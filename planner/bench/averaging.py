@@ -355,8 +355,8 @@ def _albert_lines(quick: bool) -> list[str]:
         "no samples per second for a T4; ours is the first column. It says: slow peers without "
         "balancing ~2.5x slower, balancing +47%, with auxiliary peers over +60%, with part-time "
         "peers (half of the time) 74% of the high-bandwidth rate. In the model every peer receives "
-        "the whole average, so that the 50 Mb/s peers bound it, balanced or helped: auxiliary peers "
-        "add nothing here, and part-time peers add samples only.",
+        "the whole average, so that the 50 Mb/s peers bound it, balanced or helped: auxiliary "
+        "peers add nothing here, and part-time peers add samples only.",
         "",
         "| samples/s per T4 | compute and averaging | slowdown | balancing | auxiliary | "
         "time-varying |",
