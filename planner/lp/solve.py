@@ -74,7 +74,7 @@ def solve_from(
             "exact",
             tuple(run.history),
         )
-    choice = canonical(problem, search.best, search.computes, search.rates)
+    choice = canonical(problem, search.best, search.computes, search.rates, run)
     plan = plan_of(problem, choice.computes, choice.rates)
     closed = search.bound <= search.best * (1 + 1e-6)
     return Result.of(
