@@ -7,7 +7,8 @@ rates r. The rule is exact
 * for the contributors, where `planner.lp.search` enumerates them; beyond that they are reduced from
   the set that was found, in ascending order of peers, as long as the rate stays;
 * for reducers and rates of the chosen contributors always: by sorting caps where no pair limit
-  binds, otherwise by mixed-integer programmes, at most `TREES` of at most `NODES` nodes each.
+  binds, otherwise by mixed-integer programmes, at most `TREES` of at most `NODES` nodes each, for
+  up to `ORDERED` peers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
 from planner.lp.highs import milp
-from planner.lp.rates import attained_scale, links_fit
+from planner.lp.rates import attained_scale, best_rates, links_fit
 from planner.lp.search import ENUMERATED, all_sets
 from planner.problems import AveragingProblem
 from planner.stop import StopRun
@@ -34,6 +35,8 @@ SLACK = 1e-9
 EVEN = 1e-12
 ZERO = 1e-7
 """A rate below this fraction of the total is rounding of the MILP solver."""
+ORDERED = 80
+"""With more peers than this, rates under binding pair limits stay as the LP for R gives them."""
 TREES = 8
 """Mixed-integer programmes spent on the order of rates; then the reducers are kept."""
 NODES = 200
@@ -101,6 +104,9 @@ def canonical_rates(limits: Limits, computes: Bools, total: float, run: StopRun)
     simple = _smallest_rates(caps[0], floor, total)
     if simple is None or links_fit(limits, computes, simple):
         return simple
+    if limits.n > ORDERED:
+        found = best_rates(limits, computes, total)
+        return found.rates if found.total >= total * (1 - SLACK) else None
     return _Reducers(limits, computes, caps[0], floor, total, run).solve()
 
 
@@ -169,34 +175,38 @@ def _count(caps: Floats, floor: Floats, total: float) -> int:
 
 
 def _smallest_rates(caps: Floats, floor: Floats, total: float) -> Floats | None:
-    """Lexicographically smallest rates under the caps with as few reducers as possible."""
+    """Lexicographically smallest rates under the caps with as few reducers as possible.
+
+    At most one peer has a floor; it is a reducer whatever the order.
+    """
     n = len(caps)
     left = _count(caps, floor, total)
     if left > n or caps.sum() < total * (1 - EVEN):
         return None
+    forced = int(np.argmax(floor)) if floor.any() else -1
     rates = np.zeros(n)
-    later = np.sort(caps)
+    later = np.sort(np.delete(caps, forced) if forced >= 0 else caps)
     rest = total
-    forced = float(floor.sum())
     for i in range(n):
-        later = np.delete(later, np.searchsorted(later, caps[i]))
-        others = later[len(later) - left :] if left < len(later) else later
-        if floor[i] > 0:
-            forced = 0.0
-        elif left == 0 or _reach(others, left, forced) >= rest * (1 - EVEN):
+        if i != forced:
+            later = np.delete(later, np.searchsorted(later, caps[i]))
+        reserve = float(caps[forced]) if forced > i else 0.0
+        slots = left - (forced > i)
+        reach = reserve + _top(later, slots)
+        if i != forced and (slots == 0 or reach >= rest * (1 - EVEN)):
             continue
-        best = later[max(len(later) - left + 1, 0) :]
-        rates[i] = min(max(rest - float(best.sum()), floor[i], 0.0), caps[i])
-        rest = max(rest - rates[i], 0.0)
+        others = reserve + _top(later, slots - 1)
+        rates[i] = min(max(rest - others, float(floor[i]), 0.0), caps[i])
+        rest = max(rest - float(rates[i]), 0.0)
         left -= 1
         if rest <= total * EVEN:
             break
     return rates
 
 
-def _reach(best: Floats, left: int, forced: float) -> float:
-    """What the later reducers can own; a forced one among them is kept in the count."""
-    return float(best.sum()) if forced == 0.0 or left > 1 else max(float(best[-1]), forced)
+def _top(ascending: Floats, count: int) -> float:
+    """Sum of the largest ``count`` of ascending numbers."""
+    return float(ascending[max(len(ascending) - count, 0) :].sum()) if count > 0 else 0.0
 
 
 class _Reducers:
