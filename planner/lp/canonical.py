@@ -7,12 +7,14 @@ rates r. The rule is exact
 * for the contributors, where `planner.lp.search` enumerates them; beyond that they are reduced from
   the set that was found, in ascending order of peers, as long as the rate stays;
 * for reducers and rates of the chosen contributors always: by sorting caps where no pair limit
-  binds, otherwise by small mixed-integer programmes.
+  binds, otherwise by mixed-integer programmes, at most `TREES` of at most `NODES` nodes each, for
+  up to `ORDERED` peers.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +22,10 @@ from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
 from planner.lp.highs import milp
-from planner.lp.rates import attained_scale, links_fit
+from planner.lp.rates import attained_scale, best_rates, links_fit
 from planner.lp.search import ENUMERATED, all_sets
 from planner.problems import AveragingProblem
+from planner.stop import StopRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -30,6 +33,15 @@ Bools = NDArray[np.bool_]
 SLACK = 1e-9
 """Plans whose steps per second differ relatively by less than this count as equally fast."""
 EVEN = 1e-12
+ZERO = 1e-7
+"""A rate below this fraction of the total is rounding of the MILP solver."""
+ORDERED = 80
+"""With more peers than this, rates under binding pair limits stay as the LP for R gives them."""
+TREES = 8
+"""Mixed-integer programmes spent on the order of rates; then the reducers are kept."""
+NODES = 200
+"""Branch-and-bound nodes for one question about reducers under pair limits; a count, so that every
+peer stops at the same place."""
 
 
 class Choice(NamedTuple):
@@ -39,13 +51,17 @@ class Choice(NamedTuple):
     rates: Floats
 
 
-def canonical(problem: AveragingProblem, steps: float, computes: Bools, rates: Floats) -> Choice:
+def canonical(
+    problem: AveragingProblem, steps: float, computes: Bools, rates: Floats, run: StopRun
+) -> Choice:
     """The canonical plan that makes ``steps`` per second.
 
     Parameters
     ----------
     computes, rates
-        A plan that does; it is returned where rounding leaves no other.
+        A plan that does; it is returned where rounding leaves no other, or time is up.
+    run
+        The clock. Without a limit in seconds it changes nothing.
     """
     limits = Limits(problem)
     if len(problem) == 1:
@@ -70,25 +86,28 @@ def canonical(problem: AveragingProblem, steps: float, computes: Bools, rates: F
         if exact is not None:
             return Choice(sets[k], exact)
         total = _needed(problem, limits, sets[k], min(steps, _fastest(problem, limits, sets[k])))
-        found = canonical_rates(limits, sets[k], total)
+        found = canonical_rates(limits, sets[k], total, run)
         if found is None:
-            found = canonical_rates(limits, sets[k], _needed(problem, limits, sets[k], target))
+            found = canonical_rates(limits, sets[k], _needed(problem, limits, sets[k], target), run)
         if found is not None and problem.steps_per_s(found, sets[k]) >= steps * (1 - 1e-7):
             heapq.heappush(heap, (int((found > 0).sum()), tuple(sets[k]), k, found))
     return Choice(computes, rates)
 
 
-def canonical_rates(limits: Limits, computes: Bools, total: float) -> Floats | None:
+def canonical_rates(limits: Limits, computes: Bools, total: float, run: StopRun) -> Floats | None:
     """Fewest reducers, then lexicographically smallest rates, that sum to ``total``.
 
-    None if the contributors cannot attain that total.
+    None if the contributors cannot attain that total, or time is up.
     """
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = _floor(limits, computes, total)
     simple = _smallest_rates(caps[0], floor, total)
     if simple is None or links_fit(limits, computes, simple):
         return simple
-    return _Reducers(limits, computes, caps[0], floor, total).solve()
+    if limits.n > ORDERED:
+        found = best_rates(limits, computes, total)
+        return found.rates if found.total >= total * (1 - SLACK) else None
+    return _Reducers(limits, computes, caps[0], floor, total, run).solve()
 
 
 def _needed(problem: AveragingProblem, limits: Limits, computes: Bools, steps: float) -> float:
@@ -156,34 +175,38 @@ def _count(caps: Floats, floor: Floats, total: float) -> int:
 
 
 def _smallest_rates(caps: Floats, floor: Floats, total: float) -> Floats | None:
-    """Lexicographically smallest rates under the caps with as few reducers as possible."""
+    """Lexicographically smallest rates under the caps with as few reducers as possible.
+
+    At most one peer has a floor; it is a reducer whatever the order.
+    """
     n = len(caps)
     left = _count(caps, floor, total)
     if left > n or caps.sum() < total * (1 - EVEN):
         return None
+    forced = int(np.argmax(floor)) if floor.any() else -1
     rates = np.zeros(n)
-    later = np.sort(caps)
+    later = np.sort(np.delete(caps, forced) if forced >= 0 else caps)
     rest = total
-    forced = float(floor.sum())
     for i in range(n):
-        later = np.delete(later, np.searchsorted(later, caps[i]))
-        others = later[len(later) - left :] if left < len(later) else later
-        if floor[i] > 0:
-            forced = 0.0
-        elif left == 0 or _reach(others, left, forced) >= rest * (1 - EVEN):
+        if i != forced:
+            later = np.delete(later, np.searchsorted(later, caps[i]))
+        reserve = float(caps[forced]) if forced > i else 0.0
+        slots = left - (forced > i)
+        reach = reserve + _top(later, slots)
+        if i != forced and (slots == 0 or reach >= rest * (1 - EVEN)):
             continue
-        best = later[max(len(later) - left + 1, 0) :]
-        rates[i] = min(max(rest - float(best.sum()), floor[i], 0.0), caps[i])
-        rest = max(rest - rates[i], 0.0)
+        others = reserve + _top(later, slots - 1)
+        rates[i] = min(max(rest - others, float(floor[i]), 0.0), caps[i])
+        rest = max(rest - float(rates[i]), 0.0)
         left -= 1
         if rest <= total * EVEN:
             break
     return rates
 
 
-def _reach(best: Floats, left: int, forced: float) -> float:
-    """What the later reducers can own; a forced one among them is kept in the count."""
-    return float(best.sum()) if forced == 0.0 or left > 1 else max(float(best[-1]), forced)
+def _top(ascending: Floats, count: int) -> float:
+    """Sum of the largest ``count`` of ascending numbers."""
+    return float(ascending[max(len(ascending) - count, 0) :].sum()) if count > 0 else 0.0
 
 
 class _Reducers:
@@ -193,9 +216,15 @@ class _Reducers:
     """
 
     def __init__(
-        self, limits: Limits, computes: Bools, caps: Floats, floor: Floats, total: float
+        self,
+        limits: Limits,
+        computes: Bools,
+        caps: Floats,
+        floor: Floats,
+        total: float,
+        run: StopRun,
     ) -> None:
-        self.limits, self.computes, self.total = limits, computes, total
+        self.limits, self.computes, self.total, self.run = limits, computes, total, run
         self.n = limits.n
         self.caps = caps / total
         self.lower = np.concatenate([floor / total, np.zeros(self.n)])
@@ -209,20 +238,36 @@ class _Reducers:
         if found is None:
             return None
         count = round(float(found[self.n :].sum()))
+        trees = TREES
         for i in range(self.n):
-            if found[i] > 1e-7:
-                better = self._solve(np.eye(2 * self.n)[i], count)
-                if better is not None:
-                    found = better
+            if found[i] > ZERO:
+                least = self._solve(np.eye(2 * self.n)[i], count, integral=trees == 0)
+                # fractional reducers may promise less than whole ones reach
+                if trees > 0 and least is not None and least[i] < found[i] - ZERO:
+                    trees -= 1
+                    least = self._solve(np.eye(2 * self.n)[i], count)
+                    if trees == 0:
+                        self._keep(found if least is None else least)
+                if least is not None and least[i] < found[i] - ZERO:
+                    found = least
             self.upper[i] = min(self.upper[i], max(found[i], 0.0) + 1e-9)
-        rates = np.where(found[: self.n] > 1e-7, found[: self.n], 0.0)
+        rates = np.where(found[: self.n] > ZERO, found[: self.n], 0.0)
         rates *= self.total / rates.sum()
         return rates * min(1.0, attained_scale(self.limits.problem, self.computes, rates))
 
-    def _solve(self, cost: Floats, count: int | None) -> Floats | None:
+    def _keep(self, found: Floats) -> None:
+        """From here on the reducers are those of this solution, and m is no question any more."""
+        reducers = found[: self.n] > ZERO
+        self.upper[: self.n] = np.where(reducers, self.upper[: self.n], 0.0)
+        self.lower[self.n :] = self.upper[self.n :] = reducers
+
+    def _solve(self, cost: Floats, count: int | None, integral: bool = True) -> Floats | None:
         from scipy.optimize import Bounds, LinearConstraint
 
         n = self.n
+        options: dict[str, Any] = {"node_limit": NODES} if integral else {}
+        if math.isfinite(self.run.remaining_s):
+            options["time_limit"] = max(self.run.remaining_s, 1e-3)
         rows: list[Any] = [np.concatenate([np.ones(n), np.zeros(n)])[None, :]]
         rows.append(np.hstack([np.eye(n), -np.diag(self.caps)]))
         low, high = [np.ones(1), np.full(n, -np.inf)], [np.ones(1), np.zeros(n)]
@@ -237,13 +282,14 @@ class _Reducers:
             limit = np.array([self.links[i, j] for i, j in self.pairs])
             found = milp(
                 cost,
-                integrality=np.repeat([0.0, 1.0], n),
+                integrality=np.repeat([0.0, float(integral)], n),
                 bounds=Bounds(self.lower, self.upper),
                 constraints=LinearConstraint(
                     np.vstack([*rows, pairs]),
                     np.concatenate([*low, np.full(len(limit), -np.inf)]),
                     np.concatenate([*high, limit]),
                 ),
+                options=options,
             )
             if found.x is None:
                 return None

@@ -38,6 +38,7 @@ class Limits:
         self.aggregates = problem.can_aggregate
         self.links = problem.link_bytes_per_s
         smallest = np.full(self.n, np.inf) if self.links is None else self.links.min(axis=1)
+        self.smallest_link = float(smallest.min())
         self.largest_rate = np.where(self.aggregates, smallest, 0.0)
 
     def caps(self, computes: Bools, total: Floats) -> tuple[Floats, Floats]:

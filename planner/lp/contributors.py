@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 MIP_GAP = 1e-8
+RELAXED_ROUNDS = 20
+"""Most rounds of pair rows from fractional solutions."""
 TANGENTS = 12
 """Points at which 1/S and 1/H are touched at first, where computing and averaging alternate."""
 
@@ -77,6 +79,10 @@ class ContributorModel:
         self.idle, self.busy = idle / highest, np.where(self.able, busy, 0.0) / highest
         self.widest = np.maximum(self.idle, self.busy)
         self.pairs: set[tuple[int, int]] = set()
+        self.seconds = np.array(
+            [problem.batch_size / self.most_samples, problem.gradient_bytes / highest]
+        )
+        self._solution = np.zeros(0)
         self._entries: list[tuple[Floats, NDArray[np.int64]]] = []
         self._right: list[float] = []
         self.width = 1 + 3 * n + (0 if problem.overlap else 2)
@@ -128,27 +134,52 @@ class ContributorModel:
         self._right.append(right)
 
     def solve(self, run: StopRun) -> Answer:
-        """The best set of the model, or its bound when the stopping rule ends the search."""
-        from scipy.optimize import Bounds, LinearConstraint
-        from scipy.sparse import csr_array
+        """The best set of the model, or its bound when the stopping rule ends the search.
 
+        Pair rows that fractional solutions break are added first, as long as there are some: an LP
+        costs far less than a tree that is searched without them.
+        """
         nothing = np.zeros(self.limits.n)
         if self.empty:
             return Answer(None, nothing, 0.0, 0.0, -math.inf)
         n = self.limits.n
-        problem = self.problem
+        for _ in range(RELAXED_ROUNDS if self.limits.links is not None else 0):
+            found = self._optimise(integral=False, options={})
+            if found.x is None or run.check() or not self._add_pairs(found.x):
+                break
+        options: dict[str, Any] = {"mip_rel_gap": MIP_GAP}
+        if math.isfinite(run.remaining_s):
+            options["time_limit"] = max(run.remaining_s, 1e-3)
+        if math.isfinite(run.remaining_iterations):
+            options["node_limit"] = max(int(run.remaining_iterations), 1)
+        found = self._optimise(integral=True, options=options)
+        nodes = getattr(found, "mip_node_count", None)
+        run.update(max(int(nodes or 0), 1))
+        if found.status == 2:
+            return Answer(None, nothing, 0.0, 0.0, -math.inf)
+        dual = getattr(found, "mip_dual_bound", None)
+        bound = math.inf
+        if dual is not None and math.isfinite(dual) and found.status in (0, 1):
+            bound = self._steps_of(float(dual))
+        if found.x is None:
+            return Answer(None, nothing, 0.0, 0.0, bound)
+        self._solution = found.x
+        computes: Bools = found.x[1 : 1 + n] > 0.5
+        rates = (found.x[1 + n : 1 + 2 * n] + found.x[1 + 2 * n : 1 + 3 * n]) * self.unit
+        samples = float(self.value[computes].sum())
+        return Answer(computes, rates, float(found.x[0]) * self.unit, samples, bound)
+
+    def _optimise(self, integral: bool, options: dict[str, Any]) -> Any:
+        """Maximise H, or minimise the seconds of a step; SciPy's result."""
+        from scipy.optimize import Bounds, LinearConstraint
+        from scipy.sparse import csr_array
+
+        n = self.limits.n
         gain = np.zeros(self.width)
-        if problem.overlap:
+        if self.problem.overlap:
             gain[0] = -1.0
         else:
-            times = np.array(
-                [
-                    problem.batch_size / self.most_samples,
-                    problem.gradient_bytes / self.unit,
-                ]
-            )
-            scale = float(times.sum())
-            gain[1 + 3 * n :] = times / scale
+            gain[1 + 3 * n :] = self.seconds / self.seconds.sum()
         counts = np.array([len(columns) for _, columns in self._entries])
         matrix = csr_array(
             (
@@ -158,47 +189,28 @@ class ContributorModel:
             ),
             shape=(len(counts), self.width),
         )
+        kinds = np.zeros(self.width)
+        kinds[1 : 1 + n] = integral
         # presolve finds little in these rows and slowed down most of the instances tried
-        options: dict[str, Any] = {"mip_rel_gap": MIP_GAP, "presolve": False}
-        if math.isfinite(run.remaining_s):
-            options["time_limit"] = max(run.remaining_s, 1e-3)
-        if math.isfinite(run.remaining_iterations):
-            options["node_limit"] = max(int(run.remaining_iterations), 1)
-        integral = np.zeros(self.width)
-        integral[1 : 1 + n] = 1
-        found = milp(
+        return milp(
             gain,
-            integrality=integral,
+            integrality=kinds,
             bounds=Bounds(self.lower, self.upper),
             constraints=LinearConstraint(matrix, -np.inf, np.array(self._right)),
-            options=options,
+            options={"presolve": False, **options},
         )
-        nodes = getattr(found, "mip_node_count", None)
-        run.update(max(int(nodes or 0), 1))
-        if found.status == 2:
-            return Answer(None, nothing, 0.0, 0.0, -math.inf)
-        dual = getattr(found, "mip_dual_bound", None)
-        bound = math.inf
-        if dual is not None and math.isfinite(dual) and found.status in (0, 1):
-            bound = self._steps_from(-dual) if problem.overlap else self._inverse(dual * scale)
-        if found.x is None:
-            return Answer(None, nothing, 0.0, 0.0, bound)
-        computes: Bools = found.x[1 : 1 + n] > 0.5
-        rates = (found.x[1 + n : 1 + 2 * n] + found.x[1 + 2 * n : 1 + 3 * n]) * self.unit
-        samples = float(self.value[computes].sum())
-        return Answer(computes, rates, float(found.x[0]) * self.unit, samples, bound)
 
-    def _steps_from(self, total: float) -> float:
-        return total * self.unit / self.problem.gradient_bytes
-
-    @staticmethod
-    def _inverse(seconds: float) -> float:
+    def _steps_of(self, objective: float) -> float:
+        """Steps per second for a value of the model's (minimised) objective."""
+        if self.problem.overlap:
+            return -objective * self.unit / self.problem.gradient_bytes
+        seconds = objective * float(self.seconds.sum())
         return 1.0 / seconds if seconds > 0 else math.inf
 
     def refine(self, answer: Answer) -> bool:
         """Add the pair rows and tangents that the answer breaks; False if there are none."""
         assert answer.computes is not None
-        fresh = self._add_pairs(answer.computes, answer.rates / self.unit)
+        fresh = self._add_pairs(self._solution)
         if self.problem.overlap or answer.total <= 0:
             return fresh
         true = self.problem.steps_of(answer.samples, answer.total)
@@ -207,22 +219,27 @@ class ContributorModel:
             return True
         return fresh
 
-    def _add_pairs(self, computes: Bools, rates: Floats) -> bool:
+    def _add_pairs(self, solution: Floats) -> bool:
+        """Rows ``x_i + r_j <= t_ij c_i + M_ij (1 - c_i)`` that a solution breaks; False if none."""
         if self.limits.links is None:
             return False
         n = self.limits.n
-        links = self.limits.links / self.unit
-        used = np.where(computes[:, None], rates[None, :] + rates[:, None], 0.0)
-        np.fill_diagonal(used, 0.0)
-        count = len(self.pairs)
-        for i, j in np.argwhere(used > links * (1 + 1e-7) + 1e-9):
-            if (int(i), int(j)) in self.pairs:
-                continue
-            self.pairs.add((int(i), int(j)))
-            most = max(float(self.widest[j]), float(links[i, j]))
-            c, x, y = 1 + i, 1 + n + i, 1 + 2 * n
-            self._row([1.0, 1.0, 1.0, most - float(links[i, j])], [x, 1 + n + j, y + j, c], most)
-        return len(self.pairs) > count
+        links = np.where(np.isfinite(self.limits.links), self.limits.links / self.unit, 1e9)
+        c, x, y = (solution[1 + k * n : 1 + (k + 1) * n] for k in range(3))
+        most = np.maximum(self.widest[None, :], links)
+        excess = x[:, None] + (x + y)[None, :] + (most - links) * c[:, None] - most
+        np.fill_diagonal(excess, 0.0)
+        fresh = [
+            pair
+            for pair in ((int(i), int(j)) for i, j in np.argwhere(excess > 1e-7))
+            if pair not in self.pairs
+        ]
+        self.pairs.update(fresh)
+        for i, j in fresh:
+            big = float(most[i, j])
+            columns = [1 + n + i, 1 + n + j, 1 + 2 * n + j, 1 + i]
+            self._row([1.0, 1.0, 1.0, big - float(links[i, j])], columns, big)
+        return bool(fresh)
 
     def exclude(self, computes: Bools) -> None:
         """Never propose this set again: its exact value is known."""

@@ -49,7 +49,7 @@ def knapsack(limits: Limits, total: float, fewest: int) -> Knapsack:
         return nobody
     idle, busy = split_caps(limits, total, fewest)
     able = limits.problem.contributors & (limits.upload >= total)
-    if limits.links is not None:
+    if limits.links is not None and limits.smallest_link < total:
         # contributor i sends every r_j through its own links: sum_j r_j <= sum_j min(cap_j, t_ij)
         widest = np.maximum(idle, busy)
         through = np.minimum(limits.links, widest[None, :])

@@ -6,7 +6,8 @@ taking subsets. Four stages share one incumbent and one bound; the first that cl
 the search:
 
 1. few possible contributors: every set at once, each with its exact R(K);
-2. a fractional knapsack at a series of rates gives a bound and sets to try;
+2. a fractional knapsack at a series of rates gives a bound and sets to try; if a gap remains, the
+   same with the contributors counted, and exchanges of a few peers;
 3. single contributors, whose download limit is different;
 4. a mixed-integer programme (HiGHS) between incumbent and bound, pair rows added when broken.
 """
@@ -14,13 +15,16 @@ the search:
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
 from planner.lp.contributors import ContributorModel
+from planner.lp.counted import Counted, attainable, exchange
 from planner.lp.rates import Rates, best_rates
 from planner.lp.relaxation import knapsack
 from planner.problems import AveragingProblem
@@ -35,6 +39,10 @@ ENUMERATED = 200_000
 """Stage 1 runs when (number of sets) x (number of peers) is at most this."""
 CANDIDATES = 24
 """Rates at which stage 2 rounds the knapsack."""
+EXCHANGED = (1e-7, 4e-7, 2e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+"""How far below the bound, relatively, stage 2 aims when it exchanges peers."""
+SIZES = 3
+"""Numbers of contributors for which it does so."""
 INTERVALS = 400
 """Most rate intervals that stage 2 looks at."""
 
@@ -84,6 +92,8 @@ class Search:
         self._round_knapsacks()
         self._lone_contributors()
         self._bound_by_knapsacks()
+        if not self._done() and self.problem.overlap:
+            self._count_contributors()
         if not self._done():
             self._branch()
 
@@ -270,6 +280,31 @@ class Search:
             return steps * self.problem.batch_size
         left = 1 / steps - self.problem.gradient_bytes / rate
         return self.problem.batch_size / left if left > 0 else math.inf
+
+    def _count_contributors(self) -> None:
+        """The knapsack with k counted: a lower bound by bisection, and sets close to it."""
+        most = int(self.able.sum())
+
+        def sizes(steps: float) -> Iterator[tuple[Counted, int]]:
+            total, need = steps * self.problem.gradient_bytes, steps * self.problem.batch_size
+            return attainable(self.limits, total, need, self._fewest(need), most)
+
+        low, high = self.best, self.bound
+        while high - low > high * CLOSE / 4 and self.run.check() is None:
+            middle = (low + high) / 2
+            if next(sizes(middle), None) is None:
+                high = middle
+            else:
+                low = middle
+        self._lower(high)
+        for below in EXCHANGED:
+            steps = self.bound * (1 - below)
+            if steps <= self.best or self._done():
+                return
+            for found, size in itertools.islice(sizes(steps), SIZES):
+                better = exchange(self.limits, found, steps * self.problem.batch_size, size)
+                if better is not None:
+                    self.try_set(better)
 
     # stage 3
 

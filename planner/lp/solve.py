@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.lp.canonical import canonical
 from planner.lp.literal import literal_model
+from planner.lp.rates import attained_scale
 from planner.lp.relaxed import paper_rule
 from planner.lp.search import Search
 from planner.lp.sparse import lp_bound
@@ -19,6 +20,8 @@ from planner.result import Result, Status
 from planner.stop import StoppingCriterion, TargetGap
 
 METHODS = ("exact", "relaxed")
+FITTED = 1e-10
+"""Relative excess over a limit that is left in a plan."""
 ROUNDING = 1e-7
 """Relative margin put on values that come from an LP solver's tolerances."""
 
@@ -74,8 +77,13 @@ def solve_from(
             "exact",
             tuple(run.history),
         )
-    choice = canonical(problem, search.best, search.computes, search.rates)
-    plan = plan_of(problem, choice.computes, choice.rates)
+    choice = canonical(problem, search.best, search.computes, search.rates, run)
+    rates = choice.rates
+    scale = attained_scale(problem, choice.computes, rates)
+    if scale < 1 - FITTED:
+        # rates of very different size: rounding of the largest is not small for the smallest limit
+        rates = rates * scale
+    plan = plan_of(problem, choice.computes, rates)
     closed = search.bound <= search.best * (1 + 1e-6)
     return Result.of(
         plan,

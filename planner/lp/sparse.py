@@ -356,14 +356,13 @@ def _greedy_transport(supply: Floats, need: Floats, room: Floats) -> Floats:
 
 
 def _from_the_fullest(left: Floats, cap: Floats, need: float) -> Floats:
-    """Amounts ``clip(left - level, 0, cap)`` that sum to ``need``."""
-    low, high = float((left - cap).min()), float(left.max())
-    for _ in range(60):
-        middle = (low + high) / 2
-        if np.clip(left - middle, 0.0, cap).sum() >= need:
-            low = middle
-        else:
-            high = middle
-    share: Floats = np.clip(left - low, 0.0, cap)
-    total = float(share.sum())
-    return share * (need / total) if total > 0 else share
+    """Amounts ``clip(left - level, 0, cap)`` that sum to ``need``, below the sum of the caps."""
+    levels = np.sort(np.concatenate([left, left - cap]))
+    totals = np.clip(left[None, :] - levels[:, None], 0.0, cap).sum(axis=1)
+    # totals fall with the level and are linear between neighbouring levels
+    below = int(np.searchsorted(-totals, -need, side="left"))
+    low, high = levels[max(below - 1, 0)], levels[below]
+    drop = totals[max(below - 1, 0)] - totals[below]
+    part = (totals[max(below - 1, 0)] - need) / drop if drop > 0 else 0.0
+    share: Floats = np.clip(left - (low + (high - low) * part), 0.0, cap)
+    return share

@@ -309,3 +309,14 @@ def test_gigabit_numbers():
     problem = AveragingProblem([1] * 8, GBIT, GBIT, 8 * 1.4 * 0.99, 100e6)
     result = solve_averaging(problem)
     assert result.objective == pytest.approx(1 / 1.4)
+
+
+def test_a_lone_contributor_keeps_what_it_cannot_download():
+    """K = {3}: R = 2/3 exceeds d_3 = 1/2, so that peer 3 must sum at least 1/6 itself."""
+    problem = AveragingProblem(
+        [0.5, 0, 0, 1], [0, 2, 1, 1], [1, 1, 1, 0.5], 1, 1, None, None, [0, 1, 1, 1], False
+    )
+    result = solve_averaging(problem)
+    assert result.objective == pytest.approx(brute_force(problem)) == pytest.approx(0.4)
+    assert check_averaging(result.plan, problem) == []
+    assert result.plan.rates[3] >= 1 / 6 - 1e-9
