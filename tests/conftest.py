@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import settings
+
 from planner.cluster import Cluster, Devices
 from planner.network import Network
 from planner.parts import AssignmentPlan

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from planner.check import check
 from planner.check_assignment import assignment_cost_s, smallest_bottleneck
 from planner.cluster import Cluster, Devices
@@ -15,7 +16,6 @@ from planner.parts import AssignmentPlan
 from planner.plan import Predicted
 from planner.problems import AssignmentProblem
 from planner.result import Certificate, Result, Status
-
 from tests.conftest import make_plan, random_network
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from planner.check import check
 from planner.cluster import Cluster, Devices
 from planner.parts import AssignmentPlan, PathOp, PathPlan
 from planner.presets import preset
 from planner.problems import PathProblem, ProblemError
-
 from tests.conftest import random_network
 
 INSTANCE = Path(__file__).parent / "data" / "gcp20_skip33.json"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import pairwise, permutations
 
 import numpy as np
-import planner as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import planner as pl
 from planner.baselines import random_placements
 from planner.bounds import step_bound_s
 from planner.parts import AssignmentPlan
 from planner.pricing import Setting, plan_for_assignment
 from planner.shape import shape_of
-
 from tests.conftest import random_network, tiny_workload
 
 STOP = pl.MaxIterations(200)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from planner.datasets import intra_link, list_networks, load_network
 from planner.network import NetworkError
 

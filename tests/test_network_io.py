@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from planner import network_io
 from planner.network import Network, NetworkError
 

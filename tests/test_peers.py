@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from planner.cli import main
 from planner.peers import load_peers
 

@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from planner import schema
 from planner.plan import PlanError, TrainingPlan, load_plan, save_plan
-
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]

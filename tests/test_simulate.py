@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from planner.check import check
 from planner.cluster import Cluster, Devices
 from planner.compute_times import ComputeTimes
@@ -17,7 +18,6 @@ from planner.network import Network, NetworkError
 from planner.plan import TrainingPlan
 from planner.simulate import SimulationError, simulate
 from planner.workload import Layer, Workload
-
 from tests.conftest import make_plan, random_network, tiny_workload
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from planner.result import Result, Status
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
 

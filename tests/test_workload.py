@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from planner.presets import PRESETS, transformer
 from planner.workload import Architecture, Workload
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+
 from planner.executor.binding import join
 from planner.executor.train import Worker
 from planner.plan import load_plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from planner.plan import save_plan
 
+from planner.plan import save_plan
 from tests.conftest import make_plan
 from tests.executor.launch import torchrun
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner.plan import TrainingPlan, save_plan
 
+from planner.plan import TrainingPlan, save_plan
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.launch import torchrun
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from planner.problems import AveragingProblem
 from scipy.optimize import linprog
+
+from planner.problems import AveragingProblem
 
 GBIT = 125e6
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from averaging_oracle import limits_of, random_problem
+
 from planner.problems import AveragingProblem, ProblemError
 
 

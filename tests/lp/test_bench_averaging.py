@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from planner.bench.averaging import GBIT, albert_row, instance, main, table_1
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from planner.check_averaging import check_averaging
 from planner.lp.solve import plan_of, solve_averaging
 from planner.parts import AveragingPlan

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from planner.lp.groups import (
     average_in_groups,
     expected_operations,

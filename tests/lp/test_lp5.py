@@ -1,9 +1,10 @@
 """LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
 
 import numpy as np
-import planner.lp.sparse as sparse
 import pytest
 from averaging_oracle import random_problem
+
+import planner.lp.sparse as sparse
 from planner.bench.averaging import instance
 from planner.check_averaging import check_averaging
 from planner.lp.literal import literal_model

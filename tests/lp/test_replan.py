@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from planner.bench.averaging import instance
 from planner.check_averaging import check_averaging
 from planner.lp.replan import replan_averaging

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from planner.lp.shares import integer_parts
 from planner.problems import ProblemError
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import numpy as np
-import planner.lp.search as search_module
 import pytest
 from averaging_oracle import (
     GBIT,
@@ -16,6 +15,8 @@ from averaging_oracle import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import planner.lp.search as search_module
 from planner.bench.averaging import instance
 from planner.check_averaging import check_averaging
 from planner.lp.capacity import Limits

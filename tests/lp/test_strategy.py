@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from averaging_oracle import GBIT
+
 from planner.lp.groups import optimal_group_size
 from planner.lp.solve import plan_of, solve_averaging
 from planner.lp.strategy import Strategy, recognise

@@ -1,0 +1,8 @@
+"""The questions that solvers answer, as frozen data with their exact cost."""
+
+from planner.problems.assignment import AssignmentProblem
+from planner.problems.averaging import AveragingProblem
+from planner.problems.error import ProblemError
+from planner.problems.paths import PathProblem
+
+__all__ = ["AssignmentProblem", "AveragingProblem", "PathProblem", "ProblemError"]

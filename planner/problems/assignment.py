@@ -1,0 +1,177 @@
+"""Which device holds which stage: DT-FM's question with its exact cost.
+
+The cost functions here are the definitions: clear, not fast. Solvers have compiled twins, and
+`planner.check` recomputes everything on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.network import Network
+from planner.problems.error import ProblemError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, init=False)
+class AssignmentProblem:
+    """Which device holds which stage (DT-FM, eq. 1-4).
+
+    Parameters
+    ----------
+    network
+        Complete network of N devices. Both directions are averaged here, as the paper does.
+    stages, pipelines
+        Equal groups: ``stages * pipelines == N``.
+    stage_sizes
+        Instead of the two: devices per stage, summing to N.
+    activation_bytes
+        c_PP, bytes over one boundary: a scalar, or one per boundary (S - 1).
+    gradient_bytes
+        c_DP, bytes of one stage's gradients: a scalar, or one per stage (S).
+
+    Attributes
+    ----------
+    network
+        The network with both directions averaged.
+    """
+
+    network: Network
+    stage_sizes: tuple[int, ...]
+    activation_bytes: tuple[float, ...]
+    gradient_bytes: tuple[float, ...]
+
+    def __init__(
+        self,
+        network: Network,
+        stages: int | None = None,
+        pipelines: int | None = None,
+        activation_bytes: ArrayLike = 0.0,
+        gradient_bytes: ArrayLike = 0.0,
+        *,
+        stage_sizes: Sequence[int] | None = None,
+    ) -> None:
+        network.require_complete()
+        n = len(network)
+        if stage_sizes is None:
+            if stages is None or pipelines is None:
+                raise ProblemError(
+                    "the shape of the plan is missing; give stages and pipelines, or stage_sizes"
+                )
+            if stages < 1 or pipelines < 1 or stages * pipelines != n:
+                raise ProblemError(
+                    f"stages x pipelines must be the number of devices, found {stages} x "
+                    f"{pipelines} for {n} devices; change one, or give stage_sizes"
+                )
+            sizes = (int(pipelines),) * int(stages)
+        else:
+            if stages is not None or pipelines is not None:
+                raise ProblemError(
+                    "stage_sizes was given together with stages or pipelines; give one or the other"
+                )
+            sizes = tuple(int(s) for s in stage_sizes)
+            if not sizes or min(sizes) < 1 or sum(sizes) != n:
+                raise ProblemError(
+                    f"stage_sizes must be >= 1 and sum to the number of devices, found "
+                    f"{list(sizes)} for {n} devices"
+                )
+        for field, value in (
+            ("network", network.symmetrised()),
+            ("stage_sizes", sizes),
+            ("activation_bytes", _bytes("activation_bytes", activation_bytes, len(sizes) - 1)),
+            ("gradient_bytes", _bytes("gradient_bytes", gradient_bytes, len(sizes))),
+        ):
+            object.__setattr__(self, field, value)
+
+    @property
+    def stages(self) -> int:
+        """S, the number of stages (the paper's D_PP)."""
+        return len(self.stage_sizes)
+
+    @property
+    def pipelines(self) -> int | None:
+        """The paper's D_DP, None when the groups differ in size."""
+        return self.stage_sizes[0] if len(set(self.stage_sizes)) == 1 else None
+
+    @property
+    def uniform(self) -> bool:
+        """Equal groups, and the same bytes over every boundary and in every stage.
+
+        Then the data-parallel cost does not depend on the order of the groups.
+        """
+        return all(
+            len(set(values)) <= 1
+            for values in (self.stage_sizes, self.activation_bytes, self.gradient_bytes)
+        )
+
+    def exchange_s(self, stage: int) -> Floats:
+        """N x N: one pair's summand of eq. 2 in ``stage``, 0 on the diagonal."""
+        share = self.gradient_bytes[stage] / self.stage_sizes[stage]
+        return 2 * self.network.transfer_s(share)
+
+    def hop_s(self, boundary: int) -> Floats:
+        """N x N: ``latency + activation_bytes / bandwidth`` between stages j and j + 1."""
+        return self.network.transfer_s(self.activation_bytes[boundary])
+
+    def data_parallel_s(self, groups: Sequence[Sequence[int]]) -> float:
+        """Eq. 2 and its maximum over the stages."""
+        worst = 0.0
+        for stage, group in enumerate(groups):
+            if len(group) > 1:
+                inside = self.exchange_s(stage)[np.ix_(group, group)]
+                worst = max(worst, float(inside.sum(axis=1).max()))
+        return worst
+
+    def boundary_s(self, boundary: int, left: Sequence[int], right: Sequence[int]) -> float:
+        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import maximum_bipartite_matching
+
+        hops = self.hop_s(boundary)[np.ix_(left, right)]
+        levels = np.unique(hops)
+        low, high = 0, len(levels) - 1
+        while low < high:
+            middle = (low + high) // 2
+            match = maximum_bipartite_matching(csr_array(hops <= levels[middle]), "column")
+            if int((match >= 0).sum()) == min(hops.shape):
+                high = middle
+            else:
+                low = middle + 1
+        return float(levels[low])
+
+    def pipeline_s(self, groups: Sequence[Sequence[int]]) -> float:
+        """Eq. 4 for the groups in the given order: the sum of ``2 B_j``."""
+        return sum(2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1))
+
+    def cost(self, groups: Sequence[Sequence[int]]) -> float:
+        """COMM-COST of eq. 1 in seconds for groups in pipeline order."""
+        return self.data_parallel_s(groups) + self.pipeline_s(groups)
+
+    def replace(self, **changes: Any) -> AssignmentProblem:
+        """A copy with some of the constructor's fields changed."""
+        fields: dict[str, Any] = {
+            "network": self.network,
+            "stage_sizes": self.stage_sizes,
+            "activation_bytes": self.activation_bytes,
+            "gradient_bytes": self.gradient_bytes,
+        }
+        return AssignmentProblem(**{**fields, **changes})
+
+
+def _bytes(field: str, value: ArrayLike, count: int) -> tuple[float, ...]:
+    try:
+        array = np.broadcast_to(np.asarray(value, dtype=np.float64), (count,))
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"{field} must be one number or {count} of them, found shape {np.shape(value)}"
+        ) from None
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(bad):
+        raise ProblemError(f"{field} is {array[bad[0]]:g}; it must be >= 0 and finite")
+    return tuple(float(x) for x in array)

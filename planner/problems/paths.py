@@ -1,0 +1,217 @@
+"""Which devices every microbatch visits, and when: SkipPipe's question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.cluster import Cluster
+from planner.parts import AssignmentPlan
+from planner.problems.error import ProblemError
+from planner.workload import BACKWARD_TO_FORWARD, Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class PathProblem:
+    """Which devices every microbatch visits, in which order, when (SkipPipe, 3.1).
+
+    One problem is one wave, or with ``live_memory`` a whole iteration.
+
+    Parameters
+    ----------
+    transfer_s
+        N x N seconds for one microbatch's activations, ``>= 0``; the diagonal is ignored.
+    stage_devices
+        Per stage, its devices; every device holds one stage.
+    forward_s, backward_s, head_s
+        Seconds of F, B and H: scalars, or one per device. H runs on the start device.
+    path_stages
+        Stages on every path, the first included; the others are skipped.
+    memory
+        m: most paths through a device (TC1), or with ``live_memory`` most microbatches between the
+        start of their F and the end of their B on it at any time. A scalar, or one per device.
+    microbatches_per_start
+        Microbatches from every device of stage 0.
+    max_swaps
+        Most disjoint pairs of neighbouring stages that a path may visit in reverse (CC2).
+
+    Notes
+    -----
+    Microbatch b starts at ``stage_devices[0][b // microbatches_per_start]``.
+    """
+
+    transfer_s: Floats
+    stage_devices: tuple[tuple[int, ...], ...]
+    forward_s: Floats
+    backward_s: Floats
+    head_s: Floats
+    path_stages: int
+    memory: NDArray[np.int64]
+    microbatches_per_start: int
+    max_swaps: int
+    live_memory: bool
+
+    def __init__(
+        self,
+        transfer_s: ArrayLike,
+        stage_devices: Sequence[Sequence[int]],
+        forward_s: ArrayLike,
+        backward_s: ArrayLike,
+        head_s: ArrayLike,
+        path_stages: int,
+        memory: ArrayLike,
+        microbatches_per_start: int,
+        max_swaps: int = 1,
+        live_memory: bool = False,
+    ) -> None:
+        transfer = np.array(transfer_s, dtype=np.float64)
+        if transfer.ndim != 2 or transfer.shape[0] != transfer.shape[1]:
+            raise ProblemError(f"transfer_s must be N x N, found shape {transfer.shape}")
+        n = len(transfer)
+        np.fill_diagonal(transfer, 0.0)
+        if not (np.isfinite(transfer) & (transfer >= 0)).all():
+            i, j = (int(k) for k in np.argwhere(~(np.isfinite(transfer) & (transfer >= 0)))[0])
+            raise ProblemError(
+                f"transfer_s from {i} to {j} is {transfer[i, j]:g}; it must be >= 0 and finite, "
+                "leave out devices that cannot be reached"
+            )
+        groups = tuple(tuple(int(d) for d in group) for group in stage_devices)
+        listed = sorted(d for group in groups for d in group)
+        if listed != list(range(n)) or any(not group for group in groups):
+            raise ProblemError(
+                f"stage_devices must hold each of the {n} devices once and no empty stage, found "
+                f"{[list(g) for g in groups]}"
+            )
+        if not 1 <= path_stages <= len(groups):
+            raise ProblemError(
+                f"path_stages is {path_stages}; it must be 1 to the {len(groups)} stages"
+            )
+        if microbatches_per_start < 1:
+            raise ProblemError(
+                f"microbatches_per_start is {microbatches_per_start}; it must be at least 1"
+            )
+        if max_swaps < 0:
+            raise ProblemError(f"max_swaps is {max_swaps}; it must be >= 0")
+        room = np.array(np.broadcast_to(np.asarray(memory), (n,)))
+        if not (room == np.floor(room)).all() or (room < 0).any():
+            raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0")
+        room = room.astype(np.int64)
+        times = {
+            name: _seconds(name, value, n)
+            for name, value in (
+                ("forward_s", forward_s),
+                ("backward_s", backward_s),
+                ("head_s", head_s),
+            )
+        }
+        for array in (transfer, room, *times.values()):
+            array.setflags(write=False)
+        for field, value in (
+            ("transfer_s", transfer),
+            ("stage_devices", groups),
+            *times.items(),
+            ("path_stages", int(path_stages)),
+            ("memory", room),
+            ("microbatches_per_start", int(microbatches_per_start)),
+            ("max_swaps", int(max_swaps)),
+            ("live_memory", bool(live_memory)),
+        ):
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def from_assignment(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        assignment: AssignmentPlan,
+        *,
+        path_stages: int,
+        microbatches_per_start: int,
+        memory: ArrayLike | None = None,
+        max_swaps: int = 1,
+        live_memory: bool = False,
+    ) -> PathProblem:
+        """The problem of an arrangement: layers cut evenly, compute times by FLOPs.
+
+        ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
+        Both directions of a link are averaged, as SkipPipe does.
+        """
+        cluster.network.require_complete()
+        groups = assignment.groups
+        split = workload.even_split(len(groups))
+        samples = workload.microbatch_samples
+        n = len(cluster)
+        forward, backward, room = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
+        head = (1 + BACKWARD_TO_FORWARD) * workload.head.forward_flops * samples / cluster.flops
+        for j, group in enumerate(groups):
+            load = workload.stage(*split[j])
+            parameters = load.parameters + (workload.head.parameters if j == 0 else 0)
+            scratch = workload.head.saved_bytes * samples if j == 0 else 0.0
+            for d in group:
+                forward[d] = load.forward_flops * samples / cluster.flops[d]
+                backward[d] = BACKWARD_TO_FORWARD * forward[d]
+                left = cluster.memory_bytes[d] - scratch
+                left -= parameters * workload.state_bytes_per_parameter
+                room[d] = max(0, int(left // (load.saved_bytes * samples)))
+        message = max(layer.output_bytes for layer in workload.layers) * samples
+        return cls(
+            cluster.network.symmetrised().transfer_s(message),
+            groups,
+            forward,
+            backward,
+            head,
+            path_stages,
+            room if memory is None else memory,
+            microbatches_per_start,
+            max_swaps,
+            live_memory,
+        )
+
+    def __len__(self) -> int:
+        return len(self.transfer_s)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Start device of each microbatch."""
+        return tuple(d for d in self.stage_devices[0] for _ in range(self.microbatches_per_start))
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """Stage of each device."""
+        where = {d: j for j, group in enumerate(self.stage_devices) for d in group}
+        return tuple(where[d] for d in range(len(self)))
+
+    @property
+    def visits(self) -> tuple[int, int]:
+        """CC3: fewest and most paths through each stage but the first."""
+        others = len(self.stage_devices) - 1
+        if others == 0:
+            return 0, 0
+        total = len(self.starts) * (self.path_stages - 1)
+        return total // others, -(-total // others)
+
+    def replace(self, **changes: Any) -> PathProblem:
+        """A copy with some of the constructor's fields changed."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return PathProblem(**{**fields, **changes})
+
+
+def _seconds(field: str, value: ArrayLike, n: int) -> Floats:
+    try:
+        array = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (n,)))
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"{field} must be one number or {n} of them, found shape {np.shape(value)}"
+        ) from None
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(bad):
+        raise ProblemError(
+            f"{field} of device {bad[0]} is {array[bad[0]]:g}; it must be >= 0 and finite"
+        )
+    return array
