@@ -24,13 +24,16 @@ def step_bound_s(
     pipelines: int,
     microbatches: int,
     head: str = "last",
+    *,
+    equal_shares: bool = True,
 ) -> float:
     """Seconds that no placement can beat, compute times by FLOPs.
 
     The pipeline part: some pipeline gets ``ceil(M / pipelines)`` microbatches. Each stage's device
     must receive its first one through all stages before it, do all of them, and return the last
     one through the same stages. Averaging: every device exchanges its share of eq. 2 with
-    ``pipelines - 1`` others, at best its nearest ones.
+    ``pipelines - 1`` others, at best its nearest ones; without ``equal_shares`` in one round of
+    full precision it is bounded by 0.
     """
     samples = workload.microbatch_samples
     fastest = float(cluster.flops.max())
@@ -54,7 +57,10 @@ def step_bound_s(
         + count * (forward[j] + heads[j] + backward[j])
         for j in range(len(layers))
     )
-    return (pipeline + _averaging_bound_s(cluster, workload, layers, pipelines, head)) * ROUNDING
+    averaging = (
+        _averaging_bound_s(cluster, workload, layers, pipelines, head) if equal_shares else 0.0
+    )
+    return (pipeline + averaging) * ROUNDING
 
 
 def _averaging_bound_s(

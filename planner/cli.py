@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.averaging_part import SHARES
 from planner.cluster import GPUS, Cluster, Devices
 from planner.compute_times import Calibration
 from planner.datasets import intra_link, list_networks, load_network
 from planner.degrees import Candidate
 from planner.network import Network, NetworkError
-from planner.plan import TrainingPlan, load_plan, save_plan
+from planner.plan import CODECS, TrainingPlan, load_plan, save_plan
 from planner.presets import PRESETS, from_hf_config, preset
 from planner.result import Result
 from planner.schedules import ORDERS
@@ -97,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--head", default="last", choices=["first", "last"], help="who runs the head")
     sub.add_argument("--in-flight", type=int, help="eager-1f1b: microbatches a device holds")
     sub.add_argument("--calibration", type=Path, help="measured compute times (planner run)")
+    sub.add_argument("--averaging", default="equal", choices=SHARES, help="shares in a stage")
+    sub.add_argument("--group-size", type=int, help="average in rounds of groups of this size")
+    sub.add_argument("--codec", default="none", choices=list(CODECS), help="of gradients sent")
     sub.add_argument("--random-placements", type=int, default=20, help="to compare with; 0: none")
     sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
     sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
@@ -284,6 +288,9 @@ def _plan(args: argparse.Namespace) -> int:
         seed=args.seed,
         method=args.method,
         calibration=calibration,
+        averaging=args.averaging,
+        group_size=args.group_size,
+        codec=args.codec,
         network_name=args.network,
     )
     if result.plan is None:
@@ -331,7 +338,16 @@ def _plan(args: argparse.Namespace) -> int:
     ]
     if args.random_placements:
         setting = Setting(
-            cluster, workload, args.schedule, args.head, args.in_flight, args.seed, calibration
+            cluster,
+            workload,
+            args.schedule,
+            args.head,
+            args.in_flight,
+            args.seed,
+            calibration,
+            averaging=args.averaging,
+            group_size=args.group_size,
+            codec=args.codec,
         )
         drawn = random_placements(setting, shape, args.random_placements)
         data["random"] = asdict(drawn)

@@ -35,6 +35,9 @@ def plan(
     seed: int = 0,
     method: str = "auto",
     calibration: Calibration | None = None,
+    averaging: str = "equal",
+    group_size: int | None = None,
+    codec: str = "none",
     network_name: str = "",
 ) -> Result[TrainingPlan]:
     """Plan a training run.
@@ -61,6 +64,12 @@ def plan(
         Of `planner.solve_assignment`.
     calibration
         Measured compute times; by default they follow from FLOPs.
+    averaging
+        ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC.
+    group_size
+        Average in rounds of groups of at most so many devices; by default all of a stage at once.
+    codec
+        ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
 
     Returns
     -------
@@ -69,7 +78,19 @@ def plan(
         ``bound`` a time that no placement with these stages, pipelines and layers can beat (with
         ``"auto"``: with any that were tried). No bound with a calibration.
     """
-    setting = Setting(cluster, workload, schedule, head, in_flight, seed, calibration, network_name)
+    setting = Setting(
+        cluster,
+        workload,
+        schedule,
+        head,
+        in_flight,
+        seed,
+        calibration,
+        network_name,
+        averaging,
+        group_size,
+        codec,
+    )
     if stages != "auto":
         return _plan_shape(setting, stages, pipelines, stop, method)
     if pipelines is not None:
@@ -133,6 +154,8 @@ def _plan_shape(
             shape.pipelines,
             shape.microbatches,
             setting.head,
+            equal_shares=(setting.averaging, setting.group_size, setting.codec)
+            == ("equal", None, "none"),
         )
     step = Result.of(
         made,

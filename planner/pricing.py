@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.averaging_part import averaging_rounds
 from planner.cluster import Cluster
 from planner.compute_times import Calibration, ComputeTimes
 from planner.parts import AssignmentPlan
-from planner.plan import AveragingGroup, Predicted, Schedule, TrainingPlan
+from planner.plan import CODECS, Predicted, Schedule, TrainingPlan
 from planner.problems import ProblemError
 from planner.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
 from planner.shape import Shape, memory_room
@@ -23,7 +24,7 @@ class Setting:
 
     Attributes
     ----------
-    schedule, head, in_flight, calibration
+    schedule, head, in_flight, calibration, averaging, group_size, codec
         As in `planner.plan`.
     """
 
@@ -35,10 +36,15 @@ class Setting:
     seed: int = 0
     calibration: Calibration | None = None
     network_name: str = ""
+    averaging: str = "equal"
+    group_size: int | None = None
+    codec: str = "none"
 
 
 def plan_for_assignment(setting: Setting, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
     """A whole plan, without certificates, for an assignment with a grid."""
+    if setting.codec not in CODECS:
+        raise ProblemError(f"codec {setting.codec!r} is unknown; choose one of {', '.join(CODECS)}")
     cluster, workload = setting.cluster, setting.workload
     groups = assignment.groups
     times = (
@@ -56,7 +62,11 @@ def plan_for_assignment(setting: Setting, shape: Shape, assignment: AssignmentPl
         assignment=assignment,
         stage_layers=shape.layers,
         schedules=(order,),
-        averaging=tuple(((AveragingGroup.equal(group),),) for group in groups),
+        averaging=tuple(
+            averaging_rounds(cluster, group, setting.averaging, setting.group_size)
+            for group in groups
+        ),
+        codec=setting.codec,
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
     )

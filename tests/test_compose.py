@@ -206,3 +206,36 @@ def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
     found = balanced_split(cluster, workload, groups, stages - 1)
     best = min(slowest(cuts) for cuts in combinations(range(1, 8), stages - 1))
     assert slowest(tuple(stop for _, stop in found[:-1])) == pytest.approx(best)
+
+
+def test_adaptive_shares_spare_slow_uplinks() -> None:
+    """Two peers have a tenth of the others' upload: they sum less, and averaging is faster."""
+    network = pl.Network(np.zeros((4, 4)), np.full((4, 4), 1e9))
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=[1e7, 1e7, 1e6, 1e6])
+    cluster = pl.Cluster(network, devices)
+    plans = {
+        kind: pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, averaging=kind).plan
+        for kind in ("equal", "adaptive")
+    }
+    equal, adaptive = plans["equal"], plans["adaptive"]
+    assert equal is not None and adaptive is not None
+    assert pl.check(adaptive) == []
+    shares = adaptive.averaging[0][0][0].shares
+    assert min(shares[:2]) > max(shares[2:])
+    assert adaptive.predicted.averaging_s < 0.8 * equal.predicted.averaging_s
+
+
+def test_rounds_and_codec_reach_the_plan() -> None:
+    """Two rounds of pairs, a quarter of the bytes; sizes that cannot mix are refused."""
+    cluster = cluster_of(4)
+    result = pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2, codec="int8")
+    assert result.plan is not None
+    assert pl.check(result.plan) == []
+    assert [len(groups) for groups in result.plan.averaging[0]] == [2, 2]
+    full = pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, group_size=2).plan
+    assert full is not None
+    assert result.plan.predicted.averaging_s < full.predicted.averaging_s
+    with pytest.raises(ValueError, match="do not give 5 devices the exact mean"):
+        pl.plan(cluster_of(5), tiny_workload(), stages=1, stop=STOP, group_size=2)
+    with pytest.raises(ValueError, match="codec 'zip' is unknown"):
+        pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, codec="zip")
