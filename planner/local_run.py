@@ -182,7 +182,8 @@ def _environment(ranks: int) -> dict[str, str]:
 
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform == "linux":  # else gloo may look for a host name nobody can resolve
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 
 

@@ -1,7 +1,7 @@
 """Measured networks: latency and bandwidth between every ordered pair of devices.
 
-Arrays are in SI units and indexed ``[source, destination]``. Reading and writing files is in
-`planner.network_io`, the shipped tables in `planner.datasets`, and `Cluster` in `planner.cluster`.
+Arrays are in SI units and indexed ``[source, destination]``. Other forms are read and written by
+`planner.network_io`, the shipped tables by `planner.datasets`; `Cluster` is in `planner.cluster`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,38 @@ class Network:
             ("regions", places),
         ):
             object.__setattr__(self, field, value)
+
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Network:
+        """From a NetworkX graph whose edges have a latency and a bandwidth, unit in the name."""
+        from planner.network_io import from_networkx
+
+        return from_networkx(graph)
+
+    @classmethod
+    def from_pandas(cls, frame: Any) -> Network:
+        """From a pandas frame with the columns of the CSV files, a row an ordered pair."""
+        from planner.network_io import from_frame
+
+        return from_frame(frame)
+
+    def to_networkx(self) -> Any:
+        """A ``networkx.DiGraph`` with an edge per measured pair, SI units."""
+        from planner.network_io import to_networkx
+
+        return to_networkx(self)
+
+    def to_pandas(self) -> Any:
+        """A pandas frame, a row an ordered pair, SI units."""
+        from planner.network_io import to_frame
+
+        return to_frame(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.csv`` or ``.json`` file that `planner.load_network` reads."""
+        from planner.network_io import save
+
+        save(self, path)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -145,3 +145,18 @@ def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[s
     again = [*PLAN, "--no-pictures", "--calibration", str(times), "--out", str(path)]
     assert main(again) == 0
     assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
+
+
+def test_regions_of_another_network_price_replicated_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan for 2 devices a region on a network of regions; links inside stay as planned."""
+    path = tmp_path / "plan.json"
+    argv = [*PLAN, "--devices-per-region", "2", "--batch-samples", "16", "--no-pictures"]
+    assert main([*argv, "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(path), "--network", "aws8_dtfm_worldwide_2022", "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["step_s"] == pytest.approx(same["planned_step_s"])
+    assert main(["simulate", str(path), "--network", "aws10_dtfm_code_2022", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] != same["step_s"]

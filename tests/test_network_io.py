@@ -29,7 +29,7 @@ def test_round_trips_keep_every_bit(n: int, seed: int) -> None:
         csv_back = network_io.from_csv_text(network_io.to_csv_text(network))
         assert csv_back.subset(network.ids).content_hash == network.content_hash
     if not network.missing_pairs():
-        graph_back = network_io.from_networkx(network_io.to_networkx(network))
+        graph_back = Network.from_networkx(network.to_networkx())
         assert graph_back.content_hash == network.content_hash
 
 
@@ -52,13 +52,13 @@ def test_frames_and_undirected_graphs() -> None:
             "bandwidth_mbps": [8.0, 8.0],
         }
     )
-    network = network_io.from_frame(frame)
+    network = Network.from_pandas(frame)
     assert network.missing_pairs() == [(1, 0)]
-    assert network_io.from_frame(network_io.to_frame(network)).content_hash == network.content_hash
+    assert Network.from_pandas(network.to_pandas()).content_hash == network.content_hash
     graph = networkx.Graph()
     graph.add_node("x", region="north")
     graph.add_edge("x", "y", latency_ms=2, bandwidth_gbps=1)
-    both = network_io.from_networkx(graph)
+    both = Network.from_networkx(graph)
     assert both.latency_s[0, 1] == both.latency_s[1, 0] == 0.002
     assert both.regions == ("north", "y")
 
@@ -102,6 +102,6 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
 def test_save_writes_all_or_nothing(line4: Network, tmp_path: Path) -> None:
     """No temporary file stays behind."""
     for name in ("n.csv", "n.json"):
-        network_io.save(line4, tmp_path / name)
+        line4.save(tmp_path / name)
         assert network_io.load(tmp_path / name).content_hash == line4.content_hash
     assert sorted(p.name for p in tmp_path.iterdir()) == ["n.csv", "n.json"]
