@@ -49,11 +49,11 @@ class SetUp:
 
 
 SETUPS = (
-    SetUp("A scaled: 8 x 80", (80.0,) * 8, (True,) * 8),
-    SetUp("C scaled: 3 x 100 + 5 x 20", (100.0,) * 3 + (20.0,) * 5, (True,) * 8),
+    SetUp("A scaled: 8 x 20", (20.0,) * 8, (True,) * 8),
+    SetUp("C scaled: 3 x 50 + 5 x 10", (50.0,) * 3 + (10.0,) * 5, (True,) * 8),
     SetUp(
-        "D scaled: 7 x 20 + one of 250 without a GPU",
-        (20.0,) * 7 + (250.0,),
+        "D scaled: 7 x 10 + one of 125 without a GPU",
+        (10.0,) * 7 + (125.0,),
         (True,) * 7 + (False,),
     ),
 )

@@ -146,6 +146,11 @@ class _Exchange:
         for c, returned in enumerate(returns):
             self._collect(c, returned)
 
+    def _others(self) -> list[int]:
+        """The other members, starting after this one, so that not all send to the same one."""
+        n = len(self.chunks)
+        return [(self.me + step) % n for step in range(1, n)]
+
     def _size(self, k: int, c: int) -> int:
         start, stop = self.chunks[k][c]
         return stop - start
@@ -172,8 +177,8 @@ class _Exchange:
     def _contribute(self, c: int) -> None:
         if not self.group.contributes[self.me]:
             return
-        for k in range(len(self.chunks)):
-            if k != self.me and self._size(k, c):
+        for k in self._others():
+            if self._size(k, c):
                 piece = self.vector[slice(*self.chunks[k][c])]
                 message = encode(piece, self.codec)
                 self.transport.send(message, self.group.members[k], TAG + 2 * c)
@@ -190,9 +195,8 @@ class _Exchange:
             elif k in incoming:
                 total += decode(incoming[k].wait().cpu(), size, self.codec)
         message = encode(total, self.codec)
-        for k, member in enumerate(self.group.members):
-            if k != self.me:
-                self.transport.send(message, member, TAG + 2 * c + 1)
+        for k in self._others():
+            self.transport.send(message, self.group.members[k], TAG + 2 * c + 1)
         # the reducer too takes what everybody else gets
         self.vector[mine] = decode(message, size, self.codec)
 
