@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.averaging_part import SHARES
 from planner.cluster import GPUS, Cluster, Devices
+from planner.compose.averaging import SHARES
+from planner.compose.degrees import Candidate
+from planner.compose.schedules import ORDERS
 from planner.compute_times import Calibration
 from planner.datasets import intra_link, list_networks, load_network
-from planner.degrees import Candidate
 from planner.network import Network, NetworkError
 from planner.plan import CODECS, TrainingPlan, load_plan, save_plan
 from planner.presets import PRESETS, from_hf_config, preset
 from planner.result import Result
-from planner.schedules import ORDERS
 from planner.stop import MaxRuntime, StoppingCriterion, StopRun
 from planner.workload import Workload
 
@@ -265,11 +265,11 @@ def _networks(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner.baselines import random_placements
     from planner.check import check
     from planner.compose import plan
-    from planner.pricing import Setting
-    from planner.shape import Shape
+    from planner.compose.pricing import Setting
+    from planner.compose.random_placements import random_placements
+    from planner.compose.shape import Shape
     from planner.simulate import simulate
 
     cluster, workload = _cluster(args), _workload(args)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.compose.schedules import most_live
 from planner.compute_times import Calibration
 from planner.network import Network
 from planner.plan import PlanError, TrainingPlan, load_plan
 from planner.presets import transformer
-from planner.schedules import most_live
 from planner.simulate import simulate
 from planner.workload import Workload
 

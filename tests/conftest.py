@@ -7,12 +7,12 @@ import pytest
 from hypothesis import settings
 
 from planner.cluster import Cluster, Devices
+from planner.compose.pricing import Setting, plan_for_assignment
+from planner.compose.shape import Shape
 from planner.network import Network
 from planner.parts import AssignmentPlan
 from planner.plan import TrainingPlan
 from planner.presets import transformer
-from planner.pricing import Setting, plan_for_assignment
-from planner.shape import Shape
 from planner.workload import Architecture, Workload
 
 # machines are noisy: how long an example takes proves nothing

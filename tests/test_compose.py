@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.baselines import random_placements
-from planner.bounds import step_bound_s
+from planner.compose.bounds import step_bound_s
+from planner.compose.pricing import Setting, plan_for_assignment
+from planner.compose.random_placements import random_placements
+from planner.compose.shape import shape_of
 from planner.parts import AssignmentPlan
-from planner.pricing import Setting, plan_for_assignment
-from planner.shape import shape_of
 from tests.conftest import random_network, tiny_workload
 
 STOP = pl.MaxIterations(200)
@@ -183,7 +183,7 @@ def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
     """Against every way to cut eight layers."""
     from itertools import combinations
 
-    from planner.layer_split import balanced_split
+    from planner.compose.layer_split import balanced_split
     from planner.presets import transformer
     from planner.workload import Architecture
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.compose.pricing import Setting, plan_for_assignment
+from planner.compose.shape import Shape, assignment_problem
 from planner.parts import AssignmentPlan
-from planner.pricing import Setting, plan_for_assignment
-from planner.shape import Shape, assignment_problem
 
 
 @dataclass(frozen=True)

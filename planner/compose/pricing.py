@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.averaging_part import averaging_rounds
 from planner.cluster import Cluster
+from planner.compose.averaging import averaging_rounds
+from planner.compose.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
+from planner.compose.shape import Shape, memory_room
 from planner.compute_times import Calibration, ComputeTimes
 from planner.parts import AssignmentPlan
 from planner.plan import CODECS, Predicted, Schedule, TrainingPlan
 from planner.problems import ProblemError
-from planner.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
-from planner.shape import Shape, memory_room
 from planner.simulate import simulate
 from planner.workload import Workload
 

@@ -1,8 +1,8 @@
 """Assignment for devices that differ in speed or memory.
 
 DT-FM's cost knows the network only (its own stated limitation, section 8). Here layers follow the
-devices (`planner.layer_split`), and devices of different speed change places as long as network and
-computation together get faster.
+devices (`planner.compose.layer_split`), and devices of different speed change places as long as
+network and computation together get faster.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.layer_split import balanced_split
+from planner.compose.layer_split import balanced_split
+from planner.compose.pricing import Setting
+from planner.compose.shape import Shape, assignment_problem
 from planner.parts import AssignmentPlan
-from planner.pricing import Setting
 from planner.problems import AssignmentProblem, ProblemError
-from planner.shape import Shape, assignment_problem
 from planner.stop import StopRun
 from planner.workload import BACKWARD_TO_FORWARD
 

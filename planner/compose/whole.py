@@ -1,4 +1,4 @@
-"""From a cluster and a workload to one checked plan: calls the solvers, in order."""
+"""The whole plan: assignment, then everything around it, for one shape or the best of many."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from dataclasses import replace
 from typing import Literal
 
-from planner.bounds import step_bound_s
 from planner.cluster import Cluster
+from planner.compose.bounds import step_bound_s
+from planner.compose.degrees import candidates, choose
+from planner.compose.layer_split import balanced_split, is_uniform
+from planner.compose.mixed_devices import improve_groups, matched, sorted_by_speed
+from planner.compose.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
+from planner.compose.shape import Shape, assignment_problem, memory_room, shape_of
 from planner.compute_times import Calibration
-from planner.degrees import candidates, choose
-from planner.layer_split import balanced_split, is_uniform
-from planner.mixed_devices import improve_groups, matched, sorted_by_speed
 from planner.parts import AssignmentPlan
 from planner.plan import TrainingPlan
-from planner.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
 from planner.problems import ProblemError
 from planner.result import Certificate, Result
-from planner.shape import Shape, assignment_problem, memory_room, shape_of
 from planner.stop import StoppingCriterion, portion
 from planner.workload import Workload
 
@@ -54,7 +54,7 @@ def plan(
     stop
         When to stop searching.
     schedule
-        ``"eager-1f1b"``, ``"1f1b"`` or ``"gpipe"``; see `planner.schedules`.
+        ``"eager-1f1b"``, ``"1f1b"`` or ``"gpipe"``; see `planner.compose.schedules`.
     head
         Whether the ``"last"`` or the ``"first"`` device of a pipeline runs head and loss.
     in_flight
