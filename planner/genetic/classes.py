@@ -206,8 +206,11 @@ def solve_classes(
                 model.add_hint(x[c][j], int(hint[c, j]))
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = seed
+    # clause learning proves this model; its linear relaxation is weak and slows the search
+    solver.parameters.linearization_level = 0
     if effort is None:
         solver.parameters.num_workers = workers
+        solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
         solver.parameters.max_time_in_seconds = max(runtime_s, 0.01)
     else:
         solver.parameters.num_workers = 1
