@@ -67,9 +67,8 @@ def solve_matchings(tables: Tables, device_at: Ints, after: Ints, before: Ints) 
 
 
 @jit  # type: ignore[untyped-decorator]
-def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
-    solve_matchings(tables, device_at, after, before)
+def current_cost(tables: Tables, device_at: Ints, after: Ints) -> float:
+    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
     worst = 0.0
     for j in range(len(tables.sizes)):
         exchange = tables.exchange[tables.exchange_of[j]]
@@ -86,6 +85,13 @@ def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> fl
                 level = max(level, hop[device_at[p], device_at[after[p]]])
         worst += level
     return worst
+
+
+@jit  # type: ignore[untyped-decorator]
+def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> float:
+    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
+    solve_matchings(tables, device_at, after, before)
+    return current_cost(tables, device_at, after)
 
 
 @jit  # type: ignore[untyped-decorator]
@@ -246,13 +252,11 @@ def anneal(
     moves: int,
     hot: float,
     cold: float,
-    smooth_hot: float,
-    smooth_cold: float,
+    w: float,
 ) -> float:
     """Anneal in place; keep the best slots seen in ``best`` and return their cost.
 
-    The temperature falls geometrically from ``hot`` to ``cold``, the share of the means linearly
-    from ``smooth_hot`` to ``smooth_cold``.
+    The temperature goes geometrically from ``hot`` to ``cold``; ``w`` is the share of the means.
     """
     n, stages = len(device_at), len(tables.sizes)
     first, sizes, stage = tables.first, tables.sizes, tables.stage
@@ -268,14 +272,12 @@ def anneal(
     for p in range(n):
         slot_of[device_at[p]] = p
     _weigh(tables, device_at, after, load, group_max, group_sum, hop_max, hop_sum, hop_at)
-    w = smooth_hot
     temperature = hot
     near_count = tables.near.shape[1]
     for move in range(moves):
         if move % 256 == 0:
             share = move / moves
             temperature = hot * (cold / hot) ** share
-            w = smooth_hot + (smooth_cold - smooth_hot) * share
         slack = -temperature * math.log(1.0 - next_unit(word))
         draw = next_unit(word)
         if stages > 1 and draw < 0.35:
@@ -482,3 +484,4 @@ def group_levels(tables: Tables, device_at: Ints) -> Floats:
             )
             levels[j, i] = levels[i, j]
     return levels
+

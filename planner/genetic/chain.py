@@ -35,7 +35,7 @@ MAX_CELLS = 6000
 FIRST_EFFORT = 0.2
 """Deterministic time of CP-SAT (about seconds) for a first decision."""
 
-MOST_EFFORT = 20.0
+MOST_EFFORT = 8.0
 FIRST_STRIDE = 8e-3
 """First step above a proven level, as a share of the known plan's cost."""
 
@@ -104,6 +104,9 @@ class ChainBound:
         )
         full = (1 << self.boundaries) - 1
         self.keys = [self._key(mask) for mask in range(full + 1)]
+        self.mask_of: dict[Key, Mask] = {}
+        for mask, key in enumerate(self.keys):
+            self.mask_of.setdefault(key, mask)
         base = {
             key: _Level(self.forest.level(self._pairs(key)), len(self.levels) - 1)
             for key in sorted(set(self.keys))
@@ -249,7 +252,7 @@ class ChainBound:
         return tuple(sorted([*runs, length], reverse=True))
 
     def _mask(self, key: Key) -> Mask:
-        return self.keys.index(key)
+        return self.mask_of[key]
 
     def _contains(self, outer: Key, inner: Key) -> bool:
         """Whether keeping ``outer`` keeps ``inner`` too."""

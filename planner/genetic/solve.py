@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from planner.genetic.anneal import solve_matchings
 from planner.genetic.bounds import quick_bound
+from planner.genetic.chain import ChainBound
 from planner.genetic.classes import (
     ClassCosts,
     counts_of,
@@ -16,6 +18,9 @@ from planner.genetic.classes import (
     interchangeable,
     solve_classes,
 )
+from planner.genetic.evolution import Evolution, EvolutionParams
+from planner.genetic.greedy import region_greedy
+from planner.genetic.local_search import Gain
 from planner.genetic.search import Search
 from planner.genetic.tables import Ints, Tables, tables_of
 from planner.parts import AssignmentPlan
@@ -30,17 +35,50 @@ class Method(enum.StrEnum):
     AUTO = "auto"
     SEARCH = "search"
     CLASSES = "classes"
+    GENETIC = "genetic"
+    KERNIGHAN_LIN = "kl"
+    CIRCULAR_KERNIGHAN_LIN = "circular-kl"
+    RANDOM = "random"
+    REGION_GREEDY = "region-greedy"
+
+
+EVOLUTIONS = {
+    Method.GENETIC: EvolutionParams(),
+    Method.KERNIGHAN_LIN: EvolutionParams(gain=Gain.KERNIGHAN_LIN, circular=False),
+    Method.CIRCULAR_KERNIGHAN_LIN: EvolutionParams(gain=Gain.KERNIGHAN_LIN),
+    Method.RANDOM: EvolutionParams(gain=Gain.NONE, mutation=1.0),
+}
 
 
 FEW_CLASSES = 20
-"""Up to this many classes (clusters) the class model is worth its time."""
+"""Up to this many classes, of three devices on average, the class model is worth its time."""
 
-WARM_UP_S = 1.5
+FEW = 10
+"""Up to this many classes it is worth it in any case."""
+
+WARM_UP_S = 1.0
+WARM_UP_SHARE = 0.2
+WARM_UP_ITERATIONS = 24
 """Search before the class model, to give it a good upper bound."""
 
-WARM_UP_ITERATIONS = 24
+EXACT_SHARE = 0.7
+"""Share of the time left that ``auto`` gives to the class model."""
+
 EFFORT = 60.0
-"""Deterministic time for CP-SAT under a limit on iterations."""
+"""Deterministic time for the class model where there is no limit in seconds."""
+
+SEARCH_S = 9.0
+SEARCH_SHARE = 0.25
+SEARCH_MOST = 0.75
+"""Search before the chain bound: so many seconds or the share if that is more, but at most so much
+of the time left."""
+
+ALTERNATE = 300
+ROUNDS = 15
+"""Without a limit in seconds: iterations of search, then rounds of decisions, in turn."""
+
+PROVERS = 2
+"""Decisions made at the same time; fixed, so that any machine makes the same ones."""
 
 
 def solve_assignment(
@@ -87,6 +125,10 @@ def solve_assignment(
                 work.classes()
             case Method.SEARCH:
                 work.search.run(run)
+            case Method.REGION_GREEDY:
+                work.offer(region_greedy(problem, tables))
+            case _:
+                work.evolve(EVOLUTIONS[chosen])
     return work.result(chosen, seed)
 
 
@@ -112,29 +154,70 @@ class _Work:
         self.run.bound = max(self.run.bound or 0.0, min(bound, self.search.best_cost))
 
     def auto(self) -> None:
-        """The class model where devices repeat, search and relaxations elsewhere."""
+        """The class model where devices repeat; search and the chain bound elsewhere or after."""
         run = self.run
         classes = interchangeable(self.problem)
-        if len(classes) <= FEW_CLASSES:
-            share = min(WARM_UP_S, 0.2 * run.remaining_s)
-            self.search.run(run, until_s=run.elapsed_s + share, iterations=WARM_UP_ITERATIONS)
+        if len(classes) <= FEW or len(classes) <= min(FEW_CLASSES, len(self.tables.stage) // 3):
+            self.search.run(
+                run,
+                until_s=run.elapsed_s + min(WARM_UP_S, WARM_UP_SHARE * run.remaining_s),
+                iterations=min(WARM_UP_ITERATIONS, run.remaining_iterations - 1),
+            )
             if run.check() is None:
-                self.exact(ClassCosts.of(self.tables, classes))
-        else:
+                self.exact(ClassCosts.of(self.tables, classes), EXACT_SHARE)
+                if not math.isfinite(run.remaining_s):
+                    run.update()
+        if run.check() is None:
+            self.open_ended()
+
+    def open_ended(self) -> None:
+        """Search, and the chain bound in the rest of the time."""
+        run = self.run
+        chain = None
+        if ChainBound.applies(self.tables):
+            chain = ChainBound(self.tables, self.search.best_cost)
+        if math.isfinite(run.remaining_s):
+            left = run.remaining_s
+            share = min(max(SEARCH_SHARE * left, SEARCH_S), SEARCH_MOST * left)
+            self.search.run(run, until_s=run.elapsed_s + share if chain else math.inf)
+            while chain is not None and run.check() is None and self.prove(chain):
+                pass
             self.search.run(run)
+        else:
+            while run.check() is None:
+                self.search.run(run, iterations=ALTERNATE)
+                for _ in range(ROUNDS):
+                    if chain is None or run.reason == "optimal" or not self.prove(chain):
+                        chain = None
+                        break
+
+    def prove(self, chain: ChainBound) -> bool:
+        """One round of decisions, two at a time; False if there is nothing left to decide."""
+        chain.tighten(self.search.best_cost)
+        questions = chain.questions(PROVERS)
+        if not questions:
+            return False
+        limit_s = self.run.remaining_s
+        with ThreadPoolExecutor(max_workers=PROVERS) as pool:
+            answers = list(pool.map(lambda q: q.answer(self.tables, limit_s), questions))
+        for question, answer in zip(questions, answers, strict=True):
+            chain.learn(question, answer)
+        self.raise_bound(chain.bound)
+        self.run.check()
+        return True
 
     def classes(self) -> None:
         """The class model alone, from the trivial plan."""
-        self.exact(ClassCosts.of(self.tables, interchangeable(self.problem)))
+        self.exact(ClassCosts.of(self.tables, interchangeable(self.problem)), 1.0)
 
-    def exact(self, costs: ClassCosts) -> None:
-        """CP-SAT on exact classes."""
+    def exact(self, costs: ClassCosts, share: float) -> None:
+        """CP-SAT on exact classes for a share of the time left."""
         run = self.run
         outcome = solve_classes(
             self.tables,
             costs,
             upper=self.search.best_cost,
-            runtime_s=run.remaining_s,
+            runtime_s=share * run.remaining_s,
             seed=self.seed,
             hint=counts_of(costs, self.groups(self.search.best)),
             effort=None if math.isfinite(run.remaining_s) else EFFORT,
@@ -142,10 +225,22 @@ class _Work:
         if outcome.counts is not None:
             groups = expand(costs, outcome.counts)
             slots = np.array([d for group in groups for d in group], dtype=np.int64)
-            if self.search.offer(slots):
-                run.improve(self.search.best_cost)
+            self.offer(slots)
         self.raise_bound(outcome.bound)
         run.check()
+
+    def evolve(self, params: EvolutionParams) -> None:
+        """The genetic algorithm; an interrupt leaves its best."""
+        evolution = Evolution(self.tables, self.seed, params)
+        try:
+            evolution.run(self.run)
+        finally:
+            self.offer(evolution.best)
+
+    def offer(self, slots: Ints) -> None:
+        """Consider an arrangement from elsewhere."""
+        if self.search.offer(slots):
+            self.run.improve(self.search.best_cost)
 
     def groups(self, slots: Ints) -> list[list[int]]:
         """Devices per stage."""
