@@ -6,8 +6,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from planner.genetic.classes import SAFETY
 from planner.genetic.tables import Floats, Tables
+
+SAFETY = 1e-9
+"""Bounds are lowered by this relative amount, more than rounding can account for."""
 
 
 def quick_bound(tables: Tables) -> float:
@@ -57,13 +59,14 @@ class Forest:
         low, high = 0, len(self.levels) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._most(float(self.levels[middle])) >= pairs:
+            if self.most_pairs(float(self.levels[middle])) >= pairs:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _most(self, level: float) -> int:
+    def most_pairs(self, level: float) -> int:
+        """At most this many links of cost <= level lie on disjoint paths."""
         linked = self.hop <= level
         np.fill_diagonal(linked, False)
         count, label = connected_components(csr_array(linked), directed=False)

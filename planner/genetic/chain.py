@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.genetic.bounds import Forest, star_bound
-from planner.genetic.classes import SAFETY
+from planner.genetic.bounds import SAFETY, Forest, star_bound
 from planner.genetic.tables import Tables
 
 Mask = int
@@ -97,11 +96,7 @@ class ChainBound:
         self.boundaries = len(tables.sizes) - 1
         self.forest = Forest(tables)
         self.levels = self.forest.levels
-        self.free_order = (
-            len(set(tables.sizes.tolist())) == 1
-            and len(tables.exchange) == 1
-            and len(tables.hop) == 1
-        )
+        self.free_order = tables.free_order
         full = (1 << self.boundaries) - 1
         self.keys = [self._key(mask) for mask in range(full + 1)]
         self.mask_of: dict[Key, Mask] = {}

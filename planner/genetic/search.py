@@ -44,8 +44,8 @@ class SearchParams:
     cold: float = 0.0007
     hot: float = 0.006
     descent: int = 100
-    start: float = 4.0
-    smooth: float = 0.0
+    start: float = 8.0
+    smooth: float = 0.2
     polish: int = 200
 
 
