@@ -112,7 +112,6 @@ def solve_classes(
     upper: float,
     runtime_s: float,
     workers: int = 2,
-    seed: int = 0,
     hint: Ints | None = None,
     effort: float | None = None,
 ) -> ClassOutcome:
@@ -216,7 +215,6 @@ def solve_classes(
             for j in range(stages):
                 model.add_hint(x[c][j], int(hint[c, j]))
     solver = cp_model.CpSolver()
-    solver.parameters.random_seed = seed
     # clause learning proves this model; its linear relaxation is weak and slows the search
     solver.parameters.linearization_level = 0
     if effort is None:

@@ -61,11 +61,13 @@ WARM_UP_SHARE = 0.2
 WARM_UP_ITERATIONS = 24
 """Search before the class model, to give it a good upper bound."""
 
-EXACT_SHARE = 0.7
+EXACT_SHARE = 0.9
 """Share of the time left that ``auto`` gives to the class model."""
 
+FIRST_SOLVE_S = 1.5
+FIRST_EFFORT = 3.0
 EFFORT = 60.0
-"""Deterministic time for the class model where there is no limit in seconds."""
+"""First solve of the class model; deterministic times where there is no limit in seconds."""
 
 SEARCH_S = 9.0
 SEARCH_SHARE = 0.25
@@ -211,23 +213,29 @@ class _Work:
         self.exact(ClassCosts.of(self.tables, interchangeable(self.problem)), 1.0)
 
     def exact(self, costs: ClassCosts, share: float) -> None:
-        """CP-SAT on exact classes for a share of the time left."""
+        """CP-SAT on exact classes for a share of the time left.
+
+        A proof is much quicker below a tight upper bound, so a short solve that improves the plan
+        is followed by a fresh one.
+        """
         run = self.run
-        outcome = solve_classes(
-            self.tables,
-            costs,
-            upper=self.search.best_cost,
-            runtime_s=share * run.remaining_s,
-            seed=self.seed,
-            hint=counts_of(costs, self.groups(self.search.best)),
-            effort=None if math.isfinite(run.remaining_s) else EFFORT,
-        )
-        if outcome.counts is not None:
-            groups = expand(costs, outcome.counts)
-            slots = np.array([d for group in groups for d in group], dtype=np.int64)
-            self.offer(slots)
-        self.raise_bound(outcome.bound)
-        run.check()
+        until_s = run.elapsed_s + share * run.remaining_s
+        for first in (True, False):
+            left_s = until_s - run.elapsed_s
+            outcome = solve_classes(
+                self.tables,
+                costs,
+                upper=self.search.best_cost,
+                runtime_s=min(left_s, FIRST_SOLVE_S) if first else left_s,
+                hint=counts_of(costs, self.groups(self.search.best)),
+                effort=None if math.isfinite(left_s) else FIRST_EFFORT if first else EFFORT,
+            )
+            if outcome.counts is not None:
+                groups = expand(costs, outcome.counts)
+                self.offer(np.array([d for group in groups for d in group], dtype=np.int64))
+            self.raise_bound(outcome.bound)
+            if run.check() is not None:
+                break
 
     def evolve(self, params: EvolutionParams) -> None:
         """The genetic algorithm; an interrupt leaves its best."""

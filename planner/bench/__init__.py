@@ -1,0 +1,1 @@
+"""Benchmarks: quality tables and pictures, each made by one command."""
