@@ -77,9 +77,7 @@ class Question:
 
     def answer(self, tables: Tables, limit_s: float) -> bool | None:
         """Ask CP-SAT."""
-        return can_keep(
-            tables, self.mask, self.level, self.interval.ceiling, self.effort, limit_s
-        )
+        return can_keep(tables, self.mask, self.level, self.interval.ceiling, self.effort, limit_s)
 
 
 class ChainBound:
@@ -278,7 +276,11 @@ def _refines(fine: Key, coarse: Key) -> bool:
             return _refines(rest, coarse[1:])
         for i in range(start, len(rest)):
             repeated = i > start and rest[i] == rest[i - 1]
-            if not repeated and rest[i] <= left and pick(i, left - rest[i], rest[:i] + rest[i + 1 :]):
+            if (
+                not repeated
+                and rest[i] <= left
+                and pick(i, left - rest[i], rest[:i] + rest[i + 1 :])
+            ):
                 return True
         return False
 
@@ -290,7 +292,8 @@ def can_keep(
 ) -> bool | None:
     """Whether a plan keeps the boundaries of ``mask`` at <= ``level`` and eq. 2 at <= ``ceiling``.
 
-    None if it could not be decided with the deterministic time ``effort`` or in ``limit_s``. Costs are rounded so that every real plan is a plan of the model.
+    None if it could not be decided with the deterministic time ``effort`` or in ``limit_s``.
+    Costs are rounded so that every real plan is a plan of the model.
     """
     from ortools.sat.python import cp_model
 
@@ -322,9 +325,7 @@ def can_keep(
             continue
         linked = tables.hop[tables.hop_of[j]] <= level * (1 + SAFETY)
         np.fill_diagonal(linked, False)
-        used = {
-            (int(d), int(e)): model.new_bool_var("") for d, e in np.argwhere(linked)
-        }
+        used = {(int(d), int(e)): model.new_bool_var("") for d, e in np.argwhere(linked)}
         out: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
         into: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
         for (d, e), variable in used.items():

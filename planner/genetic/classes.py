@@ -10,6 +10,7 @@ clusters, is a relaxation: its optimum is a lower bound for networks without cla
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,8 +172,10 @@ def solve_classes(
             if c != e or len(costs.members[c]) > 1
         }
         levels = sorted(set(priced.values()))
-        reached: list[Any] = [None] + [model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))]
-        for low, high in zip(reached[1:], reached[2:], strict=False):
+        reached: list[Any] = [None] + [
+            model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))
+        ]
+        for low, high in itertools.pairwise(reached):
             model.add_implication(high, low)
         flow = {}
         for (c, e), price in priced.items():

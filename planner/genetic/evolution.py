@@ -48,7 +48,15 @@ class EvolutionParams:
 
 
 class Evolution:
-    """The loop; `best` and `best_cost` hold the best slots so far."""
+    """The loop.
+
+    Attributes
+    ----------
+    best, best_cost
+        Best slots so far and their cost.
+    trace
+        ``(iteration, cost)`` of each improvement.
+    """
 
     def __init__(self, tables: Tables, seed: int, params: EvolutionParams | None = None) -> None:
         self.tables = tables
@@ -56,6 +64,7 @@ class Evolution:
         self.rng = np.random.default_rng(seed)
         self.best: Ints = np.arange(len(tables.stage))
         self.best_cost = math.inf
+        self.trace: list[tuple[int, float]] = []
 
     def run(self, run: StopRun) -> None:
         """One offspring per iteration until the rule stops the run."""
@@ -76,7 +85,8 @@ class Evolution:
         toolbox.register("population", tools.initRepeat, list, toolbox.individual)
         toolbox.register("evaluate", self._evaluate)
         toolbox.register(
-            "mate", lambda a, b: Member(self._crossover(np.array(a, dtype=int), np.array(b, dtype=int)))
+            "mate",
+            lambda a, b: Member(self._crossover(np.array(a, dtype=int), np.array(b, dtype=int))),
         )
         toolbox.register("mutate", self._mutate)
         toolbox.register("improve", self._improve)
@@ -110,11 +120,10 @@ class Evolution:
 
     def _evaluate(self, genes: list[int], run: StopRun) -> tuple[float]:
         slots = best_order(self.tables, np.argsort(np.array(genes), kind="stable"))
-        cost = float(
-            exact_cost(self.tables, slots, np.empty_like(slots), np.empty_like(slots))
-        )
+        cost = float(exact_cost(self.tables, slots, np.empty_like(slots), np.empty_like(slots)))
         if cost < self.best_cost:
             self.best, self.best_cost = slots, cost
+            self.trace.append((run.iterations + 1, cost))
             run.improve(cost)
         return (cost,)
 

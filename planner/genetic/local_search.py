@@ -24,7 +24,7 @@ class Gain(enum.StrEnum):
     NONE = "none"
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _fastest(w: Floats, group_of: Ints, group: int) -> tuple[int, int]:
     """Ends of the fastest link inside a group; (-1, -1) for a group of one."""
     n = len(group_of)
@@ -38,17 +38,17 @@ def _fastest(w: Floats, group_of: Ints, group: int) -> tuple[int, int]:
     return a, b
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _to_group(w: Floats, group_of: Ints, device: int, group: int) -> float:
     """Sum of w from a device to the members of a group."""
-    total = 0.0
+    total: float = 0.0
     for e in range(len(group_of)):
         if group_of[e] == group and e != device:
             total += w[device, e]
     return total
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _gain_paper(
     w: Floats, group_of: Ints, sizes: Ints, d: int, d_fast: int, e: int, e_fast: int
 ) -> float:
@@ -58,28 +58,30 @@ def _gain_paper(
     link to the partner left behind in C_j; and likewise for e.
     """
     own, other = group_of[d], group_of[e]
-    return (
+    gain: float = (
         _to_group(w, group_of, d, other) / sizes[other]
         - w[d, d_fast]
         + _to_group(w, group_of, e, own) / sizes[own]
         - w[e, e_fast]
     )
+    return gain
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _gain_kl(w: Floats, group_of: Ints, d: int, e: int) -> float:
     """GAIN_KL of section 3.4."""
     own, other = group_of[d], group_of[e]
-    return (
+    gain: float = (
         _to_group(w, group_of, d, other)
         - _to_group(w, group_of, d, own)
         + _to_group(w, group_of, e, own)
         - _to_group(w, group_of, e, other)
         - 2 * w[d, e]
     )
+    return gain
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def best_swap(
     w: Floats, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int, paper: bool
 ) -> tuple[float, int, int]:
@@ -116,7 +118,7 @@ def best_swap(
     return best, best_d, best_e
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def improve_pairs(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
     """Swap between every pair of groups (in ``order``) while the gain is positive.
 
@@ -134,7 +136,7 @@ def improve_pairs(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bo
     return swaps
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
     """Circular extension (Kang and Moon): a chain of swaps, kept up to its best prefix.
 

@@ -112,9 +112,7 @@ def solve_assignment(
     try:
         chosen = Method(method)
     except ValueError:
-        raise ProblemError(
-            f"method is {method!r}; it must be one of {', '.join(Method)}"
-        ) from None
+        raise ProblemError(f"method is {method!r}; it must be one of {', '.join(Method)}") from None
     run = stop.start()
     tables = tables_of(problem)
     work = _Work(problem, tables, run, seed)
@@ -137,9 +135,7 @@ def solve_assignment(
 class _Work:
     """One solve: the incumbent lives in the search, the bound in the stopping rule's run."""
 
-    def __init__(
-        self, problem: AssignmentProblem, tables: Tables, run: StopRun, seed: int
-    ) -> None:
+    def __init__(self, problem: AssignmentProblem, tables: Tables, run: StopRun, seed: int) -> None:
         self.problem = problem
         self.tables = tables
         self.run = run
@@ -278,7 +274,9 @@ def plan_of(problem: AssignmentProblem, tables: Tables, slots: Ints) -> Assignme
     """A plan from slots; with equal groups its grid realises the bottleneck matchings."""
     first, stages = tables.first, len(tables.sizes)
     if problem.pipelines is None:
-        return AssignmentPlan.of_groups([slots[first[j] : first[j + 1]].tolist() for j in range(stages)])
+        return AssignmentPlan.of_groups(
+            [slots[first[j] : first[j + 1]].tolist() for j in range(stages)]
+        )
     # the same groups give the same grid, whatever order the search left them in
     ordered = np.concatenate([np.sort(slots[first[j] : first[j + 1]]) for j in range(stages)])
     after, before = np.empty_like(ordered), np.empty_like(ordered)

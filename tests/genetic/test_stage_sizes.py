@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from planner.genetic import stage_sizes_for_skip
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner.matching import bottleneck_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
-
-from planner.matching import bottleneck_assignment
 
 
 def brute_force(cost: np.ndarray) -> float:
@@ -20,7 +19,8 @@ def brute_force(cost: np.ndarray) -> float:
         cost = cost.T
     rows, columns = cost.shape
     return min(
-        max(cost[r, c] for r, c in enumerate(choice)) for choice in permutations(range(columns), rows)
+        max(cost[r, c] for r, c in enumerate(choice))
+        for choice in permutations(range(columns), rows)
     )
 
 

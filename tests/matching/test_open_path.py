@@ -6,7 +6,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-
 from planner.matching import open_path
 from planner.matching.open_path import EXACT_NODES, path_length
 from planner.result import Status

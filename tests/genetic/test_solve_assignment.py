@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from planner.genetic import solve_assignment
 from planner.genetic.solve import Method
 from planner.network import Network
@@ -17,18 +18,43 @@ from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem
 from planner.result import Result, Status
 from planner.stop import MaxIterations, MaxRuntime
-from tests.genetic.networks import brute_force, random_network
 
 SHAPES = [
-    dict(stages=1, pipelines=4),
-    dict(stages=4, pipelines=1),
-    dict(stages=2, pipelines=3),
-    dict(stages=3, pipelines=2),
-    dict(stage_sizes=(3, 2, 1)),
-    dict(stage_sizes=(1, 3, 1)),
-    dict(stage_sizes=(2, 1, 2), activation_bytes=(1e8, 9e8), gradient_bytes=(1e8, 4e8, 9e8)),
-    dict(stages=2, pipelines=2, gradient_bytes=(1e7, 9e8)),
+    {"stages": 1, "pipelines": 4},
+    {"stages": 4, "pipelines": 1},
+    {"stages": 2, "pipelines": 3},
+    {"stages": 3, "pipelines": 2},
+    {"stage_sizes": (3, 2, 1)},
+    {"stage_sizes": (1, 3, 1)},
+    {"stage_sizes": (2, 1, 2), "activation_bytes": (1e8, 9e8), "gradient_bytes": (1e8, 4e8, 9e8)},
+    {"stages": 2, "pipelines": 2, "gradient_bytes": (1e7, 9e8)},
 ]
+
+
+def random_network(n: int, seed: int, *, sites: int | None = None) -> Network:
+    """Every pair different, or ``sites`` groups of interchangeable devices."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(n) if sites is None else rng.integers(0, sites, n)
+    latency = rng.uniform(0.001, 0.1, (n, n))[np.ix_(at, at)]
+    bandwidth = rng.uniform(1e8, 5e9, (n, n))[np.ix_(at, at)]
+    return Network((latency + latency.T) / 2, (bandwidth + bandwidth.T) / 2)
+
+
+def partitions(devices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
+    """All ways to fill stages of the given sizes in order."""
+    if not sizes:
+        yield []
+        return
+    for group in combinations(devices, sizes[0]):
+        rest = [d for d in devices if d not in group]
+        for tail in partitions(rest, sizes[1:]):
+            yield [group, *tail]
+
+
+def brute_force(problem: AssignmentProblem) -> float:
+    """Cost of the best plan by the definitions of `AssignmentProblem`."""
+    devices = range(len(problem.network))
+    return min(problem.cost(groups) for groups in partitions(list(devices), problem.stage_sizes))
 
 
 def problem_of(shape: dict[str, object], seed: int, sites: int | None = None) -> AssignmentProblem:
@@ -102,7 +128,9 @@ def test_scaling_time_scales_the_optimum() -> None:
     problem = problem_of(SHAPES[3], 12)
     net = problem.network
     slow = problem.replace(
-        network=Network(3 * net.latency_s, np.where(np.eye(len(net)), 1, net.bandwidth_bytes_per_s) / 3)
+        network=Network(
+            3 * net.latency_s, np.where(np.eye(len(net)), 1, net.bandwidth_bytes_per_s) / 3
+        )
     )
     first, second = (solve_assignment(p, MaxRuntime(20)) for p in (problem, slow))
     assert 3 * first.objective == pytest.approx(second.objective, rel=1e-9)  # type: ignore
@@ -144,11 +172,14 @@ def test_tiny_time_limit_still_gives_a_plan() -> None:
 
 
 SCRIPT = """
+import numpy as np
 from planner.genetic import solve_assignment
+from planner.network import Network
 from planner.problems import AssignmentProblem
 from planner.stop import MaxIterations
-from tests.genetic.networks import random_network
-problem = AssignmentProblem(random_network(24, 5), 4, 6, 3e8, 5e8)
+rng = np.random.default_rng(5)
+network = Network(rng.uniform(0.001, 0.1, (24, 24)), rng.uniform(1e8, 5e9, (24, 24)))
+problem = AssignmentProblem(network, 4, 6, 3e8, 5e8)
 for method in ("auto", "search", "genetic"):
     result = solve_assignment(problem, MaxIterations(25), seed=3, method=method)
     print(result.plan.grid.tolist(), result.objective.hex(), result.bound.hex())
