@@ -147,7 +147,7 @@ def _new_max(
     q_value: float,
 ) -> float:
     """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
-    old = hop_max[boundary]
+    old: float = hop_max[boundary]
     value: float = p_value
     touched = hop_at[p] >= old
     if q >= 0:
