@@ -28,7 +28,7 @@ Key = tuple[int, ...]
 MAX_STAGES = 14
 """Sets of boundaries are enumerated: 2 ** (S - 1) of them."""
 
-MAX_CELLS = 6000
+MAX_CELLS = 1100
 """Devices x stages up to which a decision is worth building."""
 
 FIRST_EFFORT = 0.2

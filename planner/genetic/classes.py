@@ -175,7 +175,7 @@ def solve_classes(
         reached: list[Any] = [None] + [
             model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))
         ]
-        for low, high in itertools.pairwise(reached):
+        for low, high in itertools.pairwise(reached[1:]):
             model.add_implication(high, low)
         flow = {}
         for (c, e), price in priced.items():
