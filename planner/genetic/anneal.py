@@ -9,8 +9,8 @@ inverse. With equal groups that is the paper's grid of pipelines x stages. Moves
 - reverse a run of stages (with its outer matchings solved anew).
 
 The objective of eq. 1 takes maxima and so has plateaus. The search sees a smoothed one:
-``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums, where w
-falls to zero while the temperature falls.
+``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums; the caller
+lowers w together with the temperature.
 """
 
 from __future__ import annotations

@@ -109,11 +109,6 @@ class _Replica:
         )
         self.cost = float(current_cost(self.tables, self.device_at, self.after))
 
-    def move_to(self, slots: Ints) -> None:
-        """Take over an arrangement."""
-        self.device_at[:] = slots
-        self.cost = float(exact_cost(self.tables, self.device_at, self.after, self.before))
-
 
 class Search:
     """A search that can be advanced, interrupted and advanced again.

@@ -70,7 +70,7 @@ EFFORT = 60.0
 """First solve of the class model; deterministic times where there is no limit in seconds."""
 
 SEARCH_S = 9.0
-SEARCH_SHARE = 0.25
+SEARCH_SHARE = 0.2
 SEARCH_MOST = 0.75
 """Search before the chain bound: so many seconds or the share if that is more, but at most so much
 of the time left."""
