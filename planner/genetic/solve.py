@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from planner.genetic.anneal import solve_matchings
-from planner.genetic.bounds import quick_bound
+from planner.genetic.bounds import SAFETY, quick_bound
 from planner.genetic.chain import ChainBound
 from planner.genetic.classes import (
     ClassCosts,
@@ -23,10 +23,11 @@ from planner.genetic.greedy import region_greedy
 from planner.genetic.local_search import Gain
 from planner.genetic.search import Search
 from planner.genetic.tables import Ints, Tables, tables_of
+from planner.matching.open_path import open_path
 from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem, ProblemError
 from planner.result import Result
-from planner.stop import StoppingCriterion, StopRun
+from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun
 
 
 class Method(enum.StrEnum):
@@ -69,6 +70,9 @@ FIRST_EFFORT = 3.0
 EFFORT = 60.0
 """First solve of the class model; deterministic times where there is no limit in seconds."""
 
+PATH_SHARE = 0.5
+"""Share of the time left for the open path where there is one pipeline."""
+
 SEARCH_S = 9.0
 SEARCH_SHARE = 0.2
 SEARCH_MOST = 0.75
@@ -97,7 +101,8 @@ def solve_assignment(
         Network, shape and bytes.
     stop
         When to end. One iteration is one step of the method: a round of annealing moves for
-        ``search``, one offspring for ``genetic``.
+        ``search``, one offspring for ``genetic``. Proofs do not count as iterations: ``auto`` under
+        a limit on iterations alone also does a fixed amount of proving.
     seed
         Of the random generator. The same problem, seed and limit on iterations give the same plan
         in any process.
@@ -154,6 +159,10 @@ class _Work:
     def auto(self) -> None:
         """The class model where devices repeat; search and the chain bound elsewhere or after."""
         run = self.run
+        if int(self.tables.sizes.max()) == 1 and self.tables.free_order:
+            self.one_pipeline()
+        if run.check() is not None:
+            return
         classes = interchangeable(self.problem)
         if len(classes) <= FEW or len(classes) <= min(FEW_CLASSES, len(self.tables.stage) // 3):
             self.search.run(
@@ -167,6 +176,15 @@ class _Work:
                     run.update()
         if run.check() is None:
             self.open_ended()
+
+    def one_pipeline(self) -> None:
+        """Groups of one device: what is left of eq. 1 is the open path of eq. 4."""
+        left_s = self.run.remaining_s
+        rule = MaxRuntime(PATH_SHARE * left_s) if 0 < left_s < math.inf else MaxIterations(1000)
+        path = open_path(self.tables.hop[0], rule, self.seed)
+        if path.plan is not None and path.bound is not None:
+            self.offer(np.array(path.plan, dtype=np.int64))
+            self.raise_bound(path.bound * (1 - SAFETY))
 
     def open_ended(self) -> None:
         """Search, and the chain bound in the rest of the time."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner.genetic import solve_assignment
 from planner.genetic.solve import Method
+from planner.matching import open_path
 from planner.network import Network
 from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem
@@ -157,6 +158,15 @@ def test_one_device() -> None:
     assert result.objective == 0.0
     assert result.status is Status.OPTIMAL
     assert result.plan is not None and result.plan.groups == ((0,),)
+
+
+def test_one_pipeline_is_an_open_path() -> None:
+    """Groups of one: Held-Karp solves the rest of the problem."""
+    problem = AssignmentProblem(random_network(13, 4), 13, 1, 3e8, 5e8)
+    result = solve_assignment(problem, MaxRuntime(20))
+    assert_consistent(problem, result)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(open_path(2 * problem.hop_s(0)).objective)
 
 
 def test_unknown_method_is_refused() -> None:
