@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from planner.genetic.classes import (
 )
 from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
-from planner.genetic.local_search import Gain
+from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search
 from planner.genetic.tables import Ints, Tables, tables_of
 from planner.matching.open_path import open_path
+from planner.network import Network
 from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem, ProblemError
 from planner.result import Result
@@ -118,6 +120,7 @@ def solve_assignment(
         chosen = Method(method)
     except ValueError:
         raise ProblemError(f"method is {method!r}; it must be one of {', '.join(Method)}") from None
+    compile_kernels(chosen in EVOLUTIONS)
     run = stop.start()
     tables = tables_of(problem)
     work = _Work(problem, tables, run, seed)
@@ -135,6 +138,22 @@ def solve_assignment(
             case _:
                 work.evolve(EVOLUTIONS[chosen])
     return work.result(chosen, seed)
+
+
+@cache
+def compile_kernels(evolution: bool) -> None:
+    """Compile before the clock starts, once per process and from the disk cache if it is there.
+
+    The first solve of a new installation waits some seconds here, so that a time limit is spent on
+    the problem.
+    """
+    far = np.ones((4, 4))
+    tables = tables_of(AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0))
+    Search(tables, 0).run(MaxIterations(1).start())
+    if evolution:
+        group_of, order = tables.stage.copy(), np.arange(2)
+        improve_pairs(tables.hop[0], group_of, tables.sizes, order, True)
+        improve_circular(tables.hop[0], group_of, tables.sizes, order, True)
 
 
 class _Work:
