@@ -34,7 +34,9 @@ MAX_CELLS = 1100
 FIRST_EFFORT = 0.2
 """Deterministic time of CP-SAT (about seconds) for a first decision."""
 
-MOST_EFFORT = 8.0
+MOST_PATIENCE = 64
+"""Times by which the effort may grow."""
+
 FIRST_STRIDE = 8e-3
 """First step above a proven level, as a share of the known plan's cost."""
 
@@ -106,6 +108,7 @@ class ChainBound:
         }
         floor = star_bound(tables)
         self.upper = upper
+        self.patience = 1
         self.intervals = [_Interval(floor, math.inf, base)]
         self.bound = 0.0
         self._refresh()
@@ -142,8 +145,19 @@ class ChainBound:
             if width > grain and width > SPLIT * (strides[0][0] if strides else 0.0):
                 self._split(interval)
                 continue
+            if not worthwhile and self.patience < MOST_PATIENCE:
+                self._try_harder()
+                continue
             break
         return [self._question(interval, key) for _, key in worthwhile[:count]]
+
+    def _try_harder(self) -> None:
+        """All quick proofs are made: go over the undecided levels again with more effort."""
+        self.patience *= 4
+        for interval in self.intervals:
+            for known in interval.known.values():
+                known.stride = max(known.stride, FIRST_STRIDE / 2)
+                known.effort = FIRST_EFFORT * self.patience
 
     def _question(self, interval: _Interval, key: Key) -> Question:
         """Proofs are quick well below the true level and slow near it: stride up from below."""
@@ -162,14 +176,11 @@ class ChainBound:
             known.stride *= 2
             self._raise(question.interval, question.key, question.index + 1)
         else:
-            known.stride /= 2
+            known.stride /= 4
             if answer:
                 known.high = max(known.low, min(known.high, question.index))
             else:
                 known.effort *= 2
-                if known.effort <= MOST_EFFORT:
-                    # a harder try at a small step is still worth it
-                    known.stride = max(known.stride, 1.01 * GRAIN)
         self._refresh()
 
     def _stride(self, known: _Level) -> float:
