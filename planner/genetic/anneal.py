@@ -9,8 +9,8 @@ inverse. With equal groups that is the paper's grid of pipelines x stages. Moves
 - reverse a run of stages (with its outer matchings solved anew).
 
 The objective of eq. 1 takes maxima and so has plateaus. The search sees a smoothed one:
-``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums, where w
-falls to zero while the temperature falls.
+``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums; the caller
+lowers w together with the temperature.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from planner.genetic.rng import next_below, next_unit
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.matching.bottleneck import _match
 
+REVERSALS = 0.03
+"""Share of moves that reverse stages, times N: such a move costs about N others."""
+
 jit = njit(cache=True, nogil=True)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def solve_boundary(
     tables: Tables, device_at: Ints, after: Ints, before: Ints, boundary: int
 ) -> None:
@@ -57,7 +60,7 @@ def solve_boundary(
         before[b] = a
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def solve_matchings(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> None:
     """Bottleneck matchings at every boundary."""
     after[:] = -1
@@ -66,10 +69,9 @@ def solve_matchings(tables: Tables, device_at: Ints, after: Ints, before: Ints) 
         solve_boundary(tables, device_at, after, before, boundary)
 
 
-@jit  # type: ignore[untyped-decorator]
-def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
-    solve_matchings(tables, device_at, after, before)
+@jit
+def current_cost(tables: Tables, device_at: Ints, after: Ints) -> float:
+    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
     worst = 0.0
     for j in range(len(tables.sizes)):
         exchange = tables.exchange[tables.exchange_of[j]]
@@ -88,7 +90,14 @@ def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> fl
     return worst
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
+def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> float:
+    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
+    solve_matchings(tables, device_at, after, before)
+    return current_cost(tables, device_at, after)
+
+
+@jit
 def _weigh(
     tables: Tables,
     device_at: Ints,
@@ -100,7 +109,7 @@ def _weigh(
     hop_sum: Floats,
     hop_at: Floats,
 ) -> None:
-    """All sums and maxima from scratch: ``load[d, j]`` is the sum of eq. 2 for d in group j."""
+    """All sums and maxima from scratch: ``load[j, d]`` is the sum of eq. 2 for d in group j."""
     n, stages = len(device_at), len(tables.sizes)
     load[:] = 0.0
     for j in range(stages):
@@ -108,12 +117,12 @@ def _weigh(
         for q in range(tables.first[j], tables.first[j + 1]):
             row = exchange[device_at[q]]
             for d in range(n):
-                load[d, j] += row[d]
+                load[j, d] += row[d]
         group_max[j] = 0.0
         group_sum[j] = 0.0
         for q in range(tables.first[j], tables.first[j + 1]):
-            group_max[j] = max(group_max[j], load[device_at[q], j])
-            group_sum[j] += load[device_at[q], j]
+            group_max[j] = max(group_max[j], load[j, device_at[q]])
+            group_sum[j] += load[j, device_at[q]]
     for j in range(stages - 1):
         hop = tables.hop[tables.hop_of[j]]
         hop_max[j] = 0.0
@@ -125,7 +134,7 @@ def _weigh(
                 hop_sum[j] += hop_at[p]
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _new_max(
     tables: Tables,
     after: Ints,
@@ -138,8 +147,8 @@ def _new_max(
     q_value: float,
 ) -> float:
     """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
-    old = hop_max[boundary]
-    value = p_value
+    old: float = hop_max[boundary]
+    value: float = p_value
     touched = hop_at[p] >= old
     if q >= 0:
         value = max(value, q_value)
@@ -154,22 +163,20 @@ def _new_max(
     return value
 
 
-@jit  # type: ignore[untyped-decorator]
-def _new_load(
-    tables: Tables, device_at: Ints, load: Floats, j: int, gone: int, come: int
-) -> float:
+@jit
+def _new_load(tables: Tables, device_at: Ints, load: Floats, j: int, gone: int, come: int) -> float:
     """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]
     away, near = exchange[gone], exchange[come]
-    worst = load[come, j] - near[gone]
+    worst: float = load[j, come] - near[gone]
     for p in range(tables.first[j], tables.first[j + 1]):
         d = device_at[p]
         if d != gone:
-            worst = max(worst, load[d, j] - away[d] + near[d])
+            worst = max(worst, load[j, d] - away[d] + near[d])
     return worst
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _dp_term(group_max: Floats, total: float, n: int, w: float) -> float:
     """Smoothed data-parallel cost: max over groups, mean over groups, mean over devices."""
     worst = 0.0
@@ -180,7 +187,7 @@ def _dp_term(group_max: Floats, total: float, n: int, w: float) -> float:
     return (1 - w) * worst + w * (0.5 * mean / len(group_max) + 0.5 * total / n)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _reverse(
     tables: Tables, device_at: Ints, after: Ints, before: Ints, low: int, high: int
 ) -> bool:
@@ -217,7 +224,7 @@ def _reverse(
     return True
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _smoothed(
     tables: Tables,
     group_max: Floats,
@@ -234,7 +241,7 @@ def _smoothed(
     return value
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def anneal(
     tables: Tables,
     device_at: Ints,
@@ -246,17 +253,15 @@ def anneal(
     moves: int,
     hot: float,
     cold: float,
-    smooth_hot: float,
-    smooth_cold: float,
+    w: float,
 ) -> float:
     """Anneal in place; keep the best slots seen in ``best`` and return their cost.
 
-    The temperature falls geometrically from ``hot`` to ``cold``, the share of the means linearly
-    from ``smooth_hot`` to ``smooth_cold``.
+    The temperature goes geometrically from ``hot`` to ``cold``; ``w`` is the share of the means.
     """
     n, stages = len(device_at), len(tables.sizes)
     first, sizes, stage = tables.first, tables.sizes, tables.stage
-    load = np.empty((n, stages))
+    load = np.empty((stages, n))
     group_max, group_sum = np.empty(stages), np.empty(stages)
     hop_max, hop_sum = np.zeros(max(0, stages - 1)), np.zeros(max(0, stages - 1))
     hop_at = np.zeros(n)
@@ -268,14 +273,12 @@ def anneal(
     for p in range(n):
         slot_of[device_at[p]] = p
     _weigh(tables, device_at, after, load, group_max, group_sum, hop_max, hop_sum, hop_at)
-    w = smooth_hot
     temperature = hot
     near_count = tables.near.shape[1]
     for move in range(moves):
         if move % 256 == 0:
             share = move / moves
             temperature = hot * (cold / hot) ** share
-            w = smooth_hot + (smooth_cold - smooth_hot) * share
         slack = -temperature * math.log(1.0 - next_unit(word))
         draw = next_unit(word)
         if stages > 1 and draw < 0.35:
@@ -294,7 +297,7 @@ def anneal(
                     continue
             else:
                 q = first[j] + next_below(word, sizes[j])
-            if p == q or after[p] < 0 and after[q] < 0:
+            if p == q or (after[p] < 0 and after[q] < 0):
                 continue
             if after[p] < 0:
                 p, q = q, p
@@ -322,7 +325,7 @@ def anneal(
             hop_at[p], hop_at[q] = p_value, q_value
             hop_max[j] = new
             hop_sum[j] += added
-        elif stages > 2 and draw > 0.9995:
+        elif stages > 2 and draw > 1 - REVERSALS / n:
             low = next_below(word, stages)
             high = next_below(word, stages)
             if low > high:
@@ -427,8 +430,8 @@ def anneal(
                     continue
                 between_i = tables.exchange[tables.exchange_of[i], a, b]
                 between_j = tables.exchange[tables.exchange_of[j], a, b]
-                sum_i = 2 * (load[b, i] - between_i - load[a, i])
-                sum_j = 2 * (load[a, j] - between_j - load[b, j])
+                sum_i = 2 * (load[i, b] - between_i - load[i, a])
+                sum_j = 2 * (load[j, a] - between_j - load[j, b])
                 trial_max[:] = group_max
                 # a mean never exceeds its maximum: reject most moves before the scan
                 trial_max[i] = (group_sum[i] + sum_i) / sizes[i]
@@ -456,7 +459,7 @@ def anneal(
                     group, come, gone = (i, b, a) if side == 0 else (j, a, b)
                     exchange = tables.exchange[tables.exchange_of[group]]
                     for d in range(n):
-                        load[d, group] += exchange[come, d] - exchange[gone, d]
+                        load[group, d] += exchange[come, d] - exchange[gone, d]
         true = group_max.max() + hop_max.sum()
         if true < best_cost - 1e-12 * best_cost:
             best_cost = true
@@ -464,7 +467,7 @@ def anneal(
     return best_cost
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def group_levels(tables: Tables, device_at: Ints) -> Floats:
     """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4."""
     stages = len(tables.sizes)

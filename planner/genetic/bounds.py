@@ -6,8 +6,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from planner.genetic.classes import SAFETY
 from planner.genetic.tables import Floats, Tables
+
+SAFETY = 1e-9
+"""Bounds are lowered by this relative amount, more than rounding can account for."""
 
 
 def quick_bound(tables: Tables) -> float:
@@ -27,37 +29,47 @@ def star_bound(tables: Tables) -> float:
 
 
 def forest_bound(tables: Tables) -> float:
-    """Eq. 4: the r smallest levels are at least t if the links below t cannot fill r boundaries.
+    """Eq. 4: the r smallest levels are at least t if the links below t cannot fill r boundaries."""
+    forest = Forest(tables)
+    needed = np.cumsum(np.sort(np.minimum(tables.sizes[:-1], tables.sizes[1:])))
+    return float(sum(forest.levels[forest.level(int(pairs))] for pairs in needed))
+
+
+class Forest:
+    """How many links up to a level lie on disjoint paths, at most.
 
     The pairs of several boundaries form disjoint paths: every device has at most two of them, and a
     connected component of c devices holds at most c - 1.
+
+    Attributes
+    ----------
+    levels
+        The distinct hop costs, ascending.
     """
-    boundaries = len(tables.sizes) - 1
-    if boundaries == 0:
-        return 0.0
-    n = len(tables.stage)
-    hop = tables.hop[np.unique(tables.hop_of)].min(axis=0)
-    levels = np.unique(hop[np.triu_indices(n, 1)])
-    needed = np.cumsum(np.sort(np.minimum(tables.sizes[:-1], tables.sizes[1:])))
-    total = 0.0
-    low = 0
-    for pairs in needed:
-        high = len(levels) - 1
+
+    def __init__(self, tables: Tables) -> None:
+        hop = tables.hop[np.unique(tables.hop_of)] if len(tables.hop_of) else tables.hop
+        self.hop: Floats = hop.min(axis=0)
+        self.levels: Floats = np.unique(hop[:, *np.triu_indices(len(self.hop), 1)])
+        if not len(self.levels):
+            self.levels = np.zeros(1)
+
+    def level(self, pairs: int) -> int:
+        """Index of the smallest level that may hold so many pairs."""
+        low, high = 0, len(self.levels) - 1
         while low < high:
             middle = (low + high) // 2
-            if _most_pairs(hop, float(levels[middle])) >= pairs:
+            if self.most_pairs(float(self.levels[middle])) >= pairs:
                 high = middle
             else:
                 low = middle + 1
-        total += float(levels[low])
-    return total
+        return low
 
-
-def _most_pairs(hop: Floats, level: float) -> int:
-    """At most this many links of cost <= level lie on disjoint paths."""
-    linked = hop <= level
-    np.fill_diagonal(linked, False)
-    count, label = connected_components(csr_array(linked), directed=False)
-    members = np.bincount(label, minlength=count)
-    degrees = np.bincount(label, weights=np.minimum(linked.sum(axis=1), 2), minlength=count)
-    return int(np.minimum(members - 1, degrees.astype(np.int64) // 2).sum())
+    def most_pairs(self, level: float) -> int:
+        """At most this many links of cost <= level lie on disjoint paths."""
+        linked = self.hop <= level
+        np.fill_diagonal(linked, False)
+        count, label = connected_components(csr_array(linked), directed=False)
+        members = np.bincount(label, minlength=count)
+        degrees = np.bincount(label, weights=np.minimum(linked.sum(axis=1), 2), minlength=count)
+        return int(np.minimum(members - 1, degrees.astype(np.int64) // 2).sum())

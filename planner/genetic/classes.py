@@ -10,17 +10,17 @@ clusters, is a relaxation: its optimum is a lower bound for networks without cla
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from planner.genetic.bounds import SAFETY, Forest
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.problems import AssignmentProblem
-
-SAFETY = 1e-9
-"""Bounds are lowered by this relative amount, more than rounding can account for."""
 
 PRECISION = 1e-7
 """Relative error that rounding costs down to integers may cause in the bound."""
@@ -113,7 +113,6 @@ def solve_classes(
     upper: float,
     runtime_s: float,
     workers: int = 2,
-    seed: int = 0,
     hint: Ints | None = None,
     effort: float | None = None,
 ) -> ClassOutcome:
@@ -163,6 +162,7 @@ def solve_classes(
             model.add(terms - whole(exchange[c, c]) <= slowest).only_enforce_if(present)
     # eq. 3: flows between consecutive groups, allowed only below the boundary's level
     objective: list[cp_model.LinearExprT] = [slowest]
+    above: list[tuple[list[float], list[int], list[Any]]] = []
     for j in range(stages - 1):
         hop = costs.hop[tables.hop_of[j]]
         priced = {
@@ -172,8 +172,10 @@ def solve_classes(
             if c != e or len(costs.members[c]) > 1
         }
         levels = sorted(set(priced.values()))
-        reached = [None] + [model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))]
-        for low, high in zip(reached[1:], reached[2:], strict=False):
+        reached: list[Any] = [None] + [
+            model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))
+        ]
+        for low, high in itertools.pairwise(reached[1:]):
             model.add_implication(high, low)
         flow = {}
         for (c, e), price in priced.items():
@@ -198,6 +200,17 @@ def solve_classes(
             (high - low) * literal
             for low, high, literal in zip(levels, levels[1:], reached[1:], strict=False)
         ]
+        above.append((sorted({float(hop[pair]) for pair in priced}), levels, reached))
+    if tables.free_order:
+        # a plan read backwards is the same plan
+        model.add(x[0][0] <= x[0][stages - 1])
+        forest = Forest(tables)
+        for price in above[0][1][:-1] if above else []:
+            # eq. 4: only so many boundaries find enough links at or below a level
+            level = max(v for v in above[0][0] if whole(v) == price)
+            kept = forest.most_pairs(level) // int(sizes[0])
+            place = above[0][1].index(price) + 1
+            model.add(sum(reached[place] for _, _, reached in above) >= stages - 1 - kept)
     model.minimize(sum(objective))
     model.add(sum(objective) <= limit)
     if hint is not None:
@@ -205,9 +218,11 @@ def solve_classes(
             for j in range(stages):
                 model.add_hint(x[c][j], int(hint[c, j]))
     solver = cp_model.CpSolver()
-    solver.parameters.random_seed = seed
+    # clause learning proves this model; its linear relaxation is weak and slows the search
+    solver.parameters.linearization_level = 0
     if effort is None:
         solver.parameters.num_workers = workers
+        solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
         solver.parameters.max_time_in_seconds = max(runtime_s, 0.01)
     else:
         solver.parameters.num_workers = 1

@@ -16,12 +16,7 @@ def best_order(tables: Tables, slots: Ints) -> Ints:
     The order is free when all stages have the same size and costs.
     """
     stages = len(tables.sizes)
-    free = (
-        len(np.unique(tables.sizes)) == 1
-        and len(tables.exchange) == 1
-        and len(tables.hop) == 1
-    )
-    if not free or not 2 < stages <= EXACT_NODES:
+    if not tables.free_order or not 2 < stages <= EXACT_NODES:
         return slots
     order = open_path(group_levels(tables, slots), MaxIterations(1)).plan
     groups = slots.reshape(stages, -1)

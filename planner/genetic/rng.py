@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -13,8 +15,8 @@ _S30, _S27, _S31, _S11, _S32 = (np.uint64(k) for k in (30, 27, 31, 11, 32))
 _UNIT = 1.0 / 9007199254740992.0  # 2 ** -53
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def next_word(state: NDArray[np.uint64]) -> np.uint64:
+@njit(cache=True, nogil=True)
+def next_word(state: NDArray[np.uint64]) -> Any:
     """Next 64 random bits; ``state`` has one element."""
     state[0] += _STEP
     z = state[0]
@@ -23,13 +25,13 @@ def next_word(state: NDArray[np.uint64]) -> np.uint64:
     return z ^ (z >> _S31)
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def next_unit(state: NDArray[np.uint64]) -> float:
+@njit(cache=True, nogil=True)
+def next_unit(state: NDArray[np.uint64]) -> Any:
     """Uniform in [0, 1)."""
     return (next_word(state) >> _S11) * _UNIT
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def next_below(state: NDArray[np.uint64], n: int) -> int:
+@njit(cache=True, nogil=True)
+def next_below(state: NDArray[np.uint64], n: int) -> Any:
     """Uniform in 0..n-1 for n below 2 ** 32."""
     return np.int64(((next_word(state) >> _S32) * np.uint64(n)) >> _S32)

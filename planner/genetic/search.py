@@ -1,70 +1,99 @@
-"""The default heuristic: annealing cycles on a fixed number of logical workers.
+"""The default heuristic: parallel tempering over compiled annealing moves.
 
-Every worker anneals its own arrangement. Between cycles the best arrangement is put into its best
-stage order (eq. 4 with the exact matchings of eq. 3). Workers are merged in a fixed order and their
-number does not depend on the machine, so a limit on iterations gives the same plan on any number of
-threads.
+Replicas anneal at fixed temperatures, from cold to hot, and neighbours exchange their temperatures
+by the Metropolis rule, so that a good arrangement found hot cools down while a stuck one warms up.
+There is no schedule to plan: the search may be stopped at any time. Replicas are logical: their
+number does not depend on the machine, and they are merged in a fixed order, so a limit on
+iterations gives the same plan on any number of threads.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.genetic.anneal import anneal, exact_cost
+from planner.genetic.anneal import anneal, current_cost, exact_cost
 from planner.genetic.order import best_order
 from planner.genetic.tables import Ints, Tables
 from planner.stop import StopRun
 
+PACED = 10
+"""Iterations after which the speed is known well enough to plan the descent."""
+
 
 @dataclass(frozen=True)
 class SearchParams:
-    """Settings of the search; temperatures are shares of the incumbent's cost.
+    """Settings of the search; temperatures are shares of the best cost.
 
     Attributes
     ----------
-    workers
-        Logical workers, independent of the number of cores.
-    moves
-        Moves per worker and iteration.
-    first_cycle
-        Iterations of the first annealing cycle; each later one is ``growth`` times as long.
+    replicas
+        Number of temperatures, geometrically spaced from ``cold`` to ``hot``.
+    moves_per_device
+        Moves of a replica per iteration and device.
+    descent
+        Iterations at the start over which all temperatures fall from ``start`` times their own, and
+        the share of the means in the objective from ``smooth`` to ``smooth_end``.
+    stretch
+        Share of a time limit that the descent fills if it is longer; 0: the descent stays as it is.
+    polish
+        Iterations between two exact reorderings of the best arrangement.
     """
 
-    workers: int = 2
-    moves: int = 32768
-    first_cycle: int = 8
-    growth: float = 2.0
-    hot: float = 0.01
-    cold: float = 0.001
-    smooth: float = 0.1
+    replicas: int = 16
+    moves_per_device: int = 100
+    cold: float = 0.0007
+    hot: float = 0.006
+    descent: int = 100
+    start: float = 8.0
+    smooth: float = 0.2
+    smooth_end: float = 0.0
+    stretch: float = 0.0
+    polish: int = 200
+
+    @classmethod
+    def for_problem(cls, devices: int, stages: int) -> SearchParams:
+        """Tuned on 56, 256 and 1024 devices in 8 stages.
+
+        In large groups a move changes a mean by about 1 / |C_j| of a link, so temperatures fall
+        with the size of the groups, and a plan that is not helped by its means has few ways out.
+        """
+        if devices <= 128:
+            return cls()
+        cold = 0.0007 * min(1.0, 7 * stages / devices) ** 1.25
+        return cls(
+            replicas=4 if devices <= 400 else 2,
+            cold=cold,
+            hot=(5 if devices <= 400 else 2) * cold,
+            descent=200,
+            start=10.0,
+            smooth=0.3,
+            smooth_end=0.03,
+            stretch=0.6,
+        )
 
 
-class _Worker:
-    """One arrangement with its generator and its best groups."""
+class _Replica:
+    """One arrangement with its generator and the best groups it has seen."""
 
     def __init__(self, tables: Tables, rng: np.random.Generator) -> None:
         n = len(tables.stage)
         self.tables = tables
-        self.rng = rng
         self.word: NDArray[np.uint64] = rng.integers(0, 2**63, size=1, dtype=np.uint64)
-        self.device_at: Ints = np.empty(n, dtype=np.int64)
+        self.device_at: Ints = rng.permutation(n)
         self.after: Ints = np.full(n, -1, dtype=np.int64)
         self.before: Ints = np.full(n, -1, dtype=np.int64)
-        self.best: Ints = np.empty(n, dtype=np.int64)
-        self.best_cost = math.inf
-
-    def begin(self, start: Ints) -> None:
-        """Begin a cycle from an arrangement."""
-        self.device_at[:] = start
-        self.best[:] = start
-        self.best_cost = exact_cost(self.tables, self.device_at, self.after, self.before)
+        self.best: Ints = self.device_at.copy()
+        self.best_cost = float(exact_cost(tables, self.device_at, self.after, self.before))
+        self.cost = self.best_cost
 
     def work(self, moves: int, hot: float, cold: float, smooth: float) -> None:
+        """Anneal; ``cost`` is then that of the arrangement with its own matchings."""
         self.best_cost = anneal(
             self.tables,
             self.device_at,
@@ -77,12 +106,12 @@ class _Worker:
             hot,
             cold,
             smooth,
-            smooth,
         )
+        self.cost = float(current_cost(self.tables, self.device_at, self.after))
 
 
 class Search:
-    """A search that can be advanced one iteration at a time.
+    """A search that can be advanced, interrupted and advanced again.
 
     Attributes
     ----------
@@ -92,64 +121,74 @@ class Search:
 
     def __init__(self, tables: Tables, seed: int, params: SearchParams | None = None) -> None:
         self.tables = tables
-        self.params = params or SearchParams()
-        rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [_Worker(tables, rng) for rng in rngs]
-        n = len(tables.stage)
-        self.best: Ints = np.arange(n)
+        self.params = params or SearchParams.for_problem(len(tables.stage), len(tables.sizes))
+        self.descent = self.params.descent
+        self.rng = np.random.default_rng(seed)
+        self.best: Ints = np.arange(len(tables.stage))
         self.best_cost = math.inf
-        self._offer(np.arange(n))
+        self.done = 0
+        self.replicas: list[_Replica] = []
+        self.offer(self.best)
 
     def offer(self, slots: Ints) -> bool:
-        """Consider an arrangement from elsewhere; True if it is the best so far."""
-        return self._offer(slots)
-
-    def run(
-        self, run: StopRun, until_s: float = math.inf, iterations: float = math.inf
-    ) -> None:
-        """Annealing cycles until the rule stops the run, or a given time or count has passed."""
-        length = float(self.params.first_cycle)
-        last = run.iterations + iterations
-        with ThreadPoolExecutor(max_workers=len(self.workers)) as pool:
-            while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
-                started, done = run.elapsed_s, run.iterations
-                left = min(run.remaining_iterations, last - done)
-                self._cycle(pool, run, round(min(length, left)), until_s)
-                rate = (run.iterations - done) / max(run.elapsed_s - started, 1e-9)
-                left = min(left - (run.iterations - done), _times(until_s - run.elapsed_s, rate))
-                left = min(left, _times(run.remaining_s, rate))
-                length *= self.params.growth
-                # stretch a cycle to what is left rather than begin one that cannot finish
-                if left < 1.5 * length:
-                    length = max(1.0, left)
-
-    def _cycle(self, pool: ThreadPoolExecutor, run: StopRun, length: int, until_s: float) -> None:
-        params = self.params
-        for worker in self.workers:
-            worker.begin(worker.rng.permutation(len(self.best)))
-        hot, cold = params.hot * self.best_cost, params.cold * self.best_cost
-        for step in range(length):
-            warm = hot * (cold / hot) ** (step / length)
-            cool = hot * (cold / hot) ** ((step + 1) / length)
-            tasks = [pool.submit(w.work, params.moves, warm, cool, params.smooth) for w in self.workers]
-            for task in tasks:
-                task.result()
-            for worker in self.workers:
-                if worker.best_cost < self.best_cost and self._offer(worker.best):
-                    run.improve(self.best_cost)
-            if run.update() is not None or run.elapsed_s >= until_s:
-                break
-        for worker in self.workers:
-            if self._offer(best_order(self.tables, worker.best)):
-                run.improve(self.best_cost)
-
-    def _offer(self, slots: Ints) -> bool:
+        """Consider an arrangement; True if it is the best so far."""
         cost = exact_cost(self.tables, slots, np.empty_like(slots), np.empty_like(slots))
         if cost < self.best_cost:
             self.best, self.best_cost = slots.copy(), float(cost)
             return True
         return False
 
+    def run(self, run: StopRun, until_s: float = math.inf, iterations: float = math.inf) -> None:
+        """Search until the rule stops the run, or a given time or count has passed."""
+        if not self.replicas:
+            rngs = self.rng.spawn(self.params.replicas)
+            self.replicas = [_Replica(self.tables, rng) for rng in rngs]
+        last = run.iterations + iterations
+        with ThreadPoolExecutor(max_workers=min(len(self.replicas), os.cpu_count() or 1)) as pool:
+            while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
+                self._iterate(pool, run)
+                if self.done == PACED and math.isfinite(run.remaining_s):
+                    rate = self.done / run.elapsed_s
+                    wanted = self.params.stretch * rate * run.remaining_s
+                    self.descent = max(self.descent, round(wanted))
+                if run.update() is not None:
+                    break
 
-def _times(seconds: float, rate: float) -> float:
-    return seconds * rate if math.isfinite(seconds) else math.inf
+    def _iterate(self, pool: ThreadPoolExecutor, run: StopRun) -> None:
+        params = self.params
+        moves = params.moves_per_device * len(self.best)
+        scale = self.best_cost * params.cold
+        ratio = (params.hot / params.cold) ** (1 / max(1, params.replicas - 1))
+        now, then = self._warmth(self.done), self._warmth(self.done + 1)
+        left = max(0.0, 1 - self.done / max(1, self.descent))
+        smooth = params.smooth_end + (params.smooth - params.smooth_end) * left
+        ladder = [scale * ratio**k for k in range(params.replicas)]
+        tasks = [
+            pool.submit(replica.work, moves, now * t, then * t, smooth)
+            for replica, t in zip(self.replicas, ladder, strict=True)
+        ]
+        for task in tasks:
+            task.result()
+        found = False
+        for replica in self.replicas:
+            if replica.best_cost < self.best_cost:
+                found = self.offer(replica.best) or found
+        self._exchange(ladder)
+        self.done += 1
+        if self.done % params.polish == 0 or self.done == self.descent:
+            found = self.offer(best_order(self.tables, self.best)) or found
+        if found:
+            run.improve(self.best_cost)
+
+    def _warmth(self, iteration: int) -> float:
+        """Factor on all temperatures: falls to 1 during the descent."""
+        left = max(0.0, 1 - iteration / max(1, self.descent))
+        return float(self.params.start**left)
+
+    def _exchange(self, ladder: list[float]) -> None:
+        """Replica exchange between neighbouring temperatures, even and odd pairs in turn."""
+        for k in range(self.done % 2, len(ladder) - 1, 2):
+            cold, hot = self.replicas[k], self.replicas[k + 1]
+            gain = (cold.cost - hot.cost) * (1 / ladder[k] - 1 / ladder[k + 1])
+            if math.log(1.0 - self.rng.random()) < gain:
+                self.replicas[k], self.replicas[k + 1] = hot, cold

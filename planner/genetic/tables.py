@@ -42,6 +42,15 @@ class Tables(NamedTuple):
     hop_of: Ints
     near: Ints
 
+    @property
+    def free_order(self) -> bool:
+        """Whether groups may change places at the same data-parallel and pipeline costs."""
+        return (
+            len(self.exchange) == 1
+            and len(self.hop) == 1
+            and bool((self.sizes == self.sizes[0]).all())
+        )
+
 
 def tables_of(problem: AssignmentProblem) -> Tables:
     """Tables for a problem."""

@@ -56,7 +56,7 @@ def _checked(cost: ArrayLike) -> NDArray[np.float64]:
     return matrix
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _match(
     cost: NDArray[np.float64], column_of: NDArray[np.int64], row_of: NDArray[np.int64]
 ) -> float:

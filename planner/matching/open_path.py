@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -70,7 +71,7 @@ def open_path(
 
 def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
     """Sum of the costs along ``order``."""
-    return float(sum(cost[i, j] for i, j in zip(order, order[1:], strict=False)))
+    return float(sum(cost[i, j] for i, j in itertools.pairwise(order)))
 
 
 def _checked(cost: ArrayLike) -> NDArray[np.float64]:
@@ -93,7 +94,7 @@ def _canonical(cost: NDArray[np.float64], order: tuple[int, ...]) -> tuple[int, 
     return order
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _held_karp(cost: NDArray[np.float64]) -> NDArray[np.int64]:
     """Best order by dynamic programming over (visited set, last node)."""
     n = len(cost)
@@ -165,7 +166,7 @@ def _assignment_bound(cost: NDArray[np.float64]) -> float:
     return total - SAFETY * abs(total)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _nearest_neighbour(cost: NDArray[np.float64], start: int) -> NDArray[np.int64]:
     n = len(cost)
     order = np.empty(n, dtype=np.int64)
@@ -184,7 +185,7 @@ def _nearest_neighbour(cost: NDArray[np.float64], start: int) -> NDArray[np.int6
     return order
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _length(cost: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     total = 0.0
     for i in range(len(order) - 1):
@@ -192,7 +193,7 @@ def _length(cost: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _improve(cost: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Reversals (2-opt) and moves of up to three nodes (Or-opt), first improvement."""
     n = len(order)

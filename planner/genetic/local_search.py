@@ -1,0 +1,170 @@
+"""Local search on balanced partitions: the paper's gain, Kernighan-Lin's, and circular swaps.
+
+DT-FM, section 3.4. A partition is an array with the group of every device; w is the hop cost
+between two devices (eq. 3). Compiled: a genetic run makes many thousand swaps.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numba import njit
+
+from planner.genetic.tables import Floats, Ints
+
+jit = njit(cache=True, nogil=True)
+
+
+class Gain(enum.StrEnum):
+    """Which swaps a local search considers, and how it rates them."""
+
+    PAPER = "paper"
+    KERNIGHAN_LIN = "kernighan-lin"
+    NONE = "none"
+
+
+@jit
+def _fastest(w: Floats, group_of: Ints, group: int) -> tuple[int, int]:
+    """Ends of the fastest link inside a group; (-1, -1) for a group of one."""
+    n = len(group_of)
+    a, b = -1, -1
+    for d in range(n):
+        if group_of[d] != group:
+            continue
+        for e in range(d + 1, n):
+            if group_of[e] == group and (a < 0 or w[d, e] < w[a, b]):
+                a, b = d, e
+    return a, b
+
+
+@jit
+def _to_group(w: Floats, group_of: Ints, device: int, group: int) -> float:
+    """Sum of w from a device to the members of a group."""
+    total: float = 0.0
+    for e in range(len(group_of)):
+        if group_of[e] == group and e != device:
+            total += w[device, e]
+    return total
+
+
+@jit
+def _gain_paper(
+    w: Floats, group_of: Ints, sizes: Ints, d: int, d_fast: int, e: int, e_fast: int
+) -> float:
+    """The paper's GAIN for d of C_j (fastest partner ``d_fast``) and e of C_j'.
+
+    Before the swap d would reach C_j' at the mean cost of its links there; after it, over its fast
+    link to the partner left behind in C_j; and likewise for e.
+    """
+    own, other = group_of[d], group_of[e]
+    gain: float = (
+        _to_group(w, group_of, d, other) / sizes[other]
+        - w[d, d_fast]
+        + _to_group(w, group_of, e, own) / sizes[own]
+        - w[e, e_fast]
+    )
+    return gain
+
+
+@jit
+def _gain_kl(w: Floats, group_of: Ints, d: int, e: int) -> float:
+    """GAIN_KL of section 3.4."""
+    own, other = group_of[d], group_of[e]
+    gain: float = (
+        _to_group(w, group_of, d, other)
+        - _to_group(w, group_of, d, own)
+        + _to_group(w, group_of, e, own)
+        - _to_group(w, group_of, e, other)
+        - 2 * w[d, e]
+    )
+    return gain
+
+
+@jit
+def best_swap(
+    w: Floats, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int, paper: bool
+) -> tuple[float, int, int]:
+    """Best swap between groups i and j: (gain, device of i, device of j); devices -1 if none.
+
+    The paper's search looks at the four swaps between the ends of both groups' fastest links,
+    Kernighan-Lin at all pairs. Locked devices stay.
+    """
+    best, best_d, best_e = -np.inf, -1, -1
+    if paper:
+        d1, d2 = _fastest(w, group_of, i)
+        e1, e2 = _fastest(w, group_of, j)
+        if d1 < 0 or e1 < 0:
+            return best, best_d, best_e
+        for flip_d in range(2):
+            d, d_fast = (d2, d1) if flip_d else (d1, d2)
+            for flip_e in range(2):
+                e, e_fast = (e2, e1) if flip_e else (e1, e2)
+                if locked[d] or locked[e]:
+                    continue
+                gain = _gain_paper(w, group_of, sizes, d, d_fast, e, e_fast)
+                if gain > best:
+                    best, best_d, best_e = gain, d, e
+    else:
+        for d in range(len(group_of)):
+            if group_of[d] != i or locked[d]:
+                continue
+            for e in range(len(group_of)):
+                if group_of[e] != j or locked[e]:
+                    continue
+                gain = _gain_kl(w, group_of, d, e)
+                if gain > best:
+                    best, best_d, best_e = gain, d, e
+    return best, best_d, best_e
+
+
+@jit
+def improve_pairs(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
+    """Swap between every pair of groups (in ``order``) while the gain is positive.
+
+    A device moves at most once per call, so the pass ends. Returns the number of swaps.
+    """
+    locked = np.zeros(len(group_of), dtype=np.int64)
+    swaps = 0
+    for a in range(len(order)):
+        for b in range(a + 1, len(order)):
+            gain, d, e = best_swap(w, group_of, sizes, locked, order[a], order[b], paper)
+            if d >= 0 and gain > 0:
+                group_of[d], group_of[e] = group_of[e], group_of[d]
+                locked[d] = locked[e] = 1
+                swaps += 1
+    return swaps
+
+
+@jit
+def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
+    """Circular extension (Kang and Moon): a chain of swaps, kept up to its best prefix.
+
+    The chain goes round the groups in ``order``: each step swaps the best unlocked pair between
+    consecutive groups even at a loss; the prefix with the largest total gain stays.
+    """
+    n, groups = len(group_of), len(order)
+    locked = np.zeros(n, dtype=np.int64)
+    moved_d, moved_e = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    total, best_total = 0.0, 0.0
+    count, best_count = 0, 0
+    misses, at = 0, 0
+    while count < n // 2 and misses < groups:
+        i, j = order[at % groups], order[(at + 1) % groups]
+        at += 1
+        gain, d, e = best_swap(w, group_of, sizes, locked, i, j, paper)
+        if d < 0:
+            misses += 1
+            continue
+        misses = 0
+        group_of[d], group_of[e] = group_of[e], group_of[d]
+        locked[d] = locked[e] = 1
+        moved_d[count], moved_e[count] = d, e
+        count += 1
+        total += gain
+        if total > best_total + 1e-12:
+            best_total, best_count = total, count
+    for k in range(count - 1, best_count - 1, -1):
+        d, e = moved_d[k], moved_e[k]
+        group_of[d], group_of[e] = group_of[e], group_of[d]
+    return best_count
