@@ -49,7 +49,7 @@ class SearchParams:
     moves_per_device: int = 100
     cold: float = 0.0007
     hot: float = 0.006
-    descent: int = 100
+    descent: int = 200
     start: float = 8.0
     smooth: float = 0.2
     smooth_end: float = 0.0

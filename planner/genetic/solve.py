@@ -77,7 +77,7 @@ PATH_SHARE = 0.5
 
 SEARCH_S = 9.0
 SEARCH_SHARE = 0.2
-SEARCH_MOST = 0.75
+SEARCH_MOST = 0.9
 """Search before the chain bound: so many seconds or the share if that is more, but at most so much
 of the time left."""
 
