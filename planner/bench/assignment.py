@@ -11,6 +11,7 @@ import argparse
 import datetime
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -294,14 +295,14 @@ def _warm_up() -> None:
         solve_assignment(jittered(32), MaxIterations(2), method=method)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the tables and pictures that the command line names."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tables and pictures that the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(description="Benchmark of the assignment solvers.")
     parts = ("five", "genetic", "skyplane", "scale", "figure4", "scale-picture")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(parts)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--folder", type=Path, default=Path("docs"))
-    parser.add_argument("--output", type=Path, help="default: bench-assignment-DATE.md in folder")
+    parser.add_argument("--out", type=Path, help="default: bench-assignment-DATE.md in folder")
     parser.add_argument("--best-s", type=float, default=300.0, help="long run on Skyplane")
     parser.add_argument("--factor", type=float, default=10.0, help="length of long scale runs")
     parser.add_argument("--iterations", type=int, default=3000, help="of Figure 4")
@@ -312,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
     options.folder.mkdir(parents=True, exist_ok=True)
-    output = options.output or options.folder / f"bench-assignment-{datetime.date.today()}.md"
+    output = options.out or options.folder / f"bench-assignment-{datetime.date.today()}.md"
     tables: dict[str, Callable[[], Table]] = {
         "five": lambda: five_cases(options.seeds),
         "genetic": lambda: genetic_alone(options.seeds[:1]),
@@ -328,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(section, flush=True)
         output.write_text("\n".join(sections))
     print(f"{output}: {time.perf_counter() - started:.0f} s")
+    return 0
 
 
 def _sections(
@@ -347,4 +349,4 @@ def _sections(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.check import check
 from planner.genetic import solve_assignment
 from planner.genetic.solve import Method
 from planner.matching import open_path
@@ -26,6 +27,7 @@ SHAPES = [
     {"stages": 4, "pipelines": 1},
     {"stages": 2, "pipelines": 3},
     {"stages": 3, "pipelines": 2},
+    {"stages": 2, "pipelines": 4},
     {"stage_sizes": (3, 2, 1)},
     {"stage_sizes": (1, 3, 1)},
     {"stage_sizes": (2, 1, 2), "activation_bytes": (1e8, 9e8), "gradient_bytes": (1e8, 4e8, 9e8)},
@@ -71,8 +73,7 @@ def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]
     plan = result.plan
     assert plan is not None
     assert result.objective is not None and result.bound is not None
-    assert sorted(d for group in plan.groups for d in group) == list(range(len(problem.network)))
-    assert tuple(len(group) for group in plan.groups) == problem.stage_sizes
+    assert check(result, problem) == []
     assert result.objective == problem.cost(plan.groups)
     assert result.bound <= result.objective
     if problem.pipelines is not None:
@@ -184,6 +185,7 @@ def test_tiny_time_limit_still_gives_a_plan() -> None:
 
 SCRIPT = """
 import numpy as np
+from planner.check import check
 from planner.genetic import solve_assignment
 from planner.network import Network
 from planner.problems import AssignmentProblem
