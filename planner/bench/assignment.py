@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from planner.bench.instances import dtfm_case, jittered, skyplane
+from planner.bench._instances import dtfm_case, jittered, skyplane
 from planner.genetic import solve_assignment
 from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem
