@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network import Network
 from planner.problems.error import ProblemError
+from planner.problems.quantities import per_item
 
 Floats = NDArray[np.float64]
 
@@ -84,8 +85,18 @@ class AssignmentProblem:
         for field, value in (
             ("network", network.symmetrised()),
             ("stage_sizes", sizes),
-            ("activation_bytes", _bytes("activation_bytes", activation_bytes, len(sizes) - 1)),
-            ("gradient_bytes", _bytes("gradient_bytes", gradient_bytes, len(sizes))),
+            (
+                "activation_bytes",
+                tuple(
+                    per_item(
+                        "activation_bytes", activation_bytes, len(sizes) - 1, "boundary"
+                    ).tolist()
+                ),
+            ),
+            (
+                "gradient_bytes",
+                tuple(per_item("gradient_bytes", gradient_bytes, len(sizes), "stage").tolist()),
+            ),
         ):
             object.__setattr__(self, field, value)
 
@@ -162,16 +173,3 @@ class AssignmentProblem:
             "gradient_bytes": self.gradient_bytes,
         }
         return AssignmentProblem(**{**fields, **changes})
-
-
-def _bytes(field: str, value: ArrayLike, count: int) -> tuple[float, ...]:
-    try:
-        array = np.broadcast_to(np.asarray(value, dtype=np.float64), (count,))
-    except (TypeError, ValueError):
-        raise ProblemError(
-            f"{field} must be one number or {count} of them, found shape {np.shape(value)}"
-        ) from None
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(bad):
-        raise ProblemError(f"{field} is {array[bad[0]]:g}; it must be >= 0 and finite")
-    return tuple(float(x) for x in array)

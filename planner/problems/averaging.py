@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.problems.error import ProblemError
+from planner.problems.quantities import per_item
 
 Floats = NDArray[np.float64]
 
@@ -77,9 +78,9 @@ class AveragingProblem:
             if np.ndim(values) > 0
         }
         n = max(sizes, default=1)
-        samples = _rates("samples_per_s", samples_per_s, n)
-        upload = _rates("upload_bytes_per_s", upload_bytes_per_s, n)
-        download = _rates("download_bytes_per_s", download_bytes_per_s, n)
+        samples = per_item("samples_per_s", samples_per_s, n, "peer")
+        upload = per_item("upload_bytes_per_s", upload_bytes_per_s, n, "peer")
+        download = per_item("download_bytes_per_s", download_bytes_per_s, n, "peer")
         for field, number in (("batch_size", batch_size), ("gradient_bytes", gradient_bytes)):
             if isinstance(number, bool) or not (np.isfinite(number) and number > 0):
                 raise ProblemError(f"{field} is {number}; it must be > 0 and finite")
@@ -202,21 +203,6 @@ class AveragingProblem:
             can_compute=self.can_compute[index],
             can_aggregate=self.can_aggregate[index],
         )
-
-
-def _rates(field: str, value: ArrayLike, count: int) -> Floats:
-    try:
-        array = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)))
-    except (TypeError, ValueError):
-        raise ProblemError(
-            f"{field} must be one number or {count} of them, found shape {np.shape(value)}"
-        ) from None
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(bad):
-        raise ProblemError(
-            f"{field} of peer {bad[0]} is {array[bad[0]]:g}; it must be >= 0 and finite"
-        )
-    return array + 0.0
 
 
 def _flags(field: str, value: ArrayLike | None, count: int) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.cluster import Cluster
 from planner.parts import AssignmentPlan
 from planner.problems.error import ProblemError
+from planner.problems.quantities import per_item
 from planner.workload import BACKWARD_TO_FORWARD, Workload
 
 Floats = NDArray[np.float64]
@@ -103,7 +104,7 @@ class PathProblem:
             raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0")
         room = room.astype(np.int64)
         times = {
-            name: _seconds(name, value, n)
+            name: per_item(name, value, n, "device")
             for name, value in (
                 ("forward_s", forward_s),
                 ("backward_s", backward_s),
@@ -200,18 +201,3 @@ class PathProblem:
         """A copy with some of the constructor's fields changed."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return PathProblem(**{**fields, **changes})
-
-
-def _seconds(field: str, value: ArrayLike, n: int) -> Floats:
-    try:
-        array = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (n,)))
-    except (TypeError, ValueError):
-        raise ProblemError(
-            f"{field} must be one number or {n} of them, found shape {np.shape(value)}"
-        ) from None
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(bad):
-        raise ProblemError(
-            f"{field} of device {bad[0]} is {array[bad[0]]:g}; it must be >= 0 and finite"
-        )
-    return array
