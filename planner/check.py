@@ -16,6 +16,7 @@ from planner.check_assignment import assignment_cost_s, check_assignment, grid_v
 from planner.check_averaging import check_averaging
 from planner.check_paths import check_paths
 from planner.cluster import Cluster
+from planner.compute_times import FROM_FLOPS
 from planner.parts import AssignmentPlan, AveragingPlan, PathPlan
 from planner.plan import Schedule, TrainingPlan, contradictions
 from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
@@ -24,6 +25,14 @@ from planner.violation import Violation
 
 TOLERANCE = 1e-6
 """Relative, between a stored and a recomputed time."""
+
+ANSWERS: dict[type, type] = {
+    AssignmentPlan: AssignmentProblem,
+    AveragingPlan: AveragingProblem,
+    PathPlan: PathProblem,
+    TrainingPlan: Cluster,
+}
+"""What each kind of plan is checked against."""
 
 
 def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
@@ -42,6 +51,14 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     list of Violation
         Empty: valid.
     """
+    subject = plan.plan if isinstance(plan, Result) else plan
+    wanted = next((t for kind, t in ANSWERS.items() if isinstance(subject, kind)), None)
+    optional = isinstance(subject, TrainingPlan) and problem_or_cluster is None
+    if wanted is not None and not optional and not isinstance(problem_or_cluster, wanted):
+        raise TypeError(
+            f"a {type(subject).__name__} is checked against a {wanted.__name__}, found "
+            f"{type(problem_or_cluster).__name__}; pass it as the second argument"
+        )
     if isinstance(plan, Result):
         return list(_result(plan, problem_or_cluster))
     return list(_check(plan, problem_or_cluster))
@@ -75,15 +92,32 @@ def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
         where, _, message = text.partition(": ")
         yield Violation("form", where, message)
         return  # the rest presumes a plan that hangs together
-    if cluster is not None and (cluster.network.content_hash != plan.cluster.network.content_hash):
+    if cluster is not None:
+        yield from _same_cluster(plan.cluster, cluster)
+    yield from _assignment(plan)
+    yield from _memory(plan)
+    yield from _compute_times(plan)
+    yield from _times(plan)
+    for part, certificate in plan.certificates.items():
+        where = f"certificates.{part}"
+        yield from _certificate(certificate, where)
+        if certificate.status not in (Status.OPTIMAL, Status.FEASIBLE):
+            yield Violation("status", where, f"a plan is there, found {certificate.status}")
+    if "step" in plan.certificates:
+        yield from _step_certificate(plan, plan.certificates["step"])
+
+
+def _same_cluster(own: Cluster, given: Cluster) -> Iterator[Violation]:
+    if own.network.content_hash != given.network.content_hash:
         yield Violation(
             "network", "network.hash", "the plan was made for another network; plan again for this"
         )
-    yield from _assignment(plan)
-    yield from _memory(plan)
-    yield from _times(plan)
-    for part, certificate in plan.certificates.items():
-        yield from _certificate(certificate, f"certificates.{part}")
+        return
+    for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
+        if not np.array_equal(getattr(own, name), getattr(given, name)):
+            yield Violation(
+                "devices", f"devices.{name}", "the plan was made for other devices; plan again"
+            )
 
 
 def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
@@ -119,17 +153,50 @@ def _same(
 
 def _certificate(c: Certificate, where: str) -> Iterator[Violation]:
     gap = relative_gap(c.objective, c.bound)
-    if c.gap is not None and (gap is None or abs(gap - c.gap) > 1e-9):
+    if (gap is None) != (c.gap is None) or (gap is not None and abs(gap - (c.gap or 0.0)) > 1e-9):
         yield Violation("gap", where, f"objective and bound give gap {gap}, found {c.gap}")
     closed = gap is not None and gap <= OPTIMAL_GAP
     if closed != (c.status is Status.OPTIMAL):
         yield Violation("status", where, f"status is {c.status} with a gap of {gap}")
 
 
+def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
+    yield from _same(plan.predicted.step_s, c.objective, "step time", "certificates.step.objective")
+    if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
+        yield Violation(
+            "bound",
+            "certificates.step.bound",
+            f"must be 0 to the step time {plan.predicted.step_s:g} s, found {c.bound:g} s",
+        )
+
+
+def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
+    """Where times are said to follow from FLOPs, they must."""
+    if plan.compute_times.source != FROM_FLOPS:
+        return
+    w = plan.workload
+    for d, j in plan.stage_of.items():
+        start, stop = plan.stage_layers[j]
+        flops = sum(layer.forward_flops for layer in w.layers[start:stop])
+        flops += w.stem.forward_flops if j == 0 else 0.0
+        forward = flops * w.microbatch_samples / float(plan.cluster.flops[d])
+        head = 3 * w.head.forward_flops * w.microbatch_samples / float(plan.cluster.flops[d])
+        for name, value in (
+            ("forward_s", forward),
+            ("backward_s", 2 * forward),
+            ("head_s", head),
+            ("update_s", 0.0),
+        ):
+            stored = getattr(plan.compute_times, name)[d]
+            yield from _same(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
+
+
 def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     grid = plan.assignment.grid
+    if grid is None and len({len(group) for group in plan.assignment.groups}) == 1:
+        yield Violation("grid", "assignment.grid", "equal groups need a grid, found none")
     certificate = plan.certificates.get("assignment")
-    if grid is None or certificate is None:
+    if certificate is None:
         return
     samples = plan.workload.microbatch_samples
     activations = [
@@ -139,13 +206,14 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
         plan.assignment.groups, plan.cluster.network, activations, list(_gradients(plan).values())
     )
     yield from _same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
-    if certificate.bound is not None and certificate.bound > cost * (1 + TOLERANCE):
+    if certificate.bound is not None and not 0 <= certificate.bound <= cost * (1 + TOLERANCE):
         yield Violation(
             "bound",
             "certificates.assignment.bound",
-            f"must not be above the cost {cost:g} s, found {certificate.bound:g} s",
+            f"must be 0 to the cost {cost:g} s, found {certificate.bound:g} s",
         )
-    yield from grid_violations(plan.assignment, plan.cluster.network, activations)
+    if grid is not None:
+        yield from grid_violations(plan.assignment, plan.cluster.network, activations)
 
 
 def _stage_parameters(plan: TrainingPlan) -> dict[int, int]:
@@ -241,7 +309,9 @@ def _makespan_s(plan: TrainingPlan, s: Schedule) -> float | None:
         waits[b] = waits.get(b, 0) + 1
 
     for b in range(len(s.paths)):
-        chain = s.chain(b)
+        path = s.paths[b]
+        head = path[-1] if s.head == "last" else path[0]
+        chain = [*(("F", d) for d in path), ("H", head), *(("B", d) for d in path[::-1])]
         for (kind, d), (next_kind, e) in pairwise(chain):
             size = sent[e] if next_kind == "B" else sent[d]
             delay = 0.0 if d == e else _pair_s(plan, d, e, size)

@@ -18,6 +18,7 @@ from typing import Any
 from planner.cluster import GPUS, Cluster, Devices
 from planner.compose.averaging import SHARES
 from planner.compose.degrees import Candidate
+from planner.compose.random_placements import RandomPlacements, random_placements
 from planner.compose.schedules import ORDERS
 from planner.compute_times import Calibration
 from planner.datasets import intra_link, list_networks, load_network
@@ -40,11 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"planner {args.command}: {error}", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
-        print(f"planner {args.command}: interrupted, nothing written", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        print(
+            f"planner {args.command}: {error.filename or 'a file'}: {error.strerror}; check path "
+            "and permissions",
+            file=sys.stderr,
+        )
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"planner {args.command}: interrupted", file=sys.stderr)
+        return 130
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--averaging", default="equal", choices=SHARES, help="shares in a stage")
     sub.add_argument("--group-size", type=int, help="average in rounds of groups of this size")
     sub.add_argument("--codec", default="none", choices=list(CODECS), help="of gradients sent")
-    sub.add_argument("--random-placements", type=int, default=20, help="to compare with; 0: none")
+    sub.add_argument(
+        "--random-placements", type=_count, default=20, help="to compare with; 0: none"
+    )
     sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
     sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
     _solver_arguments(sub)
@@ -136,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("run", _run, "run a plan on this machine, one local process a device")
     sub.add_argument("plan", type=Path)
-    sub.add_argument("--steps", type=int, default=10)
+    sub.add_argument("--steps", type=_positive, default=10)
     sub.add_argument("--learning-rate", type=float, default=1e-3)
     sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
@@ -173,8 +183,22 @@ def _workload_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _solver_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seconds", type=float, default=10.0, help="time for the search; default 10")
-    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--seed", type=_count, default=0)
     sub.add_argument("--method", default="auto")
+
+
+def _count(text: str) -> int:
+    """A whole number >= 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, found {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    """A whole number >= 1."""
+    if _count(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, found {text}")
+    return int(text)
 
 
 def _stages(text: str) -> int | str:
@@ -268,13 +292,12 @@ def _plan(args: argparse.Namespace) -> int:
     from planner.check import check
     from planner.compose import plan
     from planner.compose.pricing import Setting
-    from planner.compose.random_placements import random_placements
     from planner.compose.shape import Shape
     from planner.simulate import simulate
 
     cluster, workload = _cluster(args), _workload(args)
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
-    _require_folder(args.out)
+    require_writable(args.out, [".json"])
     started = time.perf_counter()
     result = plan(
         cluster,
@@ -304,64 +327,72 @@ def _plan(args: argparse.Namespace) -> int:
         len(made.schedules[0].paths),
         args.head,
     )
-    violations = check(made)
+    # what is written must load, and pass the checker
+    violations = check(TrainingPlan.from_dict(made.to_dict()))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
     save_plan(made, args.out)
-    written = [str(args.out)]
-    timeline = simulate(made)
-    if not args.no_pictures:
-        trace, gantt = args.out.with_suffix(".trace.json"), args.out.with_suffix(".gantt.png")
-        timeline.to_chrome_trace(trace)
-        timeline.gantt(gantt)
-        written += [str(trace), str(gantt)]
-    shared = simulate(made, share_links=True)
     assignment = asdict(made.certificates["assignment"])
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
         "assignment": assignment,
         "step": asdict(made.certificates["step"]),
         "predicted": asdict(made.predicted),
-        "step_with_shared_links_s": shared.step_s,
-        "written": written,
+        "candidates": [asdict(c) for c in result.candidates],
+        "written": [str(args.out)],
     }
-    lines = _candidate_lines(result.candidates)
-    data["candidates"] = [asdict(c) for c in result.candidates]
-    lines += [
+    lines = [
+        *_candidate_lines(result.candidates),
         f"{len(cluster)} devices, {shape.stages} stages x {shape.pipelines} pipelines, "
         f"{workload.name}, {shape.microbatches} microbatches of {workload.microbatch_samples}",
         _certificate_line("assignment cost", assignment),
         _certificate_line("predicted step time", data["step"]),
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
-        f"{'with shared links':<24}{shared.step_s:10.4f} s",
     ]
-    if args.random_placements:
-        setting = Setting(
-            cluster,
-            workload,
-            args.schedule,
-            args.head,
-            args.in_flight,
-            args.seed,
-            calibration,
-            averaging=args.averaging,
-            group_size=args.group_size,
-            codec=args.codec,
-        )
-        drawn = random_placements(setting, shape, args.random_placements)
-        data["random"] = asdict(drawn)
-        lines += [
-            f"mean of {drawn.count} random placements: assignment cost {drawn.mean_cost_s:.4f} s "
-            f"({drawn.mean_cost_s / assignment['objective']:.2f} x), step time "
-            f"{drawn.mean_step_s:.4f} s ({drawn.mean_step_s / made.predicted.step_s:.2f} x)"
-            if assignment["objective"] > 0
-            else f"mean of {drawn.count} random placements: step time {drawn.mean_step_s:.4f} s"
-        ]
+    try:
+        if not args.no_pictures:
+            timeline = simulate(made)
+            trace, gantt = args.out.with_suffix(".trace.json"), args.out.with_suffix(".gantt.png")
+            timeline.to_chrome_trace(trace)
+            data["written"].append(str(trace))
+            timeline.gantt(gantt)
+            data["written"].append(str(gantt))
+        shared = simulate(made, share_links=True)
+        data["step_with_shared_links_s"] = shared.step_s
+        lines.append(f"{'with shared links':<24}{shared.step_s:10.4f} s")
+        if args.random_placements:
+            setting = Setting(
+                cluster,
+                workload,
+                args.schedule,
+                args.head,
+                args.in_flight,
+                args.seed,
+                calibration,
+                averaging=args.averaging,
+                group_size=args.group_size,
+                codec=args.codec,
+            )
+            drawn = random_placements(setting, shape, args.random_placements)
+            data["random"] = asdict(drawn)
+            lines.append(_random_line(drawn, assignment["objective"], made.predicted.step_s))
+    except KeyboardInterrupt:
+        lines.append("interrupted: pictures or comparisons that are not listed here are missing")
     data["runtime_s"] = time.perf_counter() - started
-    lines.append(f"wrote {', '.join(written)}  (hash {made.content_hash[:12]})")
+    lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     _print(args, data, lines)
     return 0
+
+
+def _random_line(drawn: RandomPlacements, cost_s: float, step_s: float) -> str:
+    cost = f"assignment cost {drawn.mean_cost_s:.4f} s"
+    if cost_s > 0:
+        cost += f" ({drawn.mean_cost_s / cost_s:.2f} x)"
+    return (
+        f"mean of {drawn.count} random placements: {cost}, step time {drawn.mean_step_s:.4f} s "
+        f"({drawn.mean_step_s / step_s:.2f} x)"
+    )
 
 
 def _candidate_lines(table: Sequence[Candidate]) -> list[str]:
@@ -378,11 +409,16 @@ def _candidate_lines(table: Sequence[Candidate]) -> list[str]:
     return rows
 
 
-def _require_folder(path: Path) -> None:
+def require_writable(path: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse an output that cannot be written, before the work it would be lost after."""
+    if path is None:
+        return
     if not path.parent.is_dir():
         raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
-    if path.suffix != ".json":
-        raise ValueError(f"{path}: a plan is a .json file; name it so")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file")
+    if path.suffix not in suffixes:
+        raise ValueError(f"{path}: must end in {' or '.join(suffixes)}; rename it")
 
 
 def _assign(args: argparse.Namespace) -> int:
@@ -465,6 +501,8 @@ def _check(args: argparse.Namespace) -> int:
 def _simulate(args: argparse.Namespace) -> None:
     from planner.simulate import simulate
 
+    require_writable(args.trace, [".json"])
+    require_writable(args.gantt, [".png", ".svg", ".pdf"])
     plan = load_plan(args.plan)
     cluster = plan.cluster
     if args.network is not None:
@@ -521,6 +559,8 @@ def network_for(plan: TrainingPlan, network: Network) -> Network:
 def _run(args: argparse.Namespace) -> int:
     from planner.local_run import run_local
 
+    require_writable(args.trace, [".json"])
+    require_writable(args.calibrate, [".json"])
     return run_local(args, print)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from planner.workload import BACKWARD_TO_FORWARD, Workload
 
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
+FROM_FLOPS = "FLOPs of the workload over FLOP/s of the device"
 FIELDS = ("forward_s", "backward_s", "head_s", "update_s")
 
 
@@ -56,12 +58,17 @@ class ComputeTimes:
                 backward[d] = BACKWARD_TO_FORWARD * stage / flops
                 head[d] = (1 + BACKWARD_TO_FORWARD) * last / flops
         return cls(
-            "FLOPs of the workload over FLOP/s of the device",
+            FROM_FLOPS,
             tuple(forward),
             tuple(backward),
             tuple(head),
             (0.0,) * n,
         )
+
+
+def _require(path: str | Path, field: str, value: float, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise ValueError(f"{path}: {field} is {value}; it must be >= {least}, calibrate again")
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class Calibration:
                 f"{SCHEMA_VERSION}"
             )
         try:
-            return cls(
+            found = cls(
                 str(data["date"]),
                 data["software"],
                 str(data["workload"]),
@@ -148,10 +155,25 @@ class Calibration:
                 float(data["link_latency_s"]),
                 float(data["link_bandwidth_bytes_per_s"]),
             )
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            for name in ("cores", "threads_per_rank"):
+                _require(path, f"software.{name}", float(data["software"][name]), 1)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"{path}: field {error} is missing or malformed; calibrate again"
             ) from None
+        _require(path, "microbatch_samples", found.microbatch_samples, 1)
+        _require(path, "link_latency_s", found.link_latency_s, 0)
+        _require(path, "link_bandwidth_bytes_per_s", found.link_bandwidth_bytes_per_s, 1)
+        for name, times in found.times.items():
+            start, stop = found.layers[name]
+            if not 0 <= start < stop:
+                raise ValueError(
+                    f"{path}: devices.{name}.layers is [{start}, {stop}]; it must be an ascending "
+                    "range, calibrate again"
+                )
+            for field, value in times.items():
+                _require(path, f"devices.{name}.{field}", value, 0)
+        return found
 
     def compute_times(
         self,
@@ -177,6 +199,12 @@ class Calibration:
             raise ValueError(
                 f"calibration has no device {missing[0]!r}; calibrate the plan's devices"
             )
+        for name in ids:
+            if self.layers[name][1] > len(workload.layers):
+                raise ValueError(
+                    f"calibration has layers up to {self.layers[name][1]} on {name!r} but "
+                    f"{workload.name} has {len(workload.layers)}; calibrate again"
+                )
         columns: dict[str, list[float]] = {field: [0.0] * len(ids) for field in FIELDS}
         scaled = False
         batch = workload.microbatch_samples / self.microbatch_samples

@@ -31,6 +31,7 @@ from planner.workload import Workload
 FORMAT = "planner.plan"
 SCHEMA_VERSION = 1
 SHARE_TOLERANCE = 1e-9
+WEIGHT_TOLERANCE = 1e-9
 
 CODECS = {"none": 1.0, "int8": (1 + 4 / 1024) / 4}
 """Bytes on the wire over bytes of 32-bit gradients: 8-bit levels and a 4-byte scale per 1024."""
@@ -99,6 +100,11 @@ class OuterOptimizer:
     learning_rate: float
     momentum: float
 
+    def __post_init__(self) -> None:
+        # one form of every number, so that equal plans have equal hashes
+        object.__setattr__(self, "learning_rate", float(self.learning_rate))
+        object.__setattr__(self, "momentum", float(self.momentum))
+
 
 @dataclass(frozen=True)
 class Sync:
@@ -165,8 +171,10 @@ class TrainingPlan:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of inputs and decisions: not of times, versions or certificates."""
+        """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
         data = self._inputs() | self._decisions()
+        # what a node calls its file of the same measurement says nothing
+        data["network"] = {k: v for k, v in data["network"].items() if k != "name"}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -282,12 +290,14 @@ def load_plan(path: str | Path) -> TrainingPlan:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{path}: is not JSON ({error}); make the plan again") from None
     try:
         return TrainingPlan.from_dict(data)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
+    except OverflowError:
+        raise PlanError(f"{path}: holds a number beyond 1e308; make the plan again") from None
 
 
 def _package_version() -> str:
@@ -358,7 +368,7 @@ def _build(cls: type[TrainingPlan], data: dict[str, Any], cluster: Cluster) -> T
     return cls(
         cluster=cluster,
         network_name=data["network"]["name"],
-        workload=_workload(data["workload"]),
+        workload=Workload.from_dict(data["workload"]),
         seed=int(data["seed"]),
         compute_times=ComputeTimes(
             data["compute_times"]["source"],
@@ -404,29 +414,23 @@ def _build(cls: type[TrainingPlan], data: dict[str, Any], cluster: Cluster) -> T
     )
 
 
-def _workload(data: dict[str, Any]) -> Workload:
-    def layer(raw: dict[str, Any]) -> dict[str, Any]:
-        floats = ("forward_flops", "output_bytes", "saved_bytes")
-        return {**raw, "parameters": int(raw["parameters"])} | {k: float(raw[k]) for k in floats}
-
-    return Workload.from_dict(
-        {
-            **data,
-            "stem": layer(data["stem"]),
-            "head": layer(data["head"]),
-            "layers": [layer(raw) for raw in data["layers"]],
-            "gradient_bytes_per_parameter": float(data["gradient_bytes_per_parameter"]),
-            "state_bytes_per_parameter": float(data["state_bytes_per_parameter"]),
-        }
-    )
-
-
 def contradictions(plan: TrainingPlan) -> Iterator[str]:
     """Rules between fields that a schema cannot state."""
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
+    arch = plan.workload.architecture
+    if arch is not None and arch.layers != len(plan.workload.layers):
+        yield (
+            f"workload.architecture.layers: must be the {len(plan.workload.layers)} layers that "
+            f"were priced, found {arch.layers}; make the plan again"
+        )
     for k, s in enumerate(plan.schedules):
         yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
+        if s.head != plan.schedules[0].head:
+            yield (
+                f"paths.schedules[{k}].head: must be {plan.schedules[0].head!r} as in the first "
+                f"schedule, found {s.head!r}; keep the head on one stage"
+            )
     for t, k in enumerate(plan.cycle):
         if k >= len(plan.schedules):
             yield (
@@ -456,6 +460,12 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
                     f"stage {seen[d]}; give it one stage"
                 )
             seen[d] = j
+    idle = sorted(set(range(n)) - set(seen))
+    if idle:
+        yield (
+            f"assignment.groups: device {idle[0]} ({plan.cluster.network.ids[idle[0]]}) has no "
+            "stage; give every device one, or plan without it"
+        )
     if len(layers) != len(groups):
         yield (
             f"assignment.layers: must have {len(groups)} ranges, found {len(layers)}; give one per "
@@ -484,6 +494,13 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
 
 def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int) -> Iterator[str]:
     stage_of = plan.stage_of
+    w = plan.workload
+    if len(s.paths) * w.microbatch_samples != w.batch_samples:
+        yield (
+            f"{where}.paths: must be {w.batch_samples / w.microbatch_samples:g}, "
+            f"{w.batch_samples} samples in microbatches of {w.microbatch_samples}, found "
+            f"{len(s.paths)}; give one path a microbatch"
+        )
     for b, path in enumerate(s.paths):
         for d in path:
             if d not in stage_of:
@@ -494,6 +511,12 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
                 return
         if len(set(path)) < len(path):
             yield f"{where}.paths[{b}]: visits a device twice, found {list(path)}; visit each once"
+        stages = [stage_of[d] for d in path]
+        if stages[0] != 0 or not _ascends(stages):
+            yield (
+                f"{where}.paths[{b}]: must start in stage 0 and ascend, but for swaps of "
+                f"neighbouring stages, found stages {stages}; reorder it"
+            )
     if len(s.order) != n:
         yield f"{where}.order: must have {n} lists, found {len(s.order)}; give one per device"
         return
@@ -508,7 +531,46 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
         for kind, b in sorted(wanted[d] ^ set(ops)):
             state = "is missing" if (kind, b) in wanted[d] else "does not belong to this device"
             yield f"{where}.order[{d}]: {kind}{b} {state}; let the order follow the paths"
-            break
+            return
+    stuck = _stuck(s)
+    if stuck is not None:
+        d, (kind, b) = stuck
+        yield (
+            f"{where}.order[{d}]: deadlock, {kind}{b} on device {d} waits for itself; reorder so "
+            "that no two devices wait for each other"
+        )
+
+
+def _ascends(stages: list[int]) -> bool:
+    """Whether stages ascend, but for disjoint neighbours s + 1, s (CC2)."""
+    order, k = list(stages), 1  # the first stage stays where it is
+    while k + 1 < len(order):
+        if order[k] == order[k + 1] + 1:
+            order[k], order[k + 1] = order[k + 1], order[k]
+            k += 1
+        k += 1
+    return order == sorted(set(order))
+
+
+def _stuck(s: Schedule) -> tuple[int, Operation] | None:
+    """A device and the operation it waits for in vain, None if all can be done."""
+    chains = [s.chain(b) for b in range(len(s.paths))]
+    reached = [0] * len(chains)
+    pointer = [0] * len(s.order)
+    waiting = list(range(len(s.order)))
+    while waiting:
+        d = waiting.pop()
+        while pointer[d] < len(s.order[d]):
+            kind, b = s.order[d][pointer[d]]
+            if chains[b][reached[b]] != (kind, d):
+                break
+            pointer[d] += 1
+            reached[b] += 1
+            if reached[b] < len(chains[b]):
+                waiting.append(chains[b][reached[b]][1])
+    return next(
+        ((d, ops[pointer[d]]) for d, ops in enumerate(s.order) if pointer[d] < len(ops)), None
+    )
 
 
 def _averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
@@ -535,3 +597,34 @@ def _averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
                 elif not any(g.contributes):
                     yield f"{where}: nobody contributes; let at least one member do"
+        yield from _weights_contradictions(plan, j)
+
+
+def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
+    """Every gradient of a stage must reach every device of it with the same weight."""
+    group, rounds = plan.assignment.groups[j], plan.averaging[j]
+    place = {d: i for i, d in enumerate(group)}
+    if any(d not in place for groups in rounds for g in groups for d in g.members):
+        return  # already said
+    # weights[i, k]: how much of k's gradient i has; several rounds take means, one takes the sum
+    weights = np.eye(len(group))
+    for groups in rounds:
+        before = weights.copy()
+        for g in groups:
+            rows = [place[d] for d in g.members]
+            giving = [place[d] for d, gives in zip(g.members, g.contributes, strict=False) if gives]
+            total = before[giving].sum(axis=0)
+            weights[rows] = total / len(rows) if len(rounds) > 1 else total
+    if len(rounds) > 1:
+        weights *= len(group)
+    has_gradient = [
+        place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
+    ]
+    off = np.abs(weights[:, has_gradient] - 1)
+    if off.size and off.max() > WEIGHT_TOLERANCE:
+        i, k = np.unravel_index(int(off.argmax()), off.shape)
+        yield (
+            f"averaging.stages[{j}]: device {group[int(i)]} gets the gradient of device "
+            f"{group[has_gradient[int(k)]]} with weight {weights[i, has_gradient[int(k)]]:g} "
+            "instead of 1; let every device with gradients contribute, in rounds that mix all"
+        )

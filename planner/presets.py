@@ -273,10 +273,17 @@ def from_hf_config(path: str | Path, **changes: Any) -> Workload:
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
 
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
+
     def need(*names: str) -> int:
         for name in names:
-            if config.get(name) is not None:
-                return int(config[name])
+            value = config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{path}: {name} is {value!r}; it must be a whole number >= 1")
+            return int(value)
         raise ValueError(f"{path}: field {names[0]!r} is missing; it is needed for its size")
 
     kind = config.get("model_type")
@@ -289,7 +296,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Workload:
             hidden,
             heads,
             heads,
-            int(config.get("n_inner") or 4 * hidden),
+            need("n_inner") if config.get("n_inner") else 4 * hidden,
             need("vocab_size"),
             need("n_positions", "n_ctx"),
             bool(config.get("tie_word_embeddings", True)),
@@ -301,7 +308,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Workload:
             need("num_hidden_layers"),
             need("hidden_size"),
             heads,
-            int(config.get("num_key_value_heads") or heads),
+            need("num_key_value_heads") if config.get("num_key_value_heads") else heads,
             need("intermediate_size"),
             need("vocab_size"),
             need("max_position_embeddings"),

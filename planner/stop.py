@@ -124,10 +124,7 @@ class MaxIterations(StoppingCriterion):
     max_iterations: int
 
     def __post_init__(self) -> None:
-        if self.max_iterations < 0:
-            raise ValueError(
-                f"max_iterations must be >= 0, found {self.max_iterations}; give a count"
-            )
+        _require_count("max_iterations", self.max_iterations, 0)
 
     def reason(self, run: StopRun) -> str | None:
         return "iteration limit" if run.iterations >= self.max_iterations else None
@@ -158,10 +155,7 @@ class NoImprovement(StoppingCriterion):
     max_iterations: int
 
     def __post_init__(self) -> None:
-        if self.max_iterations < 1:
-            raise ValueError(
-                f"max_iterations must be >= 1, found {self.max_iterations}; give a count"
-            )
+        _require_count("max_iterations", self.max_iterations, 1)
 
     def reason(self, run: StopRun) -> str | None:
         return "no improvement" if run.since_improvement >= self.max_iterations else None
@@ -186,6 +180,11 @@ class AnyOf(StoppingCriterion):
 
     def iterations(self) -> float:
         return min(c.iterations() for c in self.criteria)
+
+
+def _require_count(field: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not float(value).is_integer() or value < least:
+        raise ValueError(f"{field} must be a whole number >= {least}, found {value}; give a count")
 
 
 def portion(rule: StoppingCriterion, fraction: float) -> StoppingCriterion:

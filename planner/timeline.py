@@ -6,13 +6,14 @@ it only when asked.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.files import write_text
+from planner.files import write_bytes, write_text
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
 NAMES = {
@@ -174,7 +175,9 @@ class Timeline:
             bbox_to_anchor=(1.005, 1),
             frameon=False,
         )
-        figure.savefig(path, dpi=130)
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=130, format=Path(path).suffix[1:] or "png")
+        write_bytes(path, picture.getvalue())
 
 
 def _slice(

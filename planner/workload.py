@@ -40,6 +40,12 @@ class Layer:
     output_bytes: float
     saved_bytes: float
 
+    def __post_init__(self) -> None:
+        # one form of every number, so that equal workloads have equal hashes
+        object.__setattr__(self, "parameters", int(self.parameters))
+        for name in ("forward_flops", "output_bytes", "saved_bytes"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -112,6 +118,8 @@ class Workload:
         object.__setattr__(self, "layers", tuple(self.layers))
         if not self.layers:
             raise ValueError(f"workload {self.name!r} has no layers; give at least one")
+        for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         for field in ("batch_samples", "microbatch_samples"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")

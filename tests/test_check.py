@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -112,3 +113,50 @@ def test_unknown_things_cannot_be_checked() -> None:
     """A clear type error."""
     with pytest.raises(TypeError, match="cannot check a dict"):
         check({})
+
+
+def certified(**changes: object) -> list[str]:
+    """Rules that a plan breaks whose step certificate is changed."""
+    plan = make_plan([[0, 1]])
+    step = plan.predicted.step_s
+    fields = {"objective": step, "bound": step / 2, "gap": 0.5, "status": Status.FEASIBLE}
+    made = Certificate(
+        **{"method": "m", "stop_reason": "", "runtime_s": 0.0, "seed": 0, **fields, **changes}
+    )
+    return sorted({v.rule for v in check(plan.replace(certificates={"step": made}))})
+
+
+def test_certificates_must_agree_with_the_plan() -> None:
+    """Objective, bound, gap and status of the step."""
+    step = make_plan([[0, 1]]).predicted.step_s
+    assert certified() == []
+    assert certified(objective=step / 2, bound=step / 4) == ["step time"]
+    assert certified(bound=2 * step, gap=1.0) == ["bound"]
+    assert certified(bound=-step, gap=2.0) == ["bound"]
+    assert certified(gap=None) == ["gap"]
+    assert certified(status=Status.OPTIMAL) == ["status"]
+    assert certified(status=Status.INFEASIBLE) == ["status"]
+
+
+def test_compute_times_must_follow_from_flops_if_they_say_so() -> None:
+    """A thousandth of the time is no plan; another source is believed."""
+    plan = make_plan([[0, 1]])
+    times = plan.compute_times
+    fast = replace(times, forward_s=tuple(x / 1000 for x in times.forward_s))
+    assert "FLOPs" in {v.rule for v in check(plan.replace(compute_times=fast))}
+    told = replace(fast, source="a stopwatch")
+    assert "FLOPs" not in {v.rule for v in check(plan.replace(compute_times=told))}
+
+
+def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
+    """Other devices are a violation, a wrong second argument an error."""
+    plan = make_plan([[0, 1]])
+    other = plan.cluster.replace(devices=Devices(1e12, 8e9))
+    assert {v.rule for v in check(plan, other)} == {"devices"}
+    assert check(plan, plan.cluster) == []
+    with pytest.raises(TypeError, match="is checked against a Cluster, found AssignmentProblem"):
+        check(plan, problem4())
+    with pytest.raises(TypeError, match="against a AssignmentProblem, found NoneType"):
+        check(AssignmentPlan.of_grid([[0, 2], [1, 3]]))
+    without = plan.replace(assignment=AssignmentPlan(plan.assignment.groups, None))
+    assert "grid" in {v.rule for v in check(without)}

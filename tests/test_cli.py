@@ -89,6 +89,8 @@ def test_simulate_on_another_network(plan_file: Path, capsys: pytest.CaptureFixt
         (["plan", "--utilization", "7"], "utilization is 7"),
         (["plan", "--calibration", "/no/file.json"], "cannot be read"),
         (["plan", "--seconds", "-1"], "must be positive"),
+        (["plan", "--out", "/tmp"], "is a folder"),
+        (["plan", "--averaging", "equal", "--group-size", "0"], "group"),
     ],
 )
 def test_bad_requests_end_with_one_line_and_2(
@@ -133,7 +135,7 @@ def test_run_refuses_what_memory_cannot_hold(
     """With both numbers, before anything starts."""
     path = tmp_path / "plan.json"
     assert main([*PLAN, "--no-pictures", "--out", str(path)]) == 0
-    monkeypatch.setattr("planner.local_run.available_bytes", lambda: 1e9)
+    monkeypatch.setattr("planner.local_prediction.available_bytes", lambda: 1e9)
     assert main(["run", str(path)]) == 2
     error = capsys.readouterr().err
     assert "8 processes need about" in error and "1.0 GB available" in error
@@ -171,3 +173,41 @@ def test_regions_of_another_network_price_replicated_devices(
     slower = slower_regions(tmp_path / "slower.csv")
     assert main(["simulate", str(path), "--network", str(slower), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] > same["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["simulate", "{plan}", "--trace", "/no/folder/t.json"], "does not exist"),
+        (["simulate", "{plan}", "--gantt", "picture.xyz"], "must end in .png"),
+        (["run", "{plan}", "--data", "/no/text.txt"], "is not a file"),
+        (["run", "{plan}", "--calibrate", "/no/folder/t.json"], "does not exist"),
+        (["run", "{plan}", "--calibration", "/no/times.json"], "cannot be read"),
+        (["check", "/no/plan.json"], "cannot be read"),
+    ],
+)
+def test_paths_are_checked_before_the_work(
+    argv: list[str], message: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2, and nothing was started."""
+    assert main([part.format(plan=plan_file) for part in argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_interrupt_after_saving_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while drawing keeps the plan and says which files were written."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.timeline.Timeline.gantt", interrupted)
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "interrupted" in out
+    assert f"wrote {path}, {tmp_path / 'plan.trace.json'} " in out
+    assert main(["check", str(path)]) == 0

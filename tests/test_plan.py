@@ -112,6 +112,35 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "must have 4 entries, found 1",
     ),
     "zero flops": (set_at("devices.flops[0]", 0), r"devices.flops\[0\]: must be > 0"),
+    "path from the last stage": (
+        set_at("paths.schedules[0].paths[0]", [3, 0]),
+        "must start in stage 0 and ascend",
+    ),
+    "two devices of one stage": (
+        set_at("paths.schedules[0].paths[0]", [0, 2]),
+        "must start in stage 0 and ascend",
+    ),
+    "more samples than paths": (
+        set_at("workload.batch_samples", 16),
+        r"paths: must be 16, 16 samples in microbatches of 1, found 8",
+    ),
+    "a gradient that gets lost": (
+        set_at("averaging.stages[0].rounds[0][0].contributes", [True, False]),
+        "gets the gradient of device 2 with weight 0 instead of 1",
+    ),
+    "device without a stage": (
+        set_at("assignment.groups[0]", [0]),
+        "device 2 .* has no stage",
+    ),
+    "another model than was priced": (
+        set_at("workload.architecture.layers", 5),
+        "must be the 4 layers that were priced, found 5",
+    ),
+    "unknown certificate": (
+        set_at("certificates.luck", {}),
+        "certificates.luck: is not a known field",
+    ),
+    "negative seed": (set_at("seed", -1), "seed: must be >= 0"),
     "text for a number": (set_at("seed", "one"), "seed: must be of type integer"),
 }
 
@@ -219,3 +248,40 @@ def test_plans_are_values() -> None:
     assert (
         TrainingPlan.from_dict(json.loads(json.dumps(plan.to_dict()))).to_dict() == plan.to_dict()
     )
+
+
+def test_every_schedule_must_run_and_keep_the_head() -> None:
+    """A second schedule that deadlocks, or puts the head elsewhere, is refused too."""
+    from planner.plan import Schedule, contradictions
+
+    plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), schedule="1f1b")
+    good = plan.schedules[0]
+    a = (("F", 0), ("B", 0), ("F", 1), ("B", 1))
+    b = (("F", 0), ("F", 1), ("H", 0), ("H", 1), ("B", 0), ("B", 1))
+    stuck = Schedule("stuck", good.head, good.paths, (a, b))
+    found = list(contradictions(plan.replace(schedules=(good, stuck), cycle=(0, 1))))
+    assert found and "paths.schedules[1].order" in found[0] and "deadlock" in found[0]
+    first = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), head="first").schedules[0]
+    found = list(contradictions(plan.replace(schedules=(good, first), cycle=(0, 1))))
+    assert found and "keep the head on one stage" in found[0]
+
+
+def test_hash_does_not_depend_on_spelling() -> None:
+    """Names of files and whole numbers written as floats mean nothing."""
+    plan = make_plan(GRID)
+    assert plan.replace(network_name="/x/a.csv").content_hash == plan.content_hash
+    whole = plan.workload.replace(state_bytes_per_parameter=16)
+    assert plan.replace(workload=whole).content_hash == plan.content_hash
+    assert TrainingPlan.from_dict(plan.replace(workload=whole).to_dict())
+
+
+def test_readme_has_no_gaps() -> None:
+    """No placeholder is left, and what it links to exists."""
+    import re
+
+    root = Path(__file__).parents[1]
+    text = (root / "README.md").read_text()
+    assert "{{" not in text
+    links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
+    assert links
+    assert all((root / target).exists() for target in links)

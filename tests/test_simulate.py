@@ -99,7 +99,7 @@ def test_deadlock_is_an_error_and_a_violation() -> None:
     bad = plan.replace(schedules=(type(s)(s.name, s.head, s.paths, (a, b)),))
     with pytest.raises(SimulationError, match=r"deadlock: device 0 \(a\) waits for B0"):
         simulate(bad)
-    assert [v.rule for v in check(bad)] == ["order"]
+    assert [(v.rule, "deadlock" in v.message) for v in check(bad)] == [("form", True)]
 
 
 def test_other_networks(line4: Network) -> None:

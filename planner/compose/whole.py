@@ -162,7 +162,7 @@ def _plan_shape(
         made.predicted.step_s,
         bound,
         runtime_s=time.perf_counter() - started,
-        stop_reason=certificate.stop_reason,
+        stop_reason=f"assignment: {certificate.stop_reason}",
         seed=setting.seed,
         method=f"{certificate.method}, {setting.schedule}",
     )

@@ -111,6 +111,8 @@ def _run(args: argparse.Namespace) -> int:
             ids = plan.cluster.network.ids
             from_records(ids, gathered, plan.sync.every_steps).to_chrome_trace(args.trace)
         dist.barrier()
+    # nobody leaves while others still talk to it
+    dist.barrier()
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 1e9
         print(f"rank {rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr, flush=True)

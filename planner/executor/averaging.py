@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,8 +69,8 @@ def average_gradients(
     ----------
     rounds
         This rank's group in every round. One round over all gives the sum, equal on all members bit
-        for bit. In several rounds every group takes its mean, which comes to the mean of all if
-        the groups are laid out for it (`mixing_error` is 0).
+        for bit. In several rounds every group takes its mean; a valid plan's rounds give the
+        mean of all.
     peers
         Devices of the stage.
     """
@@ -90,17 +89,6 @@ def average_gradients(
         stop = start + parameter.numel()
         parameter.grad = vector[start:stop].view_as(parameter).to(parameter.device)
         start = stop
-
-
-def mixing_error(rounds: Sequence[Sequence[AveragingGroup]], members: Sequence[int]) -> float:
-    """How far the rounds are from the exact mean: the largest weight's distance from 1 / n."""
-    place = {d: i for i, d in enumerate(members)}
-    mixing = np.eye(len(members))
-    for groups in rounds:
-        for group in groups:
-            rows = [place[d] for d in group.members]
-            mixing[rows] = mixing[rows].mean(axis=0)
-    return float(np.abs(mixing - 1 / len(members)).max())
 
 
 def average_vector(

@@ -6,7 +6,9 @@ needed; tags tell messages apart whatever order they come in.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -30,17 +32,24 @@ class Pending:
 
 @dataclass
 class Transport:
-    """Sends and receives of one rank."""
+    """Sends and receives of one rank.
+
+    A thread waits for messages in the order they were sent and lets go of each once it has been
+    taken over, so that memory holds what is on the way and not a whole iteration's messages.
+    """
 
     device: torch.device
-    _outgoing: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    _waiter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    _outgoing: deque[Future[None]] = field(default_factory=deque)
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start sending; `drain` waits for it."""
         message = tensor.detach().to("cpu").contiguous()
         work = dist.isend(message, destination, tag=tag)
         if work is not None:
-            self._outgoing.append((work, message))
+            self._outgoing.append(self._waiter.submit(_wait, work, message))
+        while self._outgoing and self._outgoing[0].done():
+            self._outgoing.popleft().result()
 
     def receive(
         self, shape: Sequence[int], source: int, tag: int, dtype: torch.dtype = torch.float32
@@ -54,6 +63,11 @@ class Transport:
 
     def drain(self) -> None:
         """Wait until every message sent so far has been taken over."""
-        for work, _ in self._outgoing:
-            work.wait()
-        self._outgoing.clear()
+        while self._outgoing:
+            self._outgoing.popleft().result()
+
+
+def _wait(work: dist.Work, message: Tensor) -> None:
+    """Wait for a send; its message must stay where it is until then."""
+    work.wait()
+    del message

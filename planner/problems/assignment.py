@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network import Network
 from planner.problems.error import ProblemError
-from planner.problems.quantities import per_item
+from planner.problems.quantities import per_item, whole
 
 Floats = NDArray[np.float64]
 
@@ -65,18 +65,23 @@ class AssignmentProblem:
                 raise ProblemError(
                     "the shape of the plan is missing; give stages and pipelines, or stage_sizes"
                 )
+            stages, pipelines = whole("stages", stages), whole("pipelines", pipelines)
             if stages < 1 or pipelines < 1 or stages * pipelines != n:
                 raise ProblemError(
                     f"stages x pipelines must be the number of devices, found {stages} x "
                     f"{pipelines} for {n} devices; change one, or give stage_sizes"
                 )
-            sizes = (int(pipelines),) * int(stages)
+            sizes = (pipelines,) * stages
         else:
             if stages is not None or pipelines is not None:
                 raise ProblemError(
                     "stage_sizes was given together with stages or pipelines; give one or the other"
                 )
-            sizes = tuple(int(s) for s in stage_sizes)
+            if isinstance(stage_sizes, (str, int, float)):
+                raise ProblemError(
+                    f"stage_sizes must list the devices of each stage, found {stage_sizes!r}"
+                )
+            sizes = tuple(whole("stage_sizes", s) for s in stage_sizes)
             if not sizes or min(sizes) < 1 or sum(sizes) != n:
                 raise ProblemError(
                     f"stage_sizes must be >= 1 and sum to the number of devices, found "

@@ -1,6 +1,9 @@
-"""Numbers that problems are made of: one for all, or one per item, each ``>= 0`` and finite."""
+"""Numbers that problems are made of: whole ones, and one for all or one per item."""
 
 from __future__ import annotations
+
+import operator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -9,7 +12,7 @@ from planner.problems.error import ProblemError
 
 
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:
-    """An array of ``count`` from a scalar or an array, without negative zeros.
+    """An array of ``count`` values, each ``>= 0`` and finite, from a scalar or an array.
 
     Parameters
     ----------
@@ -28,3 +31,11 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
             f"{field} of {item} {bad[0]} is {array[bad[0]]:g}; it must be >= 0 and finite"
         )
     return array + 0.0
+
+
+def whole(field: str, value: Any) -> int:
+    """A whole number, refused if it is not one."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ProblemError(f"{field} must be a whole number, found {value!r}") from None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.bench.assignment import Table, main, trajectory
 from planner.bench._instances import dtfm_case, jittered, skyplane
+from planner.bench.assignment import Table, main, trajectory
 from planner.genetic.classes import interchangeable
 
 
