@@ -120,4 +120,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
+    os._exit(code)

@@ -124,7 +124,7 @@ def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
     plan = make_plan([[0], [1], [2], [3]], workload=tiny_workload(batch_samples=8))
     pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
     rounds = tuple(tuple(AveragingGroup.equal(m) for m in groups) for groups in pairs)
-    with pytest.raises(PlanError, match="weight 0 instead of 1; .* in rounds that mix all"):
+    with pytest.raises(PlanError, match=r"weight 0 instead of 1; .* in rounds that mix all"):
         require_executable(plan.replace(averaging=(rounds[:1],)))
     plan = plan.replace(averaging=(rounds,))
     ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
