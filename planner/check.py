@@ -18,7 +18,8 @@ from planner.check_paths import check_paths
 from planner.cluster import Cluster
 from planner.compute_times import FROM_FLOPS
 from planner.parts import AssignmentPlan, AveragingPlan, PathPlan
-from planner.plan import Schedule, TrainingPlan, contradictions
+from planner.plan import Schedule, TrainingPlan
+from planner.plan_rules import contradictions
 from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
 from planner.result import OPTIMAL_GAP, Certificate, Result, Status, relative_gap
 from planner.violation import Violation

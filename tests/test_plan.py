@@ -252,7 +252,8 @@ def test_plans_are_values() -> None:
 
 def test_every_schedule_must_run_and_keep_the_head() -> None:
     """A second schedule that deadlocks, or puts the head elsewhere, is refused too."""
-    from planner.plan import Schedule, contradictions
+    from planner.plan import Schedule
+    from planner.plan_rules import contradictions
 
     plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), schedule="1f1b")
     good = plan.schedules[0]

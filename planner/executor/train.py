@@ -17,7 +17,8 @@ from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.pipeline import PipelineWorker, Record
 from planner.executor.transport import Transport
-from planner.plan import PlanError, TrainingPlan, contradictions
+from planner.plan import PlanError, TrainingPlan
+from planner.plan_rules import contradictions
 from planner.workload import Architecture
 
 WEIGHT_DECAY = 0.01
