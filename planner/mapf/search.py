@@ -1,6 +1,7 @@
 """Annealing cycles on a fixed number of logical workers.
 
-One worker works on the incumbent, the other begins anew from its own construction. Workers are
+Most cycles begin anew from a random construction; one worker in every third cycle, and all on large
+problems, work on the incumbent. Workers are
 merged in a fixed order and their number does not depend on the machine, so a limit on iterations
 gives the same plan on any number of threads.
 """
@@ -125,9 +126,9 @@ class Search:
         heats = []
         for k, worker in enumerate(self.workers):
             pull = params.pulls[(self._cycles + k) % len(params.pulls)]
-            anew = k > 0 and not self.is_large
+            anew = not self.is_large and (k > 0 or self._cycles % 3 > 0)
             worker.begin(self._start(worker) if anew else incumbent.rows(), pull)
-            heats.append((params.hot if anew or self._cycles % 2 else params.warm) * best)
+            heats.append((params.hot if anew else params.warm) * best)
         if self.is_large:
             heats = [params.warm * best / 4] * len(heats)
         cold = params.cold * best

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-from threading import Thread
 
 from planner.mapf.bounds import simple_bound_s
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
@@ -18,6 +17,11 @@ from planner.stop import StoppingCriterion, StopRun
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
+
+RELAXATION = 0.25
+"""Share of a time limit for the bound without collisions, at most."""
+
+THREADS = 2
 
 STEP_S = 3.0
 """Seconds of one step of the large-neighbourhood search, at most."""
@@ -99,29 +103,18 @@ def _auto(
 
 
 def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
-    polishes = search.tables.microbatches <= MOST_MICROBATCHES
-    if not (polishes or exact.listable):
-        search.run()
-        return
-    search.run(until_s=run.elapsed_s + ANNEALING * run.remaining_s)
-    if run.check() is not None:
-        return
-    prover = Thread(target=_prove, args=(exact, run), daemon=True)
-    prover.start()
-    try:
-        while run.check() is None:
+    """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
+    started, limit = run.elapsed_s, run.remaining_s
+    search.run(until_s=started + ANNEALING * limit)
+    if exact.listable and run.check() is None:
+        exact.relax(THREADS, RELAXATION * limit, math.inf)
+    if exact.whole and run.check() is None:
+        exact.prove(THREADS, run.remaining_s, math.inf)
+    while run.check() is None:
+        search.run(until_s=run.elapsed_s + STEP_S)
+        if search.tables.microbatches <= MOST_MICROBATCHES and run.check() is None:
             exact.polish(min(STEP_S, run.remaining_s), math.inf)
             run.update()
-    finally:
-        exact.stop()
-        prover.join()
-
-
-def _prove(exact: Exact, run: StopRun) -> None:
-    if exact.listable:
-        exact.relax(1, 0.5 * run.remaining_s, math.inf)
-    if exact.whole and run.check() is None:
-        exact.prove(1, run.remaining_s, math.inf)
 
 
 def _by_count(search: Search, exact: Exact, run: StopRun) -> None:
