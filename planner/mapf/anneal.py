@@ -66,6 +66,9 @@ def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     if other < 0 or other // steps == at // steps:
         return False
     b, k, c, j = at // steps, at % steps, other // steps, other % steps
+    if pull < 0.0:
+        nudge[b, k] = state.nudge[c, j] - 1e-6
+        return True
     key = state.begin[c, j] - pull * state.tail[c, j] + state.nudge[c, j]
     mine = max(state.ready[b, k], state.begin[c, j]) - pull * state.tail[b, k]
     nudge[b, k] = key - mine - 1e-6
@@ -102,7 +105,7 @@ def propose(
         trial.nudge[b, k] += jitter * (2.0 * next_unit(word) - 1.0)
         return b
     if kind < 0.40:
-        trial.nudge[b, k] = 0.0
+        trial.nudge[b, k] = 0.0 if pull >= 0.0 else now.ready[b, k]
         return b
     if kind < 0.65:
         return change_device(rules, use, trial.paths, b, word)
@@ -192,6 +195,10 @@ def anneal(
         copy_row(trial, now, b)
         copy_row(trial, now, c)
         copy_times(trial, now)
+        if pull < 0.0:
+            # the list of times that is followed is that of the schedule itself
+            now.nudge[:] = now.begin
+            trial.nudge[:] = now.begin
         cost, mean, makespan = value + SMOOTH * new_mean, new_mean, value
         found = trace(num, now, makespan, critical)
         if makespan < best_makespan:

@@ -99,6 +99,7 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
 def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
 
+    With a negative ``pull`` the keys are the nudges themselves: a list of times to follow.
     Reads ``paths``, ``tail`` and ``nudge`` of the state, fills the rest.
     """
     paths, tail, nudge = state.paths, state.tail, state.nudge
@@ -114,7 +115,7 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     makespan = 0.0
     for b in range(count):
         d = device[b]
-        key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[d] > 0 else LATE
+        key[b] = nudge[b, 0] - max(pull, 0.0) * tail[b, 0] if num.memory[d] > 0 else LATE
     for _ in range(count * steps):
         b, least = -1, LATE
         for c in range(count):
@@ -154,6 +155,8 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
             device[b] = v
             if k < length and live[v] >= num.memory[v]:
                 key[b] = LATE
+            elif pull < 0.0:
+                key[b] = nudge[b, k]
             else:
                 key[b] = max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k]
         # only what waits for this device has another key now
@@ -163,6 +166,8 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
                 j = step[c]
                 if j < length and live[d] >= num.memory[d]:
                     key[c] = LATE
+                elif pull < 0.0:
+                    key[c] = nudge[c, j]
                 else:
                     key[c] = max(since[c], end) - pull * tail[c, j] + nudge[c, j]
     return makespan

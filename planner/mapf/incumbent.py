@@ -55,3 +55,17 @@ class Incumbent:
         """Paths of the best plan as an array."""
         assert self.plan is not None
         return np.array(self.plan.paths, dtype=np.int64).reshape(self.tables.microbatches, -1)
+
+    def times(self) -> Floats:
+        """Start of each step of the best plan."""
+        assert self.plan is not None
+        length = self.tables.path_stages
+        begin = np.zeros((self.tables.microbatches, self.tables.steps))
+        for op in self.plan.ops:
+            if op.kind == "H":
+                step = length
+            else:
+                place = self.plan.paths[op.microbatch].index(op.device)
+                step = place if op.kind == "F" else 2 * length - place
+            begin[op.microbatch, step] = op.start_s
+        return begin

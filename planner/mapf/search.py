@@ -1,7 +1,7 @@
 """Annealing cycles on a fixed number of logical workers.
 
-Most cycles begin anew from a random construction; one worker in every third cycle, and all on large
-problems, work on the incumbent. Workers are
+Cycles alternate: anew from a random construction, with dispatching, then on the worker's best in the
+order of its times. On large problems all work on the incumbent. Workers are
 merged in a fixed order and their number does not depend on the machine, so a limit on iterations
 gives the same plan on any number of threads.
 """
@@ -19,10 +19,13 @@ from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import Numbers, State, fill_tail, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.moves import Rules, Use, Word
-from planner.mapf.tables import Ints, Tables
+from planner.mapf.tables import Floats, Ints, Tables
 
 TOLLS = (0.0, 0.3, 1.0, 3.0)
 """Construction: seconds that a device costs per earlier visit, as shares of its F and B."""
+
+FOLLOW = -1.0
+"""Instead of a pull: operations in the order of given times."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class _Worker:
         self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
-    def begin(self, paths: Ints, pull: float) -> None:
-        """Begin a cycle with these paths and no nudges."""
+    def begin(self, paths: Ints, pull: float, times: Floats | None = None) -> None:
+        """Begin a cycle with these paths: no nudges, or the times of a schedule to follow."""
         self.use = Use.of(self.tables, paths)
-        self.now = State.of(self.tables, paths)
+        self.now = State.of(self.tables, paths, times)
         for b in range(len(paths)):
             fill_tail(self.numbers, self.now.paths[b], self.now.tail[b])
         self.trial, self.best = State.of(self.tables, paths), State.of(self.tables, paths)
@@ -91,7 +94,13 @@ class _Worker:
 
 
 class Search:
-    """A search that can be advanced one iteration at a time."""
+    """A search that can be advanced one iteration at a time.
+
+    Attributes
+    ----------
+    settled
+        All cycles work on the incumbent: it has a structure that random starts do not find.
+    """
 
     def __init__(
         self, tables: Tables, incumbent: Incumbent, seed: int, params: SearchParams | None = None
@@ -104,6 +113,7 @@ class Search:
         size = tables.microbatches * tables.steps
         self.moves = max(16, self.params.work // (size * tables.microbatches))
         self.is_large = size >= self.params.large
+        self.settled = False
         self._cycles = 0
         self._length = float(self.params.first_cycle)
 
@@ -126,8 +136,13 @@ class Search:
         heats = []
         for k, worker in enumerate(self.workers):
             pull = params.pulls[(self._cycles + k) % len(params.pulls)]
-            anew = not self.is_large and (k > 0 or self._cycles % 3 > 0)
-            worker.begin(self._start(worker) if anew else incumbent.rows(), pull)
+            anew = not self.is_large and not self.settled and self._cycles % 2 == 0
+            if anew:
+                worker.begin(self._start(worker), pull)
+            elif math.isinf(worker.makespan) or self.settled or self.is_large:
+                worker.begin(incumbent.rows(), FOLLOW, incumbent.times())
+            else:
+                worker.begin(worker.best.paths, FOLLOW, worker.best.begin)
             heats.append((params.hot if anew else params.warm) * best)
         if self.is_large:
             heats = [params.warm * best / 4] * len(heats)

@@ -10,16 +10,23 @@ from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
 from planner.mapf.tables import Tables
+from planner.mapf.waves import offer_waves, wave_problem
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
 from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import StoppingCriterion, StopRun
+from planner.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion, StopRun
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
 
+SETTLED_ANNEALING = 0.6
+"""The same where the whole model of several waves is beyond CP-SAT."""
+
 RELAXATION = 0.25
 """Share of a time limit for the bound without collisions, at most."""
+
+WAVE = 0.35
+"""Share of a limit for the first wave."""
 
 THREADS = 2
 
@@ -95,6 +102,7 @@ def _auto(
     if run.check() is not None:
         return
     search = Search(tables, incumbent, seed)
+    _waves_first(problem, tables, incumbent, run, seed, search)
     exact = Exact(problem, tables, incumbent, seed)
     if math.isfinite(run.remaining_s):
         _by_time(search, exact, run)
@@ -102,13 +110,41 @@ def _auto(
         _by_count(search, exact, run)
 
 
+def _waves_first(
+    problem: PathProblem,
+    tables: Tables,
+    incumbent: Incumbent,
+    run: StopRun,
+    seed: int,
+    search: Search,
+) -> None:
+    """Solve one wave with a share of the limit and begin with its paths, used for every wave."""
+    wave = wave_problem(problem)
+    if wave is None:
+        return
+    limits: list[StoppingCriterion] = []
+    if math.isfinite(run.remaining_s):
+        limits.append(MaxRuntime(max(1e-3, WAVE * run.remaining_s)))
+    else:
+        limits.append(MaxIterations(int(min(64, max(1, WAVE * run.remaining_iterations)))))
+    inner = AnyOf(*limits).start()
+    small = Tables.of(wave)
+    best = Incumbent(small, inner)
+    first_plans(small, best)
+    _auto(wave, small, best, inner, seed)
+    run.update(inner.iterations)
+    offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
+    search.settled = True
+
+
 def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
     """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
     started, limit = run.elapsed_s, run.remaining_s
-    search.run(until_s=started + ANNEALING * limit)
+    share = SETTLED_ANNEALING if search.settled else ANNEALING
+    search.run(until_s=started + share * limit)
     if exact.listable and run.check() is None:
         exact.relax(THREADS, RELAXATION * limit, math.inf)
-    if exact.whole and run.check() is None:
+    if exact.whole and not search.settled and run.check() is None:
         exact.prove(THREADS, run.remaining_s, math.inf)
     while run.check() is None:
         search.run(until_s=run.elapsed_s + STEP_S)

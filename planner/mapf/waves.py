@@ -1,0 +1,66 @@
+"""Several waves (live memory): the paths of one wave, found first, used for every wave.
+
+Strictly one wave after the other it is the paper's reuse of paths (SkipPipe, Appendix D.1); with
+every microbatch let in as soon as memory allows it is a starting point for the search.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.mapf.dispatch import PULL, scheduled
+from planner.mapf.incumbent import Incumbent
+from planner.mapf.tables import Floats, Ints, Tables
+from planner.problems import PathProblem
+
+
+def wave_problem(problem: PathProblem) -> PathProblem | None:
+    """The problem of one wave, the largest that divides the iteration; None if it is no smaller.
+
+    TC1 holds in it as a count of paths. Its paths repeated must satisfy CC3 exactly.
+    """
+    each = problem.microbatches_per_start
+    if not problem.live_memory:
+        return None
+    others = len(problem.stage_devices) - 1
+    for size in range(min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1):
+        wave = problem.replace(microbatches_per_start=size, live_memory=False)
+        even = others == 0 or len(wave.starts) * (problem.path_stages - 1) % others == 0
+        if each % size == 0 and even and Tables.of(wave).impossible() is None:
+            return wave
+    return None
+
+
+def repeated(wave: Ints, each: int, size: int) -> tuple[Ints, Ints]:
+    """Paths of all waves from those of one, and the wave of each microbatch."""
+    starts = len(wave) // size
+    rows = [k * size + i % size for k in range(starts) for i in range(each)]
+    turn = [i // size for _ in range(starts) for i in range(each)]
+    return wave[rows], np.array(turn, dtype=np.int64)
+
+
+def offer_waves(
+    tables: Tables, incumbent: Incumbent, wave: Ints, times: Floats, length_s: float
+) -> None:
+    """Offer the wave repeated: strictly in turn, and overlapping with different eagerness."""
+    size = len(wave)
+    starts = len(dict.fromkeys(tables.starts.tolist()))
+    per = size // starts
+    each = tables.microbatches // starts
+    paths, turn = repeated(wave, each, per)
+    begin, _ = repeated(times.astype(np.float64), each, per)
+    follow = np.asarray(begin, dtype=np.float64)
+    strict = follow + turn[:, None] * length_s
+    incumbent.offer_times(paths, strict, length_s * (int(turn.max()) + 1))
+    makespan, found = scheduled(tables, paths, strict, -1.0)
+    incumbent.offer_times(paths, found, makespan)
+    for late in (0.02, 0.1, 0.3, 0.6, 1.0):
+        nudge = np.repeat((turn * late * length_s)[:, None], tables.steps, axis=1)
+        for pull in (PULL, 0.1, 0.3):
+            makespan, found = scheduled(tables, paths, nudge, pull)
+            incumbent.offer_times(paths, found, makespan)
+    for early in (0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
+        makespan, found = scheduled(
+            tables, paths, follow + turn[:, None] * (length_s * early), -1.0
+        )
+        incumbent.offer_times(paths, found, makespan)
