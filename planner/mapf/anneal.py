@@ -93,7 +93,14 @@ def copy_times(source: State, target: State) -> None:
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def propose(
-    rules: Rules, use: Use, now: State, trial: State, at: int, word: Word, pull: float, jitter: float
+    rules: Rules,
+    use: Use,
+    now: State,
+    trial: State,
+    at: int,
+    word: Word,
+    pull: float,
+    jitter: float,
 ) -> int:
     """Change a copy at a step; the other microbatch changed (or the same), -1 for nothing."""
     steps = now.begin.shape[1]

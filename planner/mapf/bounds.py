@@ -78,9 +78,7 @@ def _stage_bound_s(
             room = span - float(near[d] + back[d])
             if room < busy + head:
                 continue
-            total += min(
-                int(tables.room[d]), int(room / busy + 1e-9) if busy > 0 else visits
-            )
+            total += min(int(tables.room[d]), int(room / busy + 1e-9) if busy > 0 else visits)
         return total >= visits
 
     low, high = 0.0, 1.0

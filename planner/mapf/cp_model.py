@@ -72,7 +72,6 @@ class PathModel:
 
     def hint(self, plan: PathPlan) -> None:
         """Offer a plan as a starting point."""
-        self.model.clear_hints()
         for path, options, chosen in zip(plan.paths, self.options, self.chosen, strict=True):
             for option, x in zip(options, chosen, strict=False):
                 self.model.add_hint(x, option == path)
@@ -194,9 +193,7 @@ class _Builder:
         head = self.start[b, "H", first]
         self.model.add(head >= self.start[b, "F", first] + _dot(chosen, out))
         tail = [t - self.backward[first] for t in home]
-        self.model.add(
-            self.start[b, "B", first] >= head + self.head[first] + _dot(chosen, tail)
-        )
+        self.model.add(self.start[b, "B", first] >= head + self.head[first] + _dot(chosen, tail))
 
     def alike(self, batch: list[int]) -> None:
         """Microbatches of one start device with the same options: their F by index, B ranked.
@@ -229,9 +226,7 @@ class _Builder:
                 model.add_no_overlap(self.busy[d])
             load = sum(self.visits[d])
             if self.held[d]:
-                model.add_cumulative(
-                    self.held[d], [1] * len(self.held[d]), int(problem.memory[d])
-                )
+                model.add_cumulative(self.held[d], [1] * len(self.held[d]), int(problem.memory[d]))
             elif not problem.live_memory and self.visits[d]:
                 model.add(load <= int(problem.memory[d]))
             if self.visits[d]:
@@ -249,9 +244,7 @@ def _dot(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
     return cp_model.LinearExpr.weighted_sum(literals, numbers)
 
 
-def build(
-    problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float
-) -> PathModel:
+def build(problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float) -> PathModel:
     """The model for all schedules over the given paths that end within ``horizon_s``.
 
     Microbatches of one start device whose options are the same object count as alike.

@@ -20,6 +20,8 @@ from planner.parts import PathOp, PathPlan
 LATE = 1e300
 PULL = 0.01
 """Weight of the rest of the chain against an earlier start."""
+FOLLOW = -1.0
+"""Instead of a pull: operations in the order of given times."""
 
 
 class Numbers(NamedTuple):

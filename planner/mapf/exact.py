@@ -26,6 +26,9 @@ MOST_LITERALS = 40_000
 MOST_MICROBATCHES = 60
 """Most microbatches whose times are all left free at once."""
 
+SLACK = 1 + 1e-9
+"""Sums of floats differ by the order of their terms."""
+
 
 class _Recorder(cp_model.CpSolverSolutionCallback):
     """Times every solution exactly and offers it."""
@@ -67,8 +70,6 @@ class Exact:
         self.seed = seed
         self.rng = np.random.default_rng((seed, 1))
         self.free = 4
-        self._active: cp_model.CpSolver | None = None
-        self._stopped = False
         listed = count_paths(tables)
         swaps = 1 + max(0, tables.path_stages - 2) * (tables.max_swaps > 0)
         self.listable = listed <= MOST_PATHS and tables.path_stages > 1
@@ -83,15 +84,9 @@ class Exact:
                 paths = all_paths(tables, start)
                 self._listed[start] = sorted(paths, key=lambda p: (chain_s(tables, p), p))
 
-    def stop(self) -> None:
-        """End a solve that runs in another thread."""
-        self._stopped = True
-        if self._active is not None:
-            self._active.stop_search()
-
     def options(self) -> dict[int, list[Path]]:
         """Paths per start device that may be on a plan shorter than the incumbent."""
-        limit = self.incumbent.makespan
+        limit = self.incumbent.makespan * SLACK
         return {
             start: [p for p in paths if chain_s(self.tables, p) <= limit]
             for start, paths in self._listed.items()
@@ -99,7 +94,7 @@ class Exact:
 
     def relax(self, workers: int, max_s: float, max_work: float) -> None:
         """The bound without collisions."""
-        found = relaxed(
+        bound = relaxed(
             self.tables,
             self.options(),
             self.incumbent.makespan,
@@ -108,7 +103,7 @@ class Exact:
             max_s=max_s,
             max_work=max_work,
         )
-        self.incumbent.raise_bound(found.bound_s)
+        self.incumbent.raise_bound(bound)
 
     def prove(self, workers: int, max_s: float, max_work: float) -> None:
         """The whole problem: better plans and a bound."""
@@ -129,11 +124,8 @@ class Exact:
 
         if math.isinf(max_work):
             solver.best_bound_callback = bounded
-        self._active = solver
-        if not self._stopped:
-            status = self._solve(solver, made, workers == 1 and math.isfinite(max_work))
-            if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-                incumbent.raise_bound(solver.best_objective_bound * made.tick_s)
+        self._solve(solver, made, math.isfinite(max_work))
+        incumbent.raise_bound(solver.best_objective_bound * made.tick_s)
 
     def polish(self, max_s: float, max_work: float) -> None:
         """Free the paths of a few microbatches and all times (large-neighbourhood search)."""
@@ -142,7 +134,7 @@ class Exact:
         assert plan is not None
         before = incumbent.makespan
         freed = set(self._neighbourhood())
-        limit = before
+        limit = before * SLACK
         options: list[list[Path]] = []
         for b, path in enumerate(plan.paths):
             choice = [path]

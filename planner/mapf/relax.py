@@ -1,4 +1,4 @@
-"""The path problem without collisions away from the start devices: a bound, and paths to begin with.
+"""The path problem without collisions away from the start devices: a lower bound.
 
 Every microbatch chooses its devices; CC1, CC2, CC3 and TC1 hold; of the times there remain the
 chain of each microbatch, the order of F and of B on its start device, and the load of the others.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
@@ -36,16 +35,8 @@ def waits(tables: Tables, start: int, count: int, shortest_s: float, last: bool)
     return found
 
 
-@dataclass(frozen=True)
-class Relaxed:
-    """Outcome: a proven bound in seconds, and the paths that attain it or come close."""
-
-    bound_s: float
-    paths: list[Path] | None
-
-
 def cheapest_orders(tables: Tables, options: Sequence[Path]) -> list[Path]:
-    """Of the paths over the same devices, the shortest chain: without collisions no other counts."""
+    """Of the paths over the same devices, the shortest chain; no other counts here."""
     best: dict[tuple[int, ...], tuple[float, Path]] = {}
     for path in options:
         devices, cost = tuple(sorted(path)), chain_s(tables, path)
@@ -63,13 +54,12 @@ def relaxed(
     seed: int,
     max_s: float,
     max_work: float,
-) -> Relaxed:
-    """Solve the relaxation over all paths that can end within ``horizon_s``."""
+) -> float:
+    """A proven bound in seconds, over all paths that can end within ``horizon_s``."""
     model = cp_model.CpModel()
     tick = horizon_s / STEPS
     makespan = model.new_int_var(0, STEPS, "makespan")
     through: list[list[cp_model.IntVar]] = [[] for _ in tables.stage]
-    picks: list[tuple[list[Path], list[cp_model.IntVar]]] = []
 
     def ticks(seconds: float) -> int:
         return math.floor(seconds / tick * (1 - 1e-12))
@@ -85,7 +75,6 @@ def relaxed(
         total = []
         for i in range(count):
             x = [model.new_bool_var("") for _ in paths]
-            picks.append((paths, x))
             model.add_exactly_one(x)
             model.add_exactly_one(rank[i])
             model.add_exactly_one(row[i] for row in rank)
@@ -118,12 +107,6 @@ def relaxed(
     if math.isfinite(max_work):
         solver.parameters.max_deterministic_time = max_work
     status = solve_interruptibly(solver, model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Relaxed(max(0.0, solver.best_objective_bound * tick), None)
-    found = [
-        next(path for path, literal in zip(paths, x, strict=True) if solver.boolean_value(literal))
-        for paths, x in picks
-    ]
-    return Relaxed(solver.best_objective_bound * tick, found)
-
-
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        return 0.0
+    return max(0.0, float(solver.best_objective_bound) * tick)

@@ -1,9 +1,9 @@
 """Annealing cycles on a fixed number of logical workers.
 
-Cycles alternate: anew from a random construction, with dispatching, then on the worker's best in the
-order of its times. On large problems all work on the incumbent. Workers are
-merged in a fixed order and their number does not depend on the machine, so a limit on iterations
-gives the same plan on any number of threads.
+Cycles alternate: anew from a random construction, with dispatching, then on the worker's best in
+the order of its times. On large problems all work on the incumbent. Workers are merged in a fixed
+order and their number does not depend on the machine, so a limit on iterations gives
+the same plan on any number of threads.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import numpy as np
 
 from planner.mapf.anneal import anneal
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import Numbers, State, fill_tail, scheduled
+from planner.mapf.dispatch import FOLLOW, Numbers, State, fill_tail, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.moves import Rules, Use, Word
 from planner.mapf.tables import Floats, Ints, Tables
 
 TOLLS = (0.0, 0.3, 1.0, 3.0)
 """Construction: seconds that a device costs per earlier visit, as shares of its F and B."""
-
-FOLLOW = -1.0
-"""Instead of a pull: operations in the order of given times."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +140,10 @@ class Search:
                 worker.begin(incumbent.rows(), FOLLOW, incumbent.times())
             else:
                 worker.begin(worker.best.paths, FOLLOW, worker.best.begin)
-            heats.append((params.hot if anew else params.warm) * best)
+            spread = 2.0 ** worker.rng.uniform(-2.0, 2.0)
+            heats.append((params.hot if anew else params.warm * spread) * best)
         if self.is_large:
-            heats = [params.warm * best / 4] * len(heats)
+            heats = [heat / 4 for heat in heats]
         cold = params.cold * best
         jitter = float(np.mean(self.tables.backward + self.tables.forward))
         for step in range(length):

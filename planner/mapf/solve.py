@@ -5,16 +5,23 @@ from __future__ import annotations
 import enum
 import math
 
+from planner.mapf.baselines import (
+    collision_blind_paths,
+    first_in_first_out,
+    random_paths,
+    straight_paths,
+    unit_cost_paths,
+)
 from planner.mapf.bounds import simple_bound_s
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
-from planner.mapf.tables import Tables
-from planner.mapf.waves import offer_waves, wave_problem
+from planner.mapf.tables import Ints, Tables
+from planner.mapf.waves import in_turn, offer_waves, wave_problem
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
 from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion, StopRun
+from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
@@ -31,13 +38,23 @@ WAVE = 0.35
 THREADS = 2
 
 STEP_S = 3.0
-"""Seconds of one step of the large-neighbourhood search, at most."""
+"""Seconds of one step of annealing or of large-neighbourhood search, at most."""
 
 
 class PathMethod(enum.StrEnum):
-    """How to find paths."""
+    """How to find paths.
+
+    ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
+    choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
+    other (Appendix D.1).
+    """
 
     AUTO = "auto"
+    STRAIGHT = "straight"
+    DTFM_SKIP = "dtfm-skip"
+    NO_TC2 = "no-tc2"
+    RANDOM = "random"
+    REUSE = "reuse"
 
 
 def solve_paths(
@@ -69,15 +86,21 @@ def solve_paths(
         return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, reason, seed, chosen)
     incumbent = Incumbent(tables, run)
     with run.interruptible():
-        first_plans(tables, incumbent)
+        if chosen in (PathMethod.AUTO, PathMethod.REUSE):
+            first_plans(tables, incumbent)
         incumbent.raise_bound(simple_bound_s(tables))
-        _auto(problem, tables, incumbent, run, seed)
+        if chosen is PathMethod.AUTO:
+            _auto(problem, tables, incumbent, run, seed)
+        elif chosen is PathMethod.REUSE:
+            incumbent = _reuse(problem, tables, run, seed)
+        else:
+            paths = _baseline(problem, tables, chosen, seed)
+            makespan, begin = first_in_first_out(tables, paths)
+            incumbent.offer_times(paths, begin, makespan)
     return _result(incumbent, run, seed, chosen)
 
 
-def _result(
-    incumbent: Incumbent, run: StopRun, seed: int, method: PathMethod
-) -> Result[PathPlan]:
+def _result(incumbent: Incumbent, run: StopRun, seed: int, method: PathMethod) -> Result[PathPlan]:
     if incumbent.plan is None:
         why = run.reason or "nothing found"
         return Result(None, Status.UNKNOWN, None, None, run.elapsed_s, why, seed, method)
@@ -102,7 +125,11 @@ def _auto(
     if run.check() is not None:
         return
     search = Search(tables, incumbent, seed)
-    _waves_first(problem, tables, incumbent, run, seed, search)
+    wave = wave_problem(problem)
+    if wave is not None:
+        best = _solve_wave(wave, run, seed, WAVE)
+        offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
+        search.settled = True
     exact = Exact(problem, tables, incumbent, seed)
     if math.isfinite(run.remaining_s):
         _by_time(search, exact, run)
@@ -110,31 +137,45 @@ def _auto(
         _by_count(search, exact, run)
 
 
-def _waves_first(
-    problem: PathProblem,
-    tables: Tables,
-    incumbent: Incumbent,
-    run: StopRun,
-    seed: int,
-    search: Search,
-) -> None:
-    """Solve one wave with a share of the limit and begin with its paths, used for every wave."""
+def _baseline(problem: PathProblem, tables: Tables, method: PathMethod, seed: int) -> Ints:
+    if method is PathMethod.STRAIGHT:
+        return straight_paths(problem, tables)
+    if method is PathMethod.DTFM_SKIP:
+        return unit_cost_paths(tables)
+    if method is PathMethod.NO_TC2:
+        return collision_blind_paths(tables)
+    return random_paths(tables, seed)
+
+
+def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Incumbent:
+    """One wave, with a share of what is left of the limit."""
+    if math.isfinite(run.remaining_s):
+        inner = MaxRuntime(max(1e-3, share * run.remaining_s)).start()
+    else:
+        inner = MaxIterations(int(min(64, max(1, share * run.remaining_iterations)))).start()
+    tables = Tables.of(wave)
+    best = Incumbent(tables, inner)
+    first_plans(tables, best)
+    best.raise_bound(simple_bound_s(tables))
+    _auto(wave, tables, best, inner, seed)
+    run.update(inner.iterations)
+    return best
+
+
+def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Incumbent:
+    """The best paths of one wave, the waves strictly in turn."""
     wave = wave_problem(problem)
     if wave is None:
-        return
-    limits: list[StoppingCriterion] = []
-    if math.isfinite(run.remaining_s):
-        limits.append(MaxRuntime(max(1e-3, WAVE * run.remaining_s)))
-    else:
-        limits.append(MaxIterations(int(min(64, max(1, WAVE * run.remaining_iterations)))))
-    inner = AnyOf(*limits).start()
-    small = Tables.of(wave)
-    best = Incumbent(small, inner)
-    first_plans(small, best)
-    _auto(wave, small, best, inner, seed)
-    run.update(inner.iterations)
-    offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
-    search.settled = True
+        raise ProblemError(
+            "method reuse needs live_memory and an iteration of several equal waves, found "
+            f"{problem.microbatches_per_start} microbatches per start device; take auto"
+        )
+    best = _solve_wave(wave, run, seed, 0.99)
+    incumbent = Incumbent(tables, run)
+    paths, begin, makespan = in_turn(tables, best.rows(), best.times(), best.makespan)
+    incumbent.offer_times(paths, begin, makespan)
+    incumbent.raise_bound(simple_bound_s(tables))
+    return incumbent
 
 
 def _by_time(search: Search, exact: Exact, run: StopRun) -> None:

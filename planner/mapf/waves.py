@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.mapf.dispatch import PULL, scheduled
+from planner.mapf.dispatch import FOLLOW, PULL, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.tables import Floats, Ints, Tables
 from planner.problems import PathProblem
@@ -23,7 +23,9 @@ def wave_problem(problem: PathProblem) -> PathProblem | None:
     if not problem.live_memory:
         return None
     others = len(problem.stage_devices) - 1
-    for size in range(min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1):
+    for size in range(
+        min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1
+    ):
         wave = problem.replace(microbatches_per_start=size, live_memory=False)
         even = others == 0 or len(wave.starts) * (problem.path_stages - 1) % others == 0
         if each % size == 0 and even and Tables.of(wave).impossible() is None:
@@ -31,36 +33,36 @@ def wave_problem(problem: PathProblem) -> PathProblem | None:
     return None
 
 
-def repeated(wave: Ints, each: int, size: int) -> tuple[Ints, Ints]:
-    """Paths of all waves from those of one, and the wave of each microbatch."""
-    starts = len(wave) // size
-    rows = [k * size + i % size for k in range(starts) for i in range(each)]
-    turn = [i // size for _ in range(starts) for i in range(each)]
-    return wave[rows], np.array(turn, dtype=np.int64)
+def in_turn(
+    tables: Tables, wave: Ints, times: Floats, length_s: float
+) -> tuple[Ints, Floats, float]:
+    """Paths, starts and makespan of the wave repeated, each after the end of the one before."""
+    rows, turn = _rows(tables, len(wave))
+    starts = times[rows] + turn[:, None] * length_s
+    return wave[rows], starts, length_s * (int(turn.max()) + 1)
 
 
 def offer_waves(
     tables: Tables, incumbent: Incumbent, wave: Ints, times: Floats, length_s: float
 ) -> None:
     """Offer the wave repeated: strictly in turn, and overlapping with different eagerness."""
-    size = len(wave)
-    starts = len(dict.fromkeys(tables.starts.tolist()))
-    per = size // starts
-    each = tables.microbatches // starts
-    paths, turn = repeated(wave, each, per)
-    begin, _ = repeated(times.astype(np.float64), each, per)
-    follow = np.asarray(begin, dtype=np.float64)
-    strict = follow + turn[:, None] * length_s
-    incumbent.offer_times(paths, strict, length_s * (int(turn.max()) + 1))
-    makespan, found = scheduled(tables, paths, strict, -1.0)
-    incumbent.offer_times(paths, found, makespan)
+    paths, begin, makespan = in_turn(tables, wave, times, length_s)
+    incumbent.offer_times(paths, begin, makespan)
+    rows, turn = _rows(tables, len(wave))
+    later = turn[:, None] * length_s
+    for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
+        makespan, found = scheduled(tables, paths, times[rows] + later * early, FOLLOW)
+        incumbent.offer_times(paths, found, makespan)
     for late in (0.02, 0.1, 0.3, 0.6, 1.0):
-        nudge = np.repeat((turn * late * length_s)[:, None], tables.steps, axis=1)
+        nudge = np.repeat(later * late, tables.steps, axis=1)
         for pull in (PULL, 0.1, 0.3):
             makespan, found = scheduled(tables, paths, nudge, pull)
             incumbent.offer_times(paths, found, makespan)
-    for early in (0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
-        makespan, found = scheduled(
-            tables, paths, follow + turn[:, None] * (length_s * early), -1.0
-        )
-        incumbent.offer_times(paths, found, makespan)
+
+
+def _rows(tables: Tables, count: int) -> tuple[Ints, Ints]:
+    """The microbatch of the wave that each microbatch repeats, and its wave."""
+    starts = len(dict.fromkeys(tables.starts.tolist()))
+    size, each = count // starts, tables.microbatches // starts
+    index = np.arange(tables.microbatches)
+    return index // each * size + index % each % size, index % each // size
