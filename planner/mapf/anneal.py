@@ -110,10 +110,10 @@ def propose(
         return b if overtake(now, trial.nudge, at, pull) else -1
     if kind < 0.35:
         trial.nudge[b, k] += jitter * (2.0 * next_unit(word) - 1.0)
-        return b
+        return int(b)
     if kind < 0.40:
         trial.nudge[b, k] = 0.0 if pull >= 0.0 else now.ready[b, k]
-        return b
+        return int(b)
     if kind < 0.65:
         return change_device(rules, use, trial.paths, b, word)
     if kind < 0.82:

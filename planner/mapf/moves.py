@@ -128,7 +128,7 @@ def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> in
         j = place_of(paths[c], rules.stage, s)
         if c != b and j > 0 and paths[c, j] == v:
             paths[b, k], paths[c, j] = v, d
-            return c
+            return int(c)
     return -1
 
 
@@ -158,7 +158,7 @@ def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int
         j = place_of(paths[c], rules.stage, t)
         if c != b and j > 0 and place_of(paths[c], rules.stage, s) < 0:
             paths[b, k], paths[c, j] = paths[c, j], d
-            return c
+            return int(c)
     return -1
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.mapf.anneal import anneal
+from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import FOLLOW, Numbers, State, fill_tail, scheduled
+from planner.mapf.dispatch import FOLLOW, PULL, Numbers, State, fill_tail, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.moves import Rules, Use, Word
 from planner.mapf.tables import Floats, Ints, Tables
@@ -166,11 +167,14 @@ class Search:
 
 
 def first_plans(tables: Tables, incumbent: Incumbent) -> None:
-    """Constructed paths with several tolls, dispatched; at least one of them is valid."""
+    """Constructed paths, dispatched; at least one is valid, and no baseline is better."""
     unit = float(np.mean(tables.forward + tables.backward))
-    for toll in TOLLS:
-        paths = construct(tables, by_chain(tables), toll * unit)
-        makespan, begin = scheduled(tables, paths)
-        incumbent.offer_times(paths, begin, makespan)
+    order = by_chain(tables)
+    makers = [lambda toll=toll: construct(tables, order, toll * unit) for toll in TOLLS]
+    for make in [*makers, lambda: unit_cost_paths(tables)]:
+        paths = make()
+        for pull in (PULL, 0.0):
+            makespan, begin = scheduled(tables, paths, pull=pull)
+            incumbent.offer_times(paths, begin, makespan)
         if incumbent.run.check() is not None and incumbent.plan is not None:
             break
