@@ -170,9 +170,9 @@ def first_plans(tables: Tables, incumbent: Incumbent) -> None:
     """Constructed paths, dispatched; at least one is valid, and no baseline is better."""
     unit = float(np.mean(tables.forward + tables.backward))
     order = by_chain(tables)
-    makers = [lambda toll=toll: construct(tables, order, toll * unit) for toll in TOLLS]
-    for make in [*makers, lambda: unit_cost_paths(tables)]:
-        paths = make()
+    for k in range(len(TOLLS) + 1):
+        routed = k < len(TOLLS)
+        paths = construct(tables, order, TOLLS[k] * unit) if routed else unit_cost_paths(tables)
         for pull in (PULL, 0.0):
             makespan, begin = scheduled(tables, paths, pull=pull)
             incumbent.offer_times(paths, begin, makespan)

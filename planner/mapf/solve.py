@@ -13,6 +13,7 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound_s
+from planner.mapf.cbs import ConflictSearch
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
@@ -37,6 +38,9 @@ WAVE = 0.35
 
 THREADS = 2
 
+LEAST_S = 1.0
+"""Building a CP-SAT model takes a noticeable part of less than this."""
+
 STEP_S = 3.0
 """Seconds of one step of annealing or of large-neighbourhood search, at most."""
 
@@ -46,7 +50,8 @@ class PathMethod(enum.StrEnum):
 
     ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
     choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
-    other (Appendix D.1).
+    other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
+    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
     """
 
     AUTO = "auto"
@@ -55,6 +60,7 @@ class PathMethod(enum.StrEnum):
     NO_TC2 = "no-tc2"
     RANDOM = "random"
     REUSE = "reuse"
+    CBS = "cbs"
 
 
 def solve_paths(
@@ -91,6 +97,8 @@ def solve_paths(
         incumbent.raise_bound(simple_bound_s(tables))
         if chosen is PathMethod.AUTO:
             _auto(problem, tables, incumbent, run, seed)
+        elif chosen is PathMethod.CBS:
+            ConflictSearch(tables, incumbent, run).search()
         elif chosen is PathMethod.REUSE:
             incumbent = _reuse(problem, tables, run, seed)
         else:
@@ -183,13 +191,14 @@ def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
     started, limit = run.elapsed_s, run.remaining_s
     share = SETTLED_ANNEALING if search.settled else ANNEALING
     search.run(until_s=started + share * limit)
-    if exact.listable and run.check() is None:
+    if exact.listable and run.check() is None and run.remaining_s > LEAST_S:
         exact.relax(THREADS, RELAXATION * limit, math.inf)
-    if exact.whole and not search.settled and run.check() is None:
+    if exact.whole and not search.settled and run.check() is None and run.remaining_s > LEAST_S:
         exact.prove(THREADS, run.remaining_s, math.inf)
     while run.check() is None:
         search.run(until_s=run.elapsed_s + STEP_S)
-        if search.tables.microbatches <= MOST_MICROBATCHES and run.check() is None:
+        small = search.tables.microbatches <= MOST_MICROBATCHES
+        if small and run.check() is None and run.remaining_s > LEAST_S:
             exact.polish(min(STEP_S, run.remaining_s), math.inf)
             run.update()
 
