@@ -117,8 +117,6 @@ class Search:
 
     def run(self, until_s: float = math.inf, iterations: float = math.inf) -> None:
         """Cycles until the rule stops the run, or a given time or count has passed."""
-        if self.tables.path_stages == 1:
-            return
         run = self.incumbent.run
         last = run.iterations + iterations
         with ThreadPoolExecutor(max_workers=len(self.workers)) as pool:

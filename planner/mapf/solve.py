@@ -18,7 +18,7 @@ from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
 from planner.mapf.tables import Ints, Tables
-from planner.mapf.waves import in_turn, offer_waves, wave_problem
+from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
 from planner.result import OPTIMAL_GAP, Result, Status
@@ -130,7 +130,8 @@ def _auto(
     problem: PathProblem, tables: Tables, incumbent: Incumbent, run: StopRun, seed: int
 ) -> None:
     """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
-    if run.check() is not None:
+    # F, H and B of one device without transfers: any order without gaps is best
+    if run.check() is not None or tables.path_stages == 1:
         return
     search = Search(tables, incumbent, seed)
     wave = wave_problem(problem)
@@ -173,10 +174,11 @@ def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Inc
 def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Incumbent:
     """The best paths of one wave, the waves strictly in turn."""
     wave = wave_problem(problem)
-    if wave is None:
+    if wave is None or not repeats_evenly(wave):
         raise ProblemError(
-            "method reuse needs live_memory and an iteration of several equal waves, found "
-            f"{problem.microbatches_per_start} microbatches per start device; take auto"
+            "method reuse needs live_memory and an iteration of several equal waves, each with "
+            f"the same visits per stage, found {problem.microbatches_per_start} microbatches per "
+            "start device; take auto"
         )
     best = _solve_wave(wave, run, seed, 0.99)
     incumbent = Incumbent(tables, run)

@@ -17,20 +17,24 @@ from planner.problems import PathProblem
 def wave_problem(problem: PathProblem) -> PathProblem | None:
     """The problem of one wave, the largest that divides the iteration; None if it is no smaller.
 
-    TC1 holds in it as a count of paths. Its paths repeated must satisfy CC3 exactly.
+    TC1 holds in it as a count of paths.
     """
     each = problem.microbatches_per_start
     if not problem.live_memory:
         return None
-    others = len(problem.stage_devices) - 1
     for size in range(
         min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1
     ):
         wave = problem.replace(microbatches_per_start=size, live_memory=False)
-        even = others == 0 or len(wave.starts) * (problem.path_stages - 1) % others == 0
-        if each % size == 0 and even and Tables.of(wave).impossible() is None:
+        if each % size == 0 and Tables.of(wave).impossible() is None:
             return wave
     return None
+
+
+def repeats_evenly(wave: PathProblem) -> bool:
+    """Whether the paths of the wave, repeated, satisfy CC3 whatever they are."""
+    fewest, most = wave.visits
+    return fewest == most
 
 
 def in_turn(
@@ -47,7 +51,11 @@ def offer_waves(
 ) -> None:
     """Offer the wave repeated: strictly in turn, and overlapping with different eagerness."""
     paths, begin, makespan = in_turn(tables, wave, times, length_s)
-    incumbent.offer_times(paths, begin, makespan)
+    if _even(tables, paths):
+        incumbent.offer_times(paths, begin, makespan)
+    repair(tables, paths)
+    if not _even(tables, paths):
+        return
     rows, turn = _rows(tables, len(wave))
     later = turn[:, None] * length_s
     for early in (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5):
@@ -58,6 +66,39 @@ def offer_waves(
         for pull in (PULL, 0.1, 0.3):
             makespan, found = scheduled(tables, paths, nudge, pull)
             incumbent.offer_times(paths, found, makespan)
+
+
+def _even(tables: Tables, paths: Ints) -> bool:
+    """CC3."""
+    count = np.bincount(tables.stage[paths.ravel()], minlength=len(tables.most))
+    return bool((count >= tables.fewest).all() and (count <= tables.most).all())
+
+
+def repair(tables: Tables, paths: Ints) -> None:
+    """Move visits from stages with too many to stages with too few (CC3), in place.
+
+    The shares of a wave are rounded; those of all waves need not be its multiples. Live memory
+    counts no paths, so a device of any stage can take one more.
+    """
+    target = tables.shares()
+    count = np.bincount(tables.stage[paths.ravel()], minlength=len(target))
+    if _even(tables, paths):
+        return
+    for s in np.flatnonzero(count > target).tolist():
+        for t in np.flatnonzero(count < target).tolist():
+            for b in range(len(paths)):
+                if count[s] <= target[s] or count[t] >= target[t]:
+                    break
+                stages = tables.stage[paths[b]]
+                if s in stages and t not in stages:
+                    row = [d for d in paths[b, 1:].tolist() if tables.stage[d] != s]
+                    group = tables.members[tables.first[t] : tables.first[t + 1]]
+                    use = np.bincount(paths.ravel(), minlength=len(tables.stage))
+                    free = [d for d in group.tolist() if tables.room[d] > 0]
+                    row.append(min(free, key=lambda d: (use[d], d)))
+                    paths[b, 1:] = sorted(row, key=lambda d: int(tables.stage[d]))
+                    count[s] -= 1
+                    count[t] += 1
 
 
 def _rows(tables: Tables, count: int) -> tuple[Ints, Ints]:
