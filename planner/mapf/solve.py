@@ -33,12 +33,15 @@ SETTLED_ANNEALING = 0.6
 RELAXATION = 0.25
 """Share of a time limit for the bound without collisions, at most."""
 
+FEW = 12
+"""Microbatches up to which several waves are not built from one."""
+
 WAVE = 0.35
 """Share of a limit for the first wave."""
 
 THREADS = 2
 
-LEAST_S = 1.0
+LEAST_S = 2.0
 """Building a CP-SAT model takes a noticeable part of less than this."""
 
 STEP_S = 3.0
@@ -135,7 +138,7 @@ def _auto(
         return
     search = Search(tables, incumbent, seed)
     wave = wave_problem(problem)
-    if wave is not None:
+    if wave is not None and tables.microbatches > FEW:
         best = _solve_wave(wave, run, seed, WAVE)
         offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
         search.settled = True

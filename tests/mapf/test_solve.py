@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planner.check import check
 from planner.mapf import PathMethod, solve_paths
 from planner.mapf.timing import chain_of
+from planner.mapf.waves import repeats_evenly, wave_problem
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
 from planner.result import Status
@@ -121,14 +122,14 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
 def test_optimum_of_small_instances(seed: int, live: bool) -> None:
     """Two microbatches, every path and order tried."""
     problem = random_problem(seed, (1, 2, 1, 1), memory=1 if live else 2, live_memory=live)
-    result = solve_paths(problem, AnyOf(MaxRuntime(15), TargetGap(1e-6)), seed=seed)
+    result = solve_paths(problem, AnyOf(MaxRuntime(8), TargetGap(1e-6)), seed=seed)
     assert result.plan is not None and check(result.plan, problem) == []
     assert result.objective == pytest.approx(brute_force(problem), rel=1e-9)
     assert result.status is Status.OPTIMAL
     assert result.bound is not None and result.bound <= result.objective * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5),
@@ -209,6 +210,30 @@ def test_two_waves_beat_reuse() -> None:
         assert result.plan is not None and check(result.plan, problem) == []
     assert ours.objective is not None and reuse.objective is not None
     assert ours.objective < reuse.objective
+
+
+def test_waves_of_uneven_visits() -> None:
+    """Repeating a wave's paths would break CC3; they are repaired."""
+    problem = random_problem(2, (2, 2, 2, 2), memory=3, each=6, live_memory=True)
+    wave = wave_problem(problem)
+    assert wave is not None and wave.microbatches_per_start == 3
+    uneven = random_problem(2, (1, 2, 2, 2, 2), 4, memory=2, each=14, live_memory=True)
+    smaller = wave_problem(uneven)
+    assert smaller is not None and not repeats_evenly(smaller)
+    result = solve_paths(uneven, MaxIterations(10))
+    assert result.plan is not None and check(result.plan, uneven) == []
+    with pytest.raises(ProblemError, match="same visits per stage"):
+        solve_paths(uneven, MaxIterations(10), method="reuse")
+
+
+def test_paths_of_one_stage_are_solved_at_once() -> None:
+    """F, H and B of 80 microbatches on one device, without gaps."""
+    problem = random_problem(0, (1, 2), path_stages=1, memory=80, each=80)
+    result = solve_paths(problem, MaxIterations(10**9))
+    assert result.status is Status.OPTIMAL
+    d = problem.stage_devices[0][0]
+    work = problem.forward_s[d] + problem.head_s[d] + problem.backward_s[d]
+    assert result.objective == pytest.approx(80 * work)
 
 
 @pytest.mark.parametrize("method", ["dtfm-skip", "no-tc2", "random", "straight"])
