@@ -28,7 +28,10 @@ ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
 
 SETTLED_ANNEALING = 0.6
-"""The same where the whole model of several waves is beyond CP-SAT."""
+"""The same for several waves, whose whole model is beyond CP-SAT, and at most anywhere."""
+
+SHORT_ANNEALING_S = 6.0
+"""Annealing under a short limit, in which CP-SAT would hardly begin."""
 
 RELAXATION = 0.25
 """Share of a time limit for the bound without collisions, at most."""
@@ -194,7 +197,8 @@ def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Inc
 def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
     """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
     started, limit = run.elapsed_s, run.remaining_s
-    share = SETTLED_ANNEALING if search.settled else ANNEALING
+    short = min(SETTLED_ANNEALING, SHORT_ANNEALING_S / limit)
+    share = SETTLED_ANNEALING if search.settled else max(ANNEALING, short)
     search.run(until_s=started + share * limit)
     if exact.listable and run.check() is None and run.remaining_s > LEAST_S:
         exact.relax(THREADS, RELAXATION * limit, math.inf)
