@@ -1,8 +1,9 @@
-"""SkipPipe as a flexible job shop with transport times: one CP-SAT model of paths and times.
+"""SkipPipe as a flexible job shop with transport times: a CP-SAT model with a literal per path.
 
-Per microbatch a circuit through its start device and the devices it visits (CC1, CC2), optional
-intervals of F and B on each device, H on the start device; no overlap per device (TC2), counts per
-stage (CC3), and memory as a count of paths or of live microbatches (TC1).
+Every microbatch chooses one of its paths (CC1, CC2); optional intervals of F and B on each device,
+H on the start device; no overlap per device (TC2), counts per stage (CC3), and memory as a count of
+paths or of live microbatches (TC1). With all paths as options the model is exact; with few it is a
+neighbourhood; with one per microbatch it schedules given paths.
 
 Times are integers, rounded down, so that the model's bound holds for the real problem; orders are
 taken from its solutions and timed again exactly.
@@ -17,11 +18,17 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from planner.parts import PathPlan
+from planner.mapf.chains import Path
+from planner.parts import PathOp, PathPlan
 from planner.problems import PathProblem
 
-TICKS = 1 << 20
-"""Integer steps of the horizon: rounding costs less than 1e-5 of the makespan."""
+TICKS = 1 << 24
+"""Integer steps of the horizon: rounding costs less than 1e-6 of the makespan."""
+
+MOST_RANKED = 8
+"""Most microbatches of one start device whose order of B is modelled by an assignment."""
+
+Key = tuple[int, str, int]
 
 
 @dataclass
@@ -32,8 +39,8 @@ class PathModel:
     ----------
     tick_s
         Seconds of one integer step.
-    arcs
-        Per microbatch, the literal of each arc ``(u, v)``; ``(last, start)`` closes the circuit.
+    options, chosen
+        Per microbatch its paths, and a literal for each; none where there is one path only.
     start
         ``(microbatch, kind, device)``: start of an operation.
     """
@@ -41,22 +48,19 @@ class PathModel:
     problem: PathProblem
     model: cp_model.CpModel
     tick_s: float
-    arcs: list[dict[tuple[int, int], Any]]
-    start: dict[tuple[int, str, int], Any]
+    options: Sequence[Sequence[Path]]
+    chosen: list[list[Any]]
+    start: dict[Key, Any]
     makespan: Any
 
-    def paths(self, value: Any) -> list[list[int]]:
+    def paths(self, value: Any) -> list[Path]:
         """Paths of a solution; ``value`` maps a literal to 0 or 1."""
-        found = []
-        for b, first in enumerate(self.problem.starts):
-            after = {u: v for (u, v), literal in self.arcs[b].items() if value(literal)}
-            path = [first]
-            while after.get(path[-1], first) != first:
-                path.append(after[path[-1]])
-            found.append(path)
-        return found
+        return [
+            options[0] if not chosen else options[[bool(value(x)) for x in chosen].index(True)]
+            for options, chosen in zip(self.options, self.chosen, strict=True)
+        ]
 
-    def ranks(self, value: Any, paths: Sequence[Sequence[int]]) -> dict[tuple[int, str, int], int]:
+    def ranks(self, value: Any, paths: Sequence[Path]) -> dict[Key, int]:
         """Start in ticks of every operation on the paths."""
         ranks = {}
         for b, path in enumerate(paths):
@@ -68,181 +72,211 @@ class PathModel:
 
     def hint(self, plan: PathPlan) -> None:
         """Offer a plan as a starting point."""
-        self.model.clear_hints()
-        for b, path in enumerate(plan.paths):
-            used = set(zip(path, [*path[1:], path[0]], strict=True))
-            for arc, literal in self.arcs[b].items():
-                self.model.add_hint(literal, arc in used)
+        for path, options, chosen in zip(plan.paths, self.options, self.chosen, strict=True):
+            for option, x in zip(options, chosen, strict=False):
+                self.model.add_hint(x, option == path)
         for op in plan.ops:
-            tick = math.floor(op.start_s / self.tick_s)
-            self.model.add_hint(self.start[op.microbatch, op.kind, op.device], tick)
-        self.model.add_hint(self.makespan, math.floor(plan.makespan_s / self.tick_s))
+            t = self.start.get((op.microbatch, op.kind, op.device))
+            if t is not None:
+                self.model.add_hint(t, math.floor(op.start_s / self.tick_s))
+        self.model.add_hint(self.makespan, min(TICKS, math.floor(plan.makespan_s / self.tick_s)))
 
 
-def allowed_arcs(problem: PathProblem, start: int) -> list[tuple[int, int]]:
-    """Arcs of one microbatch: stages ascend, or go back by one where a swap is allowed."""
-    stage = problem.stage_of
-    others = [d for d in range(len(problem)) if stage[d] > 0]
-    arcs = [(start, v) for v in others]
-    for u in others:
-        for v in others:
-            back = problem.max_swaps > 0 and stage[v] == stage[u] - 1
-            if stage[v] > stage[u] or back:
-                arcs.append((u, v))
-    return arcs
+class _Builder:
+    """State while a model is built; times in ticks."""
 
+    def __init__(
+        self, problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float
+    ) -> None:
+        self.problem = problem
+        self.options = options
+        self.model = cp_model.CpModel()
+        self.tick = max(horizon_s, 1e-9) / TICKS
+        self.forward = [self.ticks(x) for x in problem.forward_s.tolist()]
+        self.backward = [self.ticks(x) for x in problem.backward_s.tolist()]
+        self.head = [self.ticks(x) for x in problem.head_s.tolist()]
+        self.hop = [[self.ticks(x) for x in row] for row in problem.transfer_s.tolist()]
+        self.makespan = self.model.new_int_var(0, TICKS, "makespan")
+        n = len(problem)
+        self.start: dict[Key, Any] = {}
+        self.busy: list[list[Any]] = [[] for _ in range(n)]
+        self.held: list[list[Any]] = [[] for _ in range(n)]
+        self.visits: list[list[Any]] = [[] for _ in range(n)]
+        self.chosen: list[list[Any]] = []
 
-def build(problem: PathProblem, horizon_s: float) -> PathModel:
-    """The model for all schedules that end within ``horizon_s``."""
-    model = cp_model.CpModel()
-    tick = max(horizon_s, 1e-9) / TICKS
-    horizon = TICKS
+    def ticks(self, seconds: float) -> int:
+        return math.floor(seconds / self.tick * (1 - 1e-12))
 
-    def ticks(seconds: float) -> int:
-        return math.floor(seconds / tick * (1 - 1e-12))
+    def time(self) -> Any:
+        return self.model.new_int_var(0, TICKS, "")
 
-    stage = problem.stage_of
-    n = len(problem)
-    starts = problem.starts
-    forward = [ticks(x) for x in problem.forward_s.tolist()]
-    backward = [ticks(x) for x in problem.backward_s.tolist()]
-    head = [ticks(x) for x in problem.head_s.tolist()]
-    hop = [[ticks(x) for x in row] for row in problem.transfer_s.tolist()]
-    makespan = model.new_int_var(0, horizon, "makespan")
-    arcs: list[dict[tuple[int, int], Any]] = []
-    start: dict[tuple[int, str, int], Any] = {}
-    intervals: list[list[Any]] = [[] for _ in range(n)]
-    live: list[list[Any]] = [[] for _ in range(n)]
-    visits: dict[int, list[Any]] = {d: [] for d in range(n)}
-    for b, first in enumerate(starts):
-        mine: dict[tuple[int, int], Any] = {}
-        circuit: list[tuple[int, int, Any]] = []
-        others = [d for d in range(n) if stage[d] > 0]
-        present = {d: model.new_bool_var(f"on{b},{d}") for d in others}
-        for d in others:
-            circuit.append((d, d, present[d].negated()))
-            visits[d].append(present[d])
-        for u, v in allowed_arcs(problem, first):
-            mine[u, v] = model.new_bool_var(f"arc{b},{u},{v}")
-            circuit.append((u, v, mine[u, v]))
-        for u in others:
-            mine[u, first] = model.new_bool_var(f"last{b},{u}")
-            circuit.append((u, first, mine[u, first]))
-        if problem.path_stages > 1:
-            index = {d: k for k, d in enumerate([first, *others])}
-            model.add_circuit([(index[u], index[v], x) for u, v, x in circuit])
-            model.add(sum(present.values()) == problem.path_stages - 1)
-        else:
-            for x in [*present.values(), *mine.values()]:
-                model.add(x == 0)
-        for s in range(1, len(problem.stage_devices)):
-            model.add_at_most_one(present[d] for d in problem.stage_devices[s])
-        back = [x for (u, v), x in mine.items() if v != first and 0 < stage[v] < stage[u]]
-        if back:
-            model.add(sum(back) <= problem.max_swaps)
-        if problem.max_swaps > 1:
-            for d in others:  # pairs that swap share no stage
-                ends = [
-                    x
-                    for (u, v), x in mine.items()
-                    if d in (u, v) and v != first and 0 < stage[v] < stage[u]
-                ]
-                if len(ends) > 1:
-                    model.add_at_most_one(ends)
-        for d in [first, *others]:
-            for kind, size in (("F", forward[d]), ("B", backward[d])):
-                t = model.new_int_var(0, horizon, f"{kind}{b},{d}")
-                start[b, kind, d] = t
-                if d == first:
-                    intervals[d].append(model.new_fixed_size_interval_var(t, size, ""))
-                else:
-                    intervals[d].append(
-                        model.new_optional_fixed_size_interval_var(t, size, present[d], "")
-                    )
-            if problem.live_memory:
-                begin, end = start[b, "F", d], model.new_int_var(0, horizon, "")
-                size = model.new_int_var(0, horizon, "")
-                model.add(end == start[b, "B", d] + backward[d])
-                held = (
-                    model.new_interval_var(begin, size, end, "")
-                    if d == first
-                    else model.new_optional_interval_var(begin, size, end, present[d], "")
-                )
-                live[d].append(held)
-        t = model.new_int_var(0, horizon, f"H{b}")
-        start[b, "H", first] = t
-        intervals[first].append(model.new_fixed_size_interval_var(t, head[first], ""))
-        model.add(makespan >= start[b, "B", first] + backward[first])
-        _chain(model, problem, b, first, mine, start, forward, backward, head, hop)
-        arcs.append(mine)
-    for d in range(n):
-        model.add_no_overlap(intervals[d])
-        if problem.live_memory:
-            model.add_cumulative(live[d], [1] * len(live[d]), int(problem.memory[d]))
-        elif visits[d]:
-            model.add(sum(visits[d]) <= int(problem.memory[d]))
-        _load(model, problem, d, visits[d], starts, forward, backward, head, makespan)
-    fewest, most = problem.visits
-    for s in range(1, len(problem.stage_devices)):
-        through = sum(x for d in problem.stage_devices[s] for x in visits[d])
-        model.add_linear_constraint(through, fewest, most)
-    for b in range(len(starts) - 1):  # microbatches of one device are alike
-        if starts[b] == starts[b + 1]:
-            model.add(start[b, "F", starts[b]] + forward[starts[b]] <= start[b + 1, "F", starts[b]])
-    model.minimize(makespan)
-    return PathModel(problem, model, tick, arcs, start, makespan)
+    def microbatch(self, b: int) -> None:
+        """Choice of a path, intervals, precedences."""
+        model, options = self.model, self.options[b]
+        first = options[0][0]
+        chosen = [model.new_bool_var("") for _ in options] if len(options) > 1 else []
+        self.chosen.append(chosen)
+        if chosen:
+            model.add_exactly_one(chosen)
+        on: dict[int, list[Any]] = {}
+        arcs: dict[tuple[int, int], list[Any]] = {}
+        for k, path in enumerate(options):
+            x = chosen[k] if chosen else None
+            for d in path[1:]:
+                on.setdefault(d, []).append(x)
+            for arc in zip(path, [*path[1:], first], strict=True):
+                arcs.setdefault(arc, []).append(x)
+        self.present(b, first, None)
+        for d, literals in on.items():
+            self.present(b, d, self.sum_of(literals, len(options)))
+        head = self.start[b, "H", first] = self.time()
+        self.busy[first].append(model.new_fixed_size_interval_var(head, self.head[first], ""))
+        model.add(self.makespan >= self.start[b, "B", first] + self.backward[first])
+        for (u, v), literals in arcs.items():
+            self.precede(b, u, v, first, self.sum_of(literals, len(options)))
+        self.whole_chain(b, options, chosen)
 
+    def sum_of(self, literals: list[Any], of: int) -> Any:
+        """A literal that equals a sum of exclusive ones; None if it is always true."""
+        if len(literals) == of:
+            return None
+        if len(literals) == 1:
+            return literals[0]
+        total = self.model.new_bool_var("")
+        self.model.add(sum(literals) == total)
+        return total
 
-def _chain(
-    model: cp_model.CpModel,
-    problem: PathProblem,
-    b: int,
-    first: int,
-    mine: dict[tuple[int, int], Any],
-    start: dict[tuple[int, str, int], Any],
-    forward: list[int],
-    backward: list[int],
-    head: list[int],
-    hop: list[list[int]],
-) -> None:
-    """F along the path, H, B back: each waits for the one before and its transfer."""
-    h = start[b, "H", first]
-    if problem.path_stages == 1:
-        model.add(h >= start[b, "F", first] + forward[first])
-        model.add(start[b, "B", first] >= h + head[first])
-        return
-    # the whole chain at once, which the linear relaxation can use
-    out = sum(x * (hop[u][v] + (forward[v] if v != first else 0)) for (u, v), x in mine.items())
-    home = sum(x * (hop[v][u] + (backward[v] if v != first else 0)) for (u, v), x in mine.items())
-    model.add(h >= start[b, "F", first] + forward[first] + out)
-    model.add(start[b, "B", first] >= h + head[first] + home)
-    for (u, v), x in mine.items():
+    def present(self, b: int, d: int, x: Any) -> None:
+        """F and B on a device that the microbatch visits if ``x``."""
+        model = self.model
+        for kind, size in (("F", self.forward[d]), ("B", self.backward[d])):
+            t = self.start[b, kind, d] = self.time()
+            self.busy[d].append(
+                model.new_fixed_size_interval_var(t, size, "")
+                if x is None
+                else model.new_optional_fixed_size_interval_var(t, size, x, "")
+            )
+        self.visits[d].append(1 if x is None else x)
+        if self.problem.live_memory and self.problem.memory[d] < len(self.options):
+            size, end = self.time(), self.start[b, "B", d] + self.backward[d]
+            begin = self.start[b, "F", d]
+            self.held[d].append(
+                model.new_interval_var(begin, size, end, "")
+                if x is None
+                else model.new_optional_interval_var(begin, size, end, x, "")
+            )
+
+    def precede(self, b: int, u: int, v: int, first: int, x: Any) -> None:
+        """The arc u, v: F, then F or H, and back H or B, then B."""
+        start, hop = self.start, self.hop
+        out = start[b, "F", u] + self.forward[u] + hop[u][v]
         if v == first:
-            model.add(h >= start[b, "F", u] + forward[u] + hop[u][first]).only_enforce_if(x)
-            model.add(start[b, "B", u] >= h + head[first] + hop[first][u]).only_enforce_if(x)
+            after = start[b, "H", first]
+            back = start[b, "H", first] + self.head[first] + hop[first][u]
         else:
-            model.add(
-                start[b, "F", v] >= start[b, "F", u] + forward[u] + hop[u][v]
-            ).only_enforce_if(x)
-            model.add(
-                start[b, "B", u] >= start[b, "B", v] + backward[v] + hop[v][u]
-            ).only_enforce_if(x)
+            after = start[b, "F", v]
+            back = start[b, "B", v] + self.backward[v] + hop[v][u]
+        for rule in (self.model.add(after >= out), self.model.add(start[b, "B", u] >= back)):
+            if x is not None:
+                rule.only_enforce_if(x)
+
+    def whole_chain(self, b: int, options: Sequence[Path], chosen: list[Any]) -> None:
+        """Both halves of the chain at once, which the linear relaxation can use."""
+        if not chosen:
+            return
+        out, home = [], []
+        for path in options:
+            arcs = list(zip(path, [*path[1:], path[0]], strict=True))
+            out.append(sum(self.forward[u] + self.hop[u][v] for u, v in arcs))
+            home.append(sum(self.hop[v][u] + self.backward[v] for u, v in arcs))
+        first = options[0][0]
+        head = self.start[b, "H", first]
+        self.model.add(head >= self.start[b, "F", first] + _dot(chosen, out))
+        tail = [t - self.backward[first] for t in home]
+        self.model.add(self.start[b, "B", first] >= head + self.head[first] + _dot(chosen, tail))
+
+    def alike(self, batch: list[int]) -> None:
+        """Microbatches of one start device with the same options: their F by index, B ranked.
+
+        The j-th F starts no earlier than j F, and behind the j-th last B there are j of them.
+        """
+        first = self.options[batch[0]][0][0]
+        forward, backward = self.forward[first], self.backward[first]
+        for i, b in enumerate(batch):
+            self.model.add(self.start[b, "F", first] >= i * forward)
+            if i:
+                before = self.start[batch[i - 1], "F", first]
+                self.model.add(before + forward <= self.start[b, "F", first])
+        if not 1 < len(batch) <= MOST_RANKED:
+            return
+        size = range(len(batch))
+        rank = [[self.model.new_bool_var("") for _ in size] for _ in size]
+        for i in size:
+            self.model.add_exactly_one(rank[i])
+            self.model.add_exactly_one(rank[j][i] for j in size)
+        for i, b in enumerate(batch):
+            behind = sum(j * backward * rank[i][j] for j in size)
+            self.model.add(self.makespan >= self.start[b, "B", first] + backward + behind)
+
+    def devices(self) -> None:
+        """TC1, TC2 and each device's load."""
+        problem, model = self.problem, self.model
+        for d in range(len(problem)):
+            if len(self.busy[d]) > 1:
+                model.add_no_overlap(self.busy[d])
+            load = sum(self.visits[d])
+            if self.held[d]:
+                model.add_cumulative(self.held[d], [1] * len(self.held[d]), int(problem.memory[d]))
+            elif not problem.live_memory and self.visits[d]:
+                model.add(load <= int(problem.memory[d]))
+            if self.visits[d]:
+                model.add(self.makespan >= load * (self.forward[d] + self.backward[d]))
+
+    def stages(self) -> None:
+        """CC3."""
+        fewest, most = self.problem.visits
+        for group in self.problem.stage_devices[1:]:
+            through = sum(x for d in group for x in self.visits[d])
+            self.model.add_linear_constraint(through, fewest, most)
 
 
-def _load(
-    model: cp_model.CpModel,
-    problem: PathProblem,
-    d: int,
-    visits: list[Any],
-    starts: tuple[int, ...],
-    forward: list[int],
-    backward: list[int],
-    head: list[int],
-    makespan: Any,
-) -> None:
-    """A device's work fits between the earliest arrival and the latest departure."""
-    if d in starts:
-        count = starts.count(d)
-        model.add(makespan >= count * (forward[d] + head[d] + backward[d]))
-    elif visits:
-        model.add(makespan >= sum(visits) * (forward[d] + backward[d]))
+def _dot(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
+    return cp_model.LinearExpr.weighted_sum(literals, numbers)
+
+
+def build(problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float) -> PathModel:
+    """The model for all schedules over the given paths that end within ``horizon_s``.
+
+    Microbatches of one start device whose options are the same object count as alike.
+    """
+    make = _Builder(problem, options, horizon_s)
+    for b in range(len(options)):
+        make.microbatch(b)
+    make.devices()
+    make.stages()
+    each = problem.microbatches_per_start
+    for k in range(0, len(options), each):
+        batch = list(range(k, k + each))
+        if all(options[b] is options[k] for b in batch):
+            make.alike(batch)
+    make.model.minimize(make.makespan)
+    return PathModel(
+        problem, make.model, make.tick, options, make.chosen, make.start, make.makespan
+    )
+
+
+def by_first_start(plan: PathPlan, each: int) -> PathPlan:
+    """The same schedule with the microbatches of each start device numbered by their first F."""
+    begins = {
+        op.microbatch: op.start_s
+        for op in plan.ops
+        if op.kind == "F" and op.device == plan.paths[op.microbatch][0]
+    }
+    name = {}
+    for k in range(0, len(plan.paths), each):
+        batch = sorted(range(k, k + each), key=lambda b: (begins[b], b))
+        name.update({b: k + i for i, b in enumerate(batch)})
+    old = {new: b for b, new in name.items()}
+    paths = [plan.paths[old[b]] for b in range(len(plan.paths))]
+    ops = [PathOp(name[o.microbatch], *o[1:]) for o in plan.ops]
+    return PathPlan.of(paths, ops)

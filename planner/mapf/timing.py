@@ -1,8 +1,7 @@
-"""Exact times for given paths and orders, and a dispatching rule where there is no order yet."""
+"""Exact times for given paths and orders; the reading version of the compiled scheduler."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 from planner.parts import PathOp, PathPlan
@@ -59,72 +58,5 @@ def timed_by_rank(
                 pointer[d] += 1
                 moved = True
     if any(p < len(q) for p, q in zip(pointer, queue, strict=True)):
-        return None
-    return PathPlan.of(paths, done)
-
-
-def dispatched(
-    problem: PathProblem, paths: Sequence[Sequence[int]], priority: Sequence[float] | None = None
-) -> PathPlan | None:
-    """Every free device takes the ready operation that is most urgent; None if memory deadlocks.
-
-    Urgency is the remaining length of the microbatch's chain, or the given priority first.
-    """
-    seconds = {"F": problem.forward_s, "H": problem.head_s, "B": problem.backward_s}
-    chains = [chain_of(path) for path in paths]
-    tails = []
-    for chain in chains:
-        tail = [0.0] * (len(chain) + 1)
-        for k in reversed(range(len(chain))):
-            kind, d = chain[k]
-            hop = 0.0 if k + 1 == len(chain) else float(problem.transfer_s[d, chain[k + 1][1]])
-            tail[k] = float(seconds[kind][d]) + hop + tail[k + 1]
-        tails.append(tail)
-    waiting: list[list[tuple[float, int, int]]] = [[] for _ in range(len(problem))]
-    blocked: list[list[tuple[float, int, int]]] = [[] for _ in range(len(problem))]
-    busy = [False] * len(problem)
-    live = [0] * len(problem)
-    events: list[tuple[float, int, int, int]] = []
-    for b in range(len(chains)):
-        heapq.heappush(events, (0.0, 1, b, 0))
-    done: list[PathOp] = []
-    while events:
-        now = events[0][0]
-        touched: dict[int, None] = {}
-        while events and events[0][0] == now:
-            _, arrives, b, k = heapq.heappop(events)
-            kind, d = chains[b][k]
-            touched[d] = None
-            if arrives:
-                first = 0.0 if priority is None else -priority[b]
-                heapq.heappush(
-                    waiting[d], (first - tails[b][k] if priority is None else first, b, k)
-                )
-                continue
-            busy[d] = False
-            if kind == "B":
-                live[d] -= 1
-                for item in blocked[d]:
-                    heapq.heappush(waiting[d], item)
-                blocked[d].clear()
-            if k + 1 < len(chains[b]):
-                hop = float(problem.transfer_s[d, chains[b][k + 1][1]])
-                heapq.heappush(events, (now + hop, 1, b, k + 1))
-                if hop == 0.0:
-                    touched[chains[b][k + 1][1]] = None
-        for d in touched:
-            while not busy[d] and waiting[d]:
-                item = heapq.heappop(waiting[d])
-                _, b, k = item
-                kind = chains[b][k][0]
-                if kind == "F" and problem.live_memory and live[d] >= problem.memory[d]:
-                    blocked[d].append(item)
-                    continue
-                live[d] += kind == "F"
-                busy[d] = True
-                end = now + float(seconds[kind][d])
-                done.append(PathOp(b, d, kind, now, end))
-                heapq.heappush(events, (end, 0, b, k))
-    if len(done) < sum(len(chain) for chain in chains):
         return None
     return PathPlan.of(paths, done)

@@ -1,0 +1,62 @@
+"""All paths of a start device, and the least seconds that a microbatch needs on each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from planner.mapf.tables import Tables
+
+Path = tuple[int, ...]
+
+
+def swapped(length: int, max_swaps: int) -> Iterator[tuple[int, ...]]:
+    """Sets of places k whose neighbours k, k + 1 are swapped, disjoint (CC2)."""
+    for count in range(min(max_swaps, length // 2) + 1):
+        for places in itertools.combinations(range(length - 1), count):
+            if all(b - a > 1 for a, b in itertools.pairwise(places)):
+                yield places
+
+
+def chain_s(tables: Tables, path: Sequence[int]) -> float:
+    """F, H and B along a path and back, with transfers, alone in the network."""
+    hop = tables.hop
+    total = tables.head[path[0]] + sum(tables.forward[d] + tables.backward[d] for d in path)
+    for u, v in zip(path, [*path[1:], path[0]], strict=True):
+        total += hop[u, v] + hop[v, u]
+    return float(total)
+
+
+def count_paths(tables: Tables) -> int:
+    """Paths of one start device, swapped ones left out."""
+    sizes = [int((tables.room[_group(tables, s)] > 0).sum()) for s in range(1, len(tables.fewest))]
+    ways = [1, *[0] * len(sizes)]
+    for size in sizes:
+        for k in range(len(sizes), 0, -1):
+            ways[k] += ways[k - 1] * size
+    return ways[tables.path_stages - 1]
+
+
+def all_paths(tables: Tables, start: int, limit_s: float = math.inf) -> list[Path]:
+    """Every path from ``start`` that satisfies CC1 and CC2 and takes at most ``limit_s`` alone."""
+    stages = [s for s in range(1, len(tables.fewest)) if tables.most[s] > 0]
+    usable = {s: [d for d in _group(tables, s) if tables.room[d] > 0] for s in stages}
+    length = tables.path_stages - 1
+    swaps = list(swapped(length, tables.max_swaps))
+    found = []
+    for chosen in itertools.combinations(stages, length):
+        fit = [p for p in swaps if all(chosen[k + 1] == chosen[k] + 1 for k in p)]
+        for devices in itertools.product(*(usable[s] for s in chosen)):
+            for places in fit:
+                path = list(devices)
+                for k in places:
+                    path[k], path[k + 1] = path[k + 1], path[k]
+                if chain_s(tables, (start, *path)) <= limit_s:
+                    found.append((start, *path))
+    return found
+
+
+def _group(tables: Tables, s: int) -> list[int]:
+    devices: list[int] = tables.members[tables.first[s] : tables.first[s + 1]].tolist()
+    return devices

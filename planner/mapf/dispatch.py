@@ -1,0 +1,198 @@
+"""Compiled list scheduling: times of all operations for given paths (TC1 with live memory, TC2).
+
+Step k of a microbatch's chain: F on ``path[k]`` for k < L, H on the start device for k = L, B on
+``path[2 L - k]`` after it. Operations are appended one by one to their devices; the next is that
+with the smallest key ``earliest start - pull * (rest of the chain) + nudge``. With no nudges and a
+small pull a free device takes the most urgent operation; nudges let it wait for a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.mapf.tables import Floats, Ints, Tables
+from planner.parts import PathOp, PathPlan
+
+LATE = 1e300
+PULL = 0.01
+"""Weight of the rest of the chain against an earlier start."""
+FOLLOW = -1.0
+"""Instead of a pull: operations in the order of given times."""
+
+
+class Numbers(NamedTuple):
+    """The problem's numbers that compiled code reads; as in `Tables`."""
+
+    hop: Floats
+    forward: Floats
+    backward: Floats
+    head: Floats
+    memory: Ints
+
+    @classmethod
+    def of(cls, tables: Tables) -> Numbers:
+        """From the tables."""
+        return cls(tables.hop, tables.forward, tables.backward, tables.head, tables.memory)
+
+
+class State(NamedTuple):
+    """Paths, priorities and times, changed in place; rows are microbatches, columns steps.
+
+    Attributes
+    ----------
+    tail
+        See `fill_tail`.
+    nudge
+        Seconds by which a step is put off against others.
+    begin, ready
+        When the step starts, and when its chain and transfer allowed it.
+    before
+        The step that its device did before, as ``b * steps + k``, or -1.
+    """
+
+    paths: Ints
+    tail: Floats
+    nudge: Floats
+    begin: Floats
+    ready: Floats
+    before: Ints
+
+    @classmethod
+    def of(cls, tables: Tables, paths: Ints, nudge: Floats | None = None) -> State:
+        """A state with given paths and nudges."""
+        shape = (tables.microbatches, tables.steps)
+        return cls(
+            paths.copy(),
+            np.zeros(shape),
+            np.zeros(shape) if nudge is None else nudge.copy(),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(shape, dtype=np.int64),
+        )
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
+    """Seconds from the start of each step to the end of the chain, nobody in the way."""
+    length = len(path)
+    at = path[0]
+    rest = num.backward[at]
+    tail[2 * length] = rest
+    for k in range(2 * length - 1, -1, -1):
+        if k < length:
+            d = path[k]
+            busy = num.forward[d]
+        elif k == length:
+            d = path[0]
+            busy = num.head[d]
+        else:
+            d = path[2 * length - k]
+            busy = num.backward[d]
+        rest += busy + num.hop[d, at]
+        tail[k] = rest
+        at = d
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
+    """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
+
+    With a negative ``pull`` the keys are the nudges themselves: a list of times to follow.
+    Reads ``paths``, ``tail`` and ``nudge`` of the state, fills the rest.
+    """
+    paths, tail, nudge = state.paths, state.tail, state.nudge
+    count, length = paths.shape
+    steps = 2 * length + 1
+    free = np.zeros(len(num.memory))
+    live = np.zeros(len(num.memory), dtype=np.int64)
+    latest = np.full(len(num.memory), -1, dtype=np.int64)
+    step = np.zeros(count, dtype=np.int64)
+    device = paths[:, 0].copy()
+    since = np.zeros(count)
+    key = np.empty(count)
+    makespan = 0.0
+    for b in range(count):
+        d = device[b]
+        key[b] = nudge[b, 0] - max(pull, 0.0) * tail[b, 0] if num.memory[d] > 0 else LATE
+    for _ in range(count * steps):
+        b, least = -1, LATE
+        for c in range(count):
+            if key[c] < least:
+                b, least = c, key[c]
+        if b < 0:
+            return LATE
+        k, d = step[b], device[b]
+        start = max(since[b], free[d])
+        if start + tail[b, k] > limit:
+            return LATE
+        state.begin[b, k] = start
+        state.ready[b, k] = since[b]
+        state.before[b, k] = latest[d]
+        latest[d] = b * steps + k
+        full = live[d] >= num.memory[d]
+        if k < length:
+            end = start + num.forward[d]
+            live[d] += 1
+        elif k == length:
+            end = start + num.head[d]
+        else:
+            end = start + num.backward[d]
+            live[d] -= 1
+        free[d] = end
+        k += 1
+        step[b] = k
+        if k == steps:
+            key[b] = LATE
+            device[b] = -1
+            makespan = max(makespan, end)
+        else:
+            v = paths[b, k] if k < length else paths[b, 0]
+            if k > length:
+                v = paths[b, 2 * length - k]
+            since[b] = end + num.hop[d, v]
+            device[b] = v
+            if k < length and live[v] >= num.memory[v]:
+                key[b] = LATE
+            elif pull < 0.0:
+                key[b] = nudge[b, k]
+            else:
+                key[b] = max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k]
+        # only what waits for this device has another key now
+        changed = full != (live[d] >= num.memory[d])
+        for c in range(count):
+            if device[c] == d and (since[c] < end or changed):
+                j = step[c]
+                if j < length and live[d] >= num.memory[d]:
+                    key[c] = LATE
+                elif pull < 0.0:
+                    key[c] = nudge[c, j]
+                else:
+                    key[c] = max(since[c], end) - pull * tail[c, j] + nudge[c, j]
+    return makespan
+
+
+def scheduled(
+    tables: Tables, paths: Ints, nudge: Floats | None = None, pull: float = PULL
+) -> tuple[float, Floats]:
+    """Makespan and start of every step; infinite in a deadlock."""
+    state = State.of(tables, paths, nudge)
+    num = Numbers.of(tables)
+    for b in range(tables.microbatches):
+        fill_tail(num, state.paths[b], state.tail[b])
+    makespan = float(decode(num, state, pull, math.inf))
+    return (makespan if makespan < LATE else math.inf), state.begin
+
+
+def plan_of(tables: Tables, paths: Ints, begin: Floats) -> PathPlan:
+    """The plan with given starts."""
+    ops = []
+    for b, path in enumerate(paths.tolist()):
+        chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in path[::-1])]
+        for (kind, d), start in zip(chain, begin[b].tolist(), strict=True):
+            seconds = {"F": tables.forward, "H": tables.head, "B": tables.backward}[kind]
+            ops.append(PathOp(b, d, kind, start, start + float(seconds[d])))
+    return PathPlan.of(paths.tolist(), ops)

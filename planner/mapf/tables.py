@@ -1,0 +1,124 @@
+"""A path problem as arrays for compiled code, and which visits per stage are possible at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problems import PathProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The numbers of a problem.
+
+    Attributes
+    ----------
+    members, first
+        Devices stage by stage; those of stage s are ``members[first[s]:first[s + 1]]``.
+    room
+        Most paths through a device (TC1); with live memory all of them, or none without memory.
+    memory
+        Most live microbatches per device; more than there are without live memory.
+    fewest, most
+        Visits per stage that CC3 and TC1 allow; stage 0 counts every microbatch.
+    """
+
+    hop: Floats
+    forward: Floats
+    backward: Floats
+    head: Floats
+    stage: Ints
+    members: Ints
+    first: Ints
+    starts: Ints
+    room: Ints
+    memory: Ints
+    fewest: Ints
+    most: Ints
+    path_stages: int
+    max_swaps: int
+
+    @property
+    def microbatches(self) -> int:
+        """Number of paths."""
+        return len(self.starts)
+
+    @property
+    def steps(self) -> int:
+        """Operations per microbatch: F on every device, H, B on every device."""
+        return 2 * self.path_stages + 1
+
+    @classmethod
+    def of(cls, problem: PathProblem) -> Tables:
+        """Arrays of a problem."""
+        starts = np.array(problem.starts, dtype=np.int64)
+        count = len(starts)
+        groups = problem.stage_devices
+        if problem.live_memory:
+            room = np.where(problem.memory > 0, count, 0).astype(np.int64)
+            memory = np.minimum(problem.memory, count)
+        else:
+            room = np.minimum(problem.memory, count)
+            memory = np.full(len(problem), count, dtype=np.int64)
+        low, high = problem.visits
+        fewest = np.full(len(groups), low, dtype=np.int64)
+        most = np.array([min(high, int(room[list(g)].sum())) for g in groups], dtype=np.int64)
+        fewest[0] = most[0] = count
+        return cls(
+            problem.transfer_s,
+            problem.forward_s,
+            problem.backward_s,
+            problem.head_s,
+            np.array(problem.stage_of, dtype=np.int64),
+            np.array([d for g in groups for d in g], dtype=np.int64),
+            np.cumsum([0, *(len(g) for g in groups)]).astype(np.int64),
+            starts,
+            room,
+            memory.astype(np.int64),
+            fewest,
+            most,
+            problem.path_stages,
+            problem.max_swaps,
+        )
+
+    def impossible(self) -> str | None:
+        """Why no paths exist (CC3 with TC1), or None; exact.
+
+        Visits per stage that add up to all visits, none above the number of microbatches, can
+        always be dealt out with every path visiting a stage once, and stages in ascending order
+        satisfy CC2. With live memory one microbatch after the other satisfies TC1.
+        """
+        for d in dict.fromkeys(self.starts.tolist()):
+            needed = int((self.starts == d).sum())
+            if self.room[d] < needed:
+                return f"device {d} starts {needed} microbatches, its memory allows {self.room[d]}"
+        for s in range(1, len(self.first) - 1):
+            if self.most[s] < self.fewest[s]:
+                return (
+                    f"stage {s} must be visited {self.fewest[s]} times, its memory allows "
+                    f"{self.most[s]}"
+                )
+        visits = self.microbatches * (self.path_stages - 1)
+        if self.most[1:].sum() < visits:
+            return f"{visits} visits are needed, memory allows {self.most[1:].sum()}"
+        return None
+
+    def shares(self) -> Ints:
+        """Visits per stage, those with more memory to spare first in line for the odd ones."""
+        share = self.fewest.copy()
+        left = self.microbatches * (self.path_stages - 1) - int(share[1:].sum())
+        spare = [
+            int(self.room[self.members[self.first[s] : self.first[s + 1]]].sum())
+            for s in range(len(share))
+        ]
+        for s in sorted(range(1, len(share)), key=lambda s: (-spare[s], s)):
+            if left > 0 and share[s] < self.most[s]:
+                share[s] += 1
+                left -= 1
+        return share

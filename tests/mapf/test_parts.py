@@ -1,0 +1,87 @@
+"""Chains, moves, bounds and the compiled scheduler, one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from planner.check import check
+from planner.mapf.bounds import shortest_chain_s, simple_bound_s
+from planner.mapf.chains import all_paths, chain_s, count_paths
+from planner.mapf.construct import by_chain, construct
+from planner.mapf.dispatch import FOLLOW, plan_of, scheduled
+from planner.mapf.moves import in_order
+from planner.mapf.relax import relaxed
+from planner.mapf.tables import Tables
+from planner.mapf.timing import timed_by_rank
+from tests.mapf.conftest import random_problem, reference
+
+
+def test_paths_of_the_reference_instance() -> None:
+    """3 of 5 stages, 3 devices each: 270; with one swap of neighbouring stages more."""
+    tables = Tables.of(reference())
+    paths = all_paths(tables, 0)
+    assert count_paths(tables) == 270
+    assert len(paths) == len(set(paths)) == 270 + 27 * 12
+    assert min(chain_s(tables, p) for p in paths) == pytest.approx(27.2346, abs=1e-4)
+    limit = 30.0
+    assert all_paths(tables, 0, limit) == [p for p in paths if chain_s(tables, p) <= limit]
+
+
+@pytest.mark.parametrize("max_swaps", [0, 1, 2])
+def test_orders_that_a_path_may_have(max_swaps: int) -> None:
+    """The compiled rule and the list agree on CC2."""
+    sizes = (1, 1, 1, 1, 1)
+    problem = random_problem(0, sizes, path_stages=5, max_swaps=max_swaps)
+    tables = Tables.of(problem)
+    start = problem.stage_devices[0][0]
+    listed = set(all_paths(tables, start))
+    others = [g[0] for g in problem.stage_devices[1:]]
+    allowed = {
+        (start, *rest)
+        for rest in itertools.permutations(others)
+        if in_order(np.array([start, *rest]), tables.stage, max_swaps)
+    }
+    assert listed == allowed and len(listed) == {0: 1, 1: 4, 2: 5}[max_swaps]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_following_times_repeats_them(seed: int) -> None:
+    """The dispatched schedule, followed by its times, and the reading version agree."""
+    problem = random_problem(seed, (2, 3, 2, 2), each=3, memory=6, live_memory=seed % 2 == 0)
+    tables = Tables.of(problem)
+    paths = construct(tables, by_chain(tables), 1.0)
+    makespan, begin = scheduled(tables, paths)
+    plan = plan_of(tables, paths, begin)
+    assert check(plan, problem) == [] and plan.makespan_s == pytest.approx(makespan)
+    again, same = scheduled(tables, paths, begin, FOLLOW)
+    assert again == makespan
+    np.testing.assert_array_equal(begin, same)
+    rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
+    read = timed_by_rank(problem, plan.paths, rank)
+    assert read is not None and read.makespan_s == pytest.approx(makespan)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bounds_are_ordered(seed: int) -> None:
+    """Simple bound <= relaxation <= any schedule; the shortest chain is not overestimated."""
+    problem = random_problem(seed, (2, 2, 2, 2), memory=4, each=2, live_memory=seed % 2 == 0)
+    tables = Tables.of(problem)
+    starts = list(problem.stage_devices[0])
+    for start in starts:
+        exact = min(chain_s(tables, p) for p in all_paths(tables, start))
+        assert shortest_chain_s(tables, start) <= exact * (1 + 1e-12)
+    makespan, _ = scheduled(tables, construct(tables, by_chain(tables), 0.0))
+    bound = relaxed(
+        tables,
+        {s: all_paths(tables, s) for s in starts},
+        makespan,
+        workers=1,
+        seed=0,
+        max_s=math.inf,
+        max_work=5.0,
+    )
+    assert 0 < bound <= makespan * (1 + 1e-9)
+    assert 0 < simple_bound_s(tables) <= makespan
