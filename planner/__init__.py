@@ -28,11 +28,13 @@ from planner.workload import Workload
 if TYPE_CHECKING:
     from planner.genetic import solve_assignment
     from planner.lp import optimal_group_size, solve_averaging
+    from planner.mapf import solve_paths
     from planner.matching import bottleneck_assignment, open_path
 
 _LAZY = {
     "optimal_group_size": "planner.lp",
     "solve_averaging": "planner.lp",
+    "solve_paths": "planner.mapf",
     "bottleneck_assignment": "planner.matching",
     "open_path": "planner.matching",
     "solve_assignment": "planner.genetic",
@@ -75,6 +77,7 @@ __all__ = [
     "simulate",
     "solve_assignment",
     "solve_averaging",
+    "solve_paths",
 ]
 
 

@@ -25,7 +25,7 @@ SMOOTH = 0.1
 """Weight of the mean end of the microbatches beside the latest: a slope on plateaus."""
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def mean_end(num: Numbers, state: State) -> float:
     """Mean end of the microbatches."""
     total = 0.0
@@ -34,7 +34,7 @@ def mean_end(num: Numbers, state: State) -> float:
     return total / len(state.paths)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
     """Steps on a longest chain of waiting, as ``b * steps + k``; returns how many."""
     count, steps = state.begin.shape
@@ -58,7 +58,7 @@ def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
     return found
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     """Put a step that waits for its device in front of the one before it."""
     steps = state.begin.shape[1]
@@ -75,7 +75,7 @@ def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def copy_row(source: State, target: State, b: int) -> None:
     """Path, tail and nudges of one microbatch."""
     target.paths[b] = source.paths[b]
@@ -83,7 +83,7 @@ def copy_row(source: State, target: State, b: int) -> None:
     target.nudge[b] = source.nudge[b]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def copy_times(source: State, target: State) -> None:
     """What `decode` fills."""
     target.begin[:] = source.begin
@@ -91,7 +91,7 @@ def copy_times(source: State, target: State) -> None:
     target.before[:] = source.before
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def propose(
     rules: Rules,
     use: Use,
@@ -123,7 +123,7 @@ def propose(
     return change_order(rules, trial.paths, b, word)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool:
     """Bring a changed path into a valid order and measure its chain; False if it is unchanged."""
     same = True
@@ -137,7 +137,7 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def anneal(
     num: Numbers,
     rules: Rules,

@@ -75,7 +75,7 @@ class State(NamedTuple):
         )
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
     """Seconds from the start of each step to the end of the chain, nobody in the way."""
     length = len(path)
@@ -97,7 +97,7 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
         at = d
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
 

@@ -56,7 +56,7 @@ class Use(NamedTuple):
         return cls(device, stages.astype(np.int64))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
     """Add (1) or remove (-1) a path."""
     for d in path:
@@ -64,7 +64,7 @@ def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
         use.stage[stage[d]] += by
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
     """CC2: ascending stages after the first, save disjoint swaps of neighbours."""
     highest, swaps, k = 0, 0, 1
@@ -82,7 +82,7 @@ def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
     return swaps <= max_swaps
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def sort_path(path: Ints, stage: Ints) -> None:
     """Bring the devices after the first into the order of their stages."""
     for k in range(2, len(path)):
@@ -94,7 +94,7 @@ def sort_path(path: Ints, stage: Ints) -> None:
         path[j] = d
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def place_of(path: Ints, stage: Ints, s: int) -> int:
     """Place of stage ``s`` on a path, or -1."""
     for k in range(1, len(path)):
@@ -103,7 +103,7 @@ def place_of(path: Ints, stage: Ints, s: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int:
     """Another device of the same stage, in exchange with a path through it if it is full.
 
@@ -132,7 +132,7 @@ def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> in
     return -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int:
     """Another stage; in exchange with a path that has it and lacks ours, if CC3 demands it.
 
@@ -162,11 +162,11 @@ def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int
     return -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def exchange_paths(paths: Ints, b: int, word: Word) -> int:
     """Exchange all devices but the start with a microbatch of another start device."""
     count, length = paths.shape
-    c = next_below(word, count)
+    c = int(next_below(word, count))
     if paths[c, 0] == paths[b, 0]:
         return -1
     for k in range(1, length):
@@ -174,7 +174,7 @@ def exchange_paths(paths: Ints, b: int, word: Word) -> int:
     return c
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def change_order(rules: Rules, paths: Ints, b: int, word: Word) -> int:
     """Swap two neighbouring places (CC2), or swap them back."""
     length = paths.shape[1]

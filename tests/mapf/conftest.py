@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from planner.problems import PathProblem
 
 INSTANCE = Path(__file__).parents[1] / "data" / "gcp20_skip33.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from planner.check import check
 from planner.mapf import solve_paths
 from planner.mapf.cbs import Router

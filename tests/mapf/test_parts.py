@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from planner.check import check
 from planner.mapf.bounds import shortest_chain_s, simple_bound_s
 from planner.mapf.chains import all_paths, chain_s, count_paths

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from planner.check import check
 from planner.mapf import PathMethod, solve_paths
 from planner.mapf.timing import chain_of
