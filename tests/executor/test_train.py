@@ -142,3 +142,42 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
     losses, _ = single(plan)
     assert (ranks[0]["given"] + ranks[1]["given"] == 8).all()
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+
+
+def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
+    """Three stages; paths skip one or swap two of them, the head is on the start device."""
+    from planner.compose.schedules import _ListScheduler
+    from planner.executor.data import Microbatches
+    from planner.executor.model import build_head, build_stage
+    from planner.plan import Schedule
+
+    plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
+    paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))
+    blank = Schedule("paths", "first", paths, ())
+    run = _ListScheduler(blank, plan.compute_times, lambda *_: 0.01, dict.fromkeys(range(3), 4))
+    plan = plan.replace(schedules=(Schedule("paths", "first", paths, run.orders()),))
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+
+    torch.set_num_threads(1)
+    arch = plan.workload.architecture
+    assert arch is not None
+    stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
+    head = build_head(arch, plan.seed)
+    parameters = [p for module in (*stages, head) for p in module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+    data = Microbatches(arch.vocabulary, arch.sequence, 1, plan.seed)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for b, path in enumerate(paths):
+            tokens = data.tokens(step, b)
+            x = tokens[:, :-1]
+            for d in path:
+                x = stages[d](x)
+            loss = head(x, tokens[:, 1:]) / (4 * arch.sequence)
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
