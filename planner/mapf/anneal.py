@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from planner.genetic.rng import next_below, next_unit
 from planner.mapf.dispatch import LATE, Numbers, State, decode, fill_tail
 from planner.mapf.moves import (
     Rules,
@@ -20,6 +19,7 @@ from planner.mapf.moves import (
     sort_path,
 )
 from planner.mapf.tables import Floats, Ints
+from planner.rng import next_below, next_unit
 
 SMOOTH = 0.1
 """Weight of the mean end of the microbatches beside the latest: a slope on plateaus."""

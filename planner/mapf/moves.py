@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.genetic.rng import next_below, next_unit
 from planner.mapf.tables import Ints, Tables
+from planner.rng import next_below, next_unit
 
 Word = NDArray[np.uint64]
 
