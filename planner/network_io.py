@@ -142,9 +142,9 @@ def _number(value: Any, factor: float, column: str, line: int) -> float:
 
 def to_csv_text(network: Network) -> str:
     """CSV in SI units, with every digit; missing values are empty."""
-    lines = ["source,destination,latency_s,bandwidth_bytes_per_s"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["source", "destination", "latency_s", "bandwidth_bytes_per_s"])
     for i, source in enumerate(network.ids):
         for j, destination in enumerate(network.ids):
             if i != j:
@@ -152,7 +152,7 @@ def to_csv_text(network: Network) -> str:
                 writer.writerow(
                     [source, destination, *("" if np.isnan(x) else repr(float(x)) for x in pair)]
                 )
-    return lines[0] + "\n" + out.getvalue()
+    return out.getvalue()
 
 
 def to_dict(network: Network) -> dict[str, Any]:

@@ -94,13 +94,6 @@ class Timeline:
         """Step time: pipeline part, averaging divided by H, optimizer step."""
         return self.makespan_s + self.averaging_s / self.averaging_every + self.update_s
 
-    def busy_s(self) -> list[float]:
-        """Seconds of computation per device."""
-        busy = [0.0] * len(self.ids)
-        for op in self.ops:
-            busy[op.device] += op.end_s - op.start_s
-        return busy
-
     def to_chrome_trace(self, path: str | Path) -> None:
         """Write Trace Event JSON for ui.perfetto.dev: a process a device, flows for messages."""
         write_text(path, json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"}))
