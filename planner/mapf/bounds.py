@@ -6,36 +6,45 @@ import math
 
 import numpy as np
 
-from planner.mapf.relax import waits
 from planner.mapf.tables import Floats, Tables
+from planner.mapf.turnover import waits
 
 ROUNDING = 1 - 1e-9
 """Sums of floats may come out too high by far less than this."""
 
 
 def shortest_chain_s(tables: Tables, start: int) -> float:
-    """Least F, H and B with transfers over ``path_stages`` devices, alone.
+    """Least F, H and B with transfers over ``path_stages`` devices, alone; exact (CC1, CC2).
 
-    Stages ascend in the relaxation's order of places, and a swap is an arc one stage back; visits
-    of a stage twice are not excluded, which only lowers the bound.
+    Dynamic programming over places. ``plain`` is the cost of paths that end at a device of their
+    highest stage, ``wide`` of those among them that left out the stage before it, and ``back`` of
+    those that end with that stage, swapped; each by the number of swaps so far.
     """
-    cost = np.full(len(tables.stage), math.inf)
-    cost[start] = 0.0
     both = tables.hop + tables.hop.T
-    arc = _arcs(tables)
     busy = tables.forward + tables.backward
+    gap = tables.stage[None, :] - tables.stage[:, None]
+    usable = (tables.room > 0)[None, :] & (tables.stage > 0)[None, :]
+    up1, up2, up3 = (np.where((gap >= least) & usable, both, math.inf) for least in (1, 2, 3))
+    down = np.where((gap == -1) & usable, both, math.inf)
+    swaps = min(tables.max_swaps, (tables.path_stages - 1) // 2)
+    plain = np.full((swaps + 1, len(tables.stage)), math.inf)
+    wide, back = plain.copy(), plain.copy()
+    plain[0, start] = 0.0
     for _ in range(tables.path_stages - 1):
-        cost = (cost[:, None] + both + arc).min(axis=0) + busy
-    home = float((cost + both[:, start]).min())
+        swapped = np.full_like(plain, math.inf)
+        swapped[1:] = _step(wide, down)[:-1]
+        # after a swap the highest stage is one above the device's own
+        further = np.minimum(_step(plain, up2), _step(back, up3))
+        plain = np.minimum(_step(plain, up1), _step(back, up2)) + busy
+        wide, back = further + busy, swapped + busy
+    home = float((np.minimum(plain, back) + both[:, start]).min())
     return float(home + busy[start] + tables.head[start])
 
 
-def _arcs(tables: Tables) -> Floats:
-    """0 where a path may go from a device to another, infinite elsewhere."""
-    gap = tables.stage[None, :] - tables.stage[:, None]
-    allowed = (gap > 0) | ((gap == -1) & (tables.max_swaps > 0) & (tables.stage[None, :] > 0))
-    allowed &= (tables.room > 0)[None, :]
-    return np.where(allowed, 0.0, math.inf)
+def _step(cost: Floats, arcs: Floats) -> Floats:
+    """Cheapest cost at every device after one more arc."""
+    found: Floats = (cost[:, :, None] + arcs[None]).min(axis=1)
+    return found
 
 
 def simple_bound_s(tables: Tables) -> float:

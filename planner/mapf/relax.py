@@ -15,24 +15,11 @@ from ortools.sat.python import cp_model
 
 from planner.mapf.chains import Path, chain_s
 from planner.mapf.tables import Tables
+from planner.mapf.turnover import waits
 from planner.matching.cp_sat import solve_interruptibly
 
 STEPS = 1 << 22
 """Integer steps of the horizon."""
-
-
-def waits(tables: Tables, start: int, count: int, shortest_s: float, last: bool) -> list[float]:
-    """Least seconds before the j-th F of a start device begins, or after the j-th last B ends.
-
-    Microbatch j follows j - 1, and with memory m it begins after one of those up to j - m ended.
-    """
-    step = float((tables.backward if last else tables.forward)[start])
-    room = int(tables.memory[start])
-    found: list[float] = []
-    for j in range(count):
-        wait = found[j - 1] + step if j else 0.0
-        found.append(max(wait, found[j - room] + shortest_s) if j >= room else wait)
-    return found
 
 
 def cheapest_orders(tables: Tables, options: Sequence[Path]) -> list[Path]:

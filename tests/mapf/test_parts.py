@@ -15,8 +15,12 @@ from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import FOLLOW, plan_of, scheduled
 from planner.mapf.moves import in_order
 from planner.mapf.relax import relaxed
+from planner.mapf.solve import solve_paths
 from planner.mapf.tables import Tables
 from planner.mapf.timing import timed_by_rank
+from planner.mapf.turnover import waits
+from planner.problems import PathProblem
+from planner.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
 
 
@@ -67,13 +71,13 @@ def test_following_times_repeats_them(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_bounds_are_ordered(seed: int) -> None:
-    """Simple bound <= relaxation <= any schedule; the shortest chain is not overestimated."""
+    """Simple bound <= relaxation <= any schedule; the shortest chain is exact."""
     problem = random_problem(seed, (2, 2, 2, 2), memory=4, each=2, live_memory=seed % 2 == 0)
     tables = Tables.of(problem)
     starts = list(problem.stage_devices[0])
     for start in starts:
         exact = min(chain_s(tables, p) for p in all_paths(tables, start))
-        assert shortest_chain_s(tables, start) <= exact * (1 + 1e-12)
+        assert shortest_chain_s(tables, start) == pytest.approx(exact)
     makespan, _ = scheduled(tables, construct(tables, by_chain(tables), 0.0))
     bound = relaxed(
         tables,
@@ -86,3 +90,25 @@ def test_bounds_are_ordered(seed: int) -> None:
     )
     assert 0 < bound <= makespan * (1 + 1e-9)
     assert 0 < simple_bound_s(tables) <= makespan
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("memory", [1, 2, 3])
+def test_bound_of_live_memory(seed: int, memory: int) -> None:
+    """A start device that turns over its memory: the bound holds for the best schedule found."""
+    problem = random_problem(seed, (2, 2, 2), memory=memory, each=4, live_memory=True)
+    found = solve_paths(problem, MaxIterations(4), seed)
+    assert found.objective is not None
+    bound = simple_bound_s(Tables.of(problem))
+    assert 0.5 * found.objective < bound <= found.objective * (1 + 1e-9)
+
+
+def test_turnover_by_hand() -> None:
+    """Four microbatches, memory 2, chain 20, F 1, B 2: F at 0, 1, 20, 23."""
+    problem = PathProblem(
+        [[0, 4], [4, 0]], [[0], [1]], [1, 0], [2, 1], 0, 2, 2, 4, live_memory=True
+    )
+    tables = Tables.of(problem)
+    assert shortest_chain_s(tables, 0) == 20
+    assert waits(tables, 0, 4, 20.0, last=False) == [0, 1, 20, 23]
+    assert solve_paths(problem, MaxIterations(4)).objective == pytest.approx(43)
