@@ -165,3 +165,17 @@ class PathPlan:
         for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s)):
             rows[op.device].append((op.kind, op.microbatch))
         return tuple(tuple(row) for row in rows)
+
+
+@dataclass(frozen=True)
+class ArrangedPathPlan:
+    """Which device holds which stage, and the paths over that arrangement.
+
+    Attributes
+    ----------
+    groups
+        Devices per stage, each sorted; microbatches are numbered by the devices of stage 0.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    paths: PathPlan

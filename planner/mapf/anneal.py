@@ -1,11 +1,15 @@
-"""Compiled simulated annealing over paths and priorities; every step is timed by `decode`."""
+"""Compiled simulated annealing over paths, priorities and, if they are free, the devices' roles.
+
+Every step is timed by `timed`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from planner.mapf.dispatch import LATE, Numbers, State, decode, fill_tail
+from planner.mapf.dispatch import LATE, Numbers, State, fill_tail
+from planner.mapf.follow import timed
 from planner.mapf.moves import (
     Rules,
     Use,
@@ -18,6 +22,7 @@ from planner.mapf.moves import (
     in_order,
     sort_path,
 )
+from planner.mapf.seats import Seats, exchange, partner
 from planner.mapf.tables import Floats, Ints
 from planner.rng import next_below, next_unit
 
@@ -85,7 +90,7 @@ def copy_row(source: State, target: State, b: int) -> None:
 
 @njit(cache=True, nogil=True)
 def copy_times(source: State, target: State) -> None:
-    """What `decode` fills."""
+    """What `timed` fills."""
     target.begin[:] = source.begin
     target.ready[:] = source.ready
     target.before[:] = source.before
@@ -141,6 +146,7 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
 def anneal(
     num: Numbers,
     rules: Rules,
+    seats: Seats,
     use: Use,
     now: State,
     trial: State,
@@ -152,17 +158,20 @@ def anneal(
     cold: float,
     pull: float,
     jitter: float,
+    rearrange: float,
+    smooth: float,
 ) -> float:
     """Anneal in place from ``hot`` to ``cold`` seconds; keep the best in ``best``.
 
-    ``trial`` is a scratch copy of ``now``. Returns the smallest makespan so far, ``best_makespan``
+    ``trial`` is a scratch copy of ``now``. A share ``rearrange`` of the moves exchange two devices,
+    which changes ``num`` and ``rules`` too. Returns the smallest makespan so far, ``best_makespan``
     at most.
     """
     count, length = now.paths.shape
     steps = 2 * length + 1
-    makespan = decode(num, now, pull, LATE)
+    makespan = timed(num, now, pull, LATE)
     mean = mean_end(num, now)
-    cost = makespan + SMOOTH * mean
+    cost = makespan + smooth * mean
     critical = np.empty(count * steps, dtype=np.int64)
     found = trace(num, now, makespan, critical)
     for b in range(count):
@@ -175,24 +184,42 @@ def anneal(
         else:
             at = next_below(word, count * steps)
         b = at // steps
-        c = propose(rules, use, now, trial, at, word, pull, jitter)
-        if c < 0:
-            copy_row(now, trial, b)
-            continue
-        rerouted = settle(num, rules, now, trial, b)
-        if c != b:
-            rerouted = settle(num, rules, now, trial, c) or rerouted
+        c, one, other, rerouted = b, -1, -1, False
+        if rearrange > 0.0 and next_unit(word) < rearrange:
+            k = at % steps
+            one = now.paths[b, k if k < length else (2 * length - k if k > length else 0)]
+            other = partner(seats, rules, use, now.seat, one, word)
+            if other < 0:
+                continue
+            exchange(seats, num, rules, now.seat, one, other)
+            for m in range(count):
+                fill_tail(num, trial.paths[m], trial.tail[m])
+        else:
+            c = propose(rules, use, now, trial, at, word, pull, jitter)
+            if c < 0:
+                copy_row(now, trial, b)
+                continue
+            rerouted = settle(num, rules, now, trial, b)
+            if c != b:
+                rerouted = settle(num, rules, now, trial, c) or rerouted
         # Metropolis: draw the threshold first, so that a hopeless decoding ends early
         threshold = cost - heat * np.log(1.0 - next_unit(word))
-        value = decode(num, trial, pull, threshold - SMOOTH * 0.9 * mean)
+        value = timed(num, trial, pull, threshold - smooth * 0.9 * mean)
         accept = False
         if value < LATE:
             new_mean = mean_end(num, trial)
-            accept = value + SMOOTH * new_mean <= threshold
+            accept = value + smooth * new_mean <= threshold
         if not accept:
+            if one >= 0:
+                exchange(seats, num, rules, now.seat, one, other)
+                for m in range(count):
+                    copy_row(now, trial, m)
             copy_row(now, trial, b)
             copy_row(now, trial, c)
             continue
+        if one >= 0:
+            for m in range(count):
+                copy_row(trial, now, m)
         if rerouted:
             count_path(use, rules.stage, now.paths[b], -1)
             count_path(use, rules.stage, trial.paths[b], 1)
@@ -206,11 +233,12 @@ def anneal(
             # the list of times that is followed is that of the schedule itself
             now.nudge[:] = now.begin
             trial.nudge[:] = now.begin
-        cost, mean, makespan = value + SMOOTH * new_mean, new_mean, value
+        cost, mean, makespan = value + smooth * new_mean, new_mean, value
         found = trace(num, now, makespan, critical)
         if makespan < best_makespan:
             best_makespan = makespan
             for m in range(count):
                 copy_row(now, best, m)
             copy_times(now, best)
+            best.seat[:] = now.seat
     return best_makespan

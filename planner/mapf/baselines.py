@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import scheduled
+from planner.mapf.follow import scheduled
 from planner.mapf.tables import Floats, Ints, Tables
 from planner.problems import PathProblem, ProblemError
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from planner.mapf.tables import Floats, Tables
-from planner.mapf.turnover import waits
+from planner.mapf.turnover import turnover_s
 
 ROUNDING = 1 - 1e-9
 """Sums of floats may come out too high by far less than this."""
@@ -54,13 +54,15 @@ def simple_bound_s(tables: Tables) -> float:
     for start in starts:
         count = int((tables.starts == start).sum())
         chain = shortest_chain_s(tables, start)
-        first = waits(tables, start, count, chain, last=False)
-        last = waits(tables, start, count, chain, last=True)
-        # the order of F and B that suits best: first in, first out or the other way, or between;
-        # the largest of sums of two sequences is least when one ascends and the other descends
-        best = max(best, max(a + b for a, b in zip(first, reversed(last), strict=True)) + chain)
-        busy = tables.forward[start] + tables.head[start] + tables.backward[start]
-        best = max(best, count * float(busy))
+        span = turnover_s(
+            float(tables.forward[start]),
+            float(tables.head[start]),
+            float(tables.backward[start]),
+            int(tables.memory[start]),
+            count,
+            chain,
+        )
+        best = max(best, span)
     near = tables.hop[starts].min(axis=0) + float(tables.forward[starts].min())
     back = tables.hop[:, starts].min(axis=1) + float(tables.backward[starts].min())
     for s in range(1, len(tables.fewest)):

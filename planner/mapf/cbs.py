@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.mapf.chains import Path
-from planner.mapf.dispatch import scheduled
+from planner.mapf.follow import scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.intervals import Constraints, Forbidden, Stay, earliest, first_conflict
 from planner.mapf.tables import Floats, Tables

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from planner.mapf.tables import Floats, Ints, Tables
 from planner.parts import PathOp, PathPlan
@@ -20,8 +21,6 @@ from planner.parts import PathOp, PathPlan
 LATE = 1e300
 PULL = 0.01
 """Weight of the rest of the chain against an earlier start."""
-FOLLOW = -1.0
-"""Instead of a pull: operations in the order of given times."""
 
 
 class Numbers(NamedTuple):
@@ -35,8 +34,20 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables) -> Numbers:
-        """From the tables."""
-        return cls(tables.hop, tables.forward, tables.backward, tables.head, tables.memory)
+        """Copies of the tables' arrays, as exchanging devices changes them."""
+        rows = (tables.hop, tables.forward, tables.backward, tables.head, tables.memory)
+        return cls(*(row.copy() for row in rows))
+
+
+class Scratch(NamedTuple):
+    """What a scheduler needs while it works, per device and per microbatch."""
+
+    free: Floats
+    live: Ints
+    before: Ints
+    step: Ints
+    since: Floats
+    aside: NDArray[np.bool_]
 
 
 class State(NamedTuple):
@@ -52,6 +63,10 @@ class State(NamedTuple):
         When the step starts, and when its chain and transfer allowed it.
     before
         The step that its device did before, as ``b * steps + k``, or -1.
+    seat
+        The device in each role; the roles are the devices themselves unless they are exchanged.
+    key, order, scratch
+        Work of `follow`: steps in ascending order of their keys.
     """
 
     paths: Ints
@@ -60,6 +75,10 @@ class State(NamedTuple):
     begin: Floats
     ready: Floats
     before: Ints
+    seat: Ints
+    key: Floats
+    order: Ints
+    scratch: Scratch
 
     @classmethod
     def of(cls, tables: Tables, paths: Ints, nudge: Floats | None = None) -> State:
@@ -72,6 +91,17 @@ class State(NamedTuple):
             np.zeros(shape),
             np.zeros(shape),
             np.zeros(shape, dtype=np.int64),
+            np.arange(len(tables.stage)),
+            np.zeros(shape[0] * shape[1]),
+            np.arange(shape[0] * shape[1]),
+            Scratch(
+                np.zeros(len(tables.stage)),
+                np.zeros(len(tables.stage), dtype=np.int64),
+                np.zeros(len(tables.stage), dtype=np.int64),
+                np.zeros(shape[0], dtype=np.int64),
+                np.zeros(shape[0]),
+                np.zeros(shape[0], dtype=np.bool_),
+            ),
         )
 
 
@@ -101,7 +131,6 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
 def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
 
-    With a negative ``pull`` the keys are the nudges themselves: a list of times to follow.
     Reads ``paths``, ``tail`` and ``nudge`` of the state, fills the rest.
     """
     paths, tail, nudge = state.paths, state.tail, state.nudge
@@ -117,7 +146,7 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     makespan = 0.0
     for b in range(count):
         d = device[b]
-        key[b] = nudge[b, 0] - max(pull, 0.0) * tail[b, 0] if num.memory[d] > 0 else LATE
+        key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[d] > 0 else LATE
     for _ in range(count * steps):
         b, least = -1, LATE
         for c in range(count):
@@ -157,8 +186,6 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
             device[b] = v
             if k < length and live[v] >= num.memory[v]:
                 key[b] = LATE
-            elif pull < 0.0:
-                key[b] = nudge[b, k]
             else:
                 key[b] = max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k]
         # only what waits for this device has another key now
@@ -168,23 +195,9 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
                 j = step[c]
                 if j < length and live[d] >= num.memory[d]:
                     key[c] = LATE
-                elif pull < 0.0:
-                    key[c] = nudge[c, j]
                 else:
                     key[c] = max(since[c], end) - pull * tail[c, j] + nudge[c, j]
     return makespan
-
-
-def scheduled(
-    tables: Tables, paths: Ints, nudge: Floats | None = None, pull: float = PULL
-) -> tuple[float, Floats]:
-    """Makespan and start of every step; infinite in a deadlock."""
-    state = State.of(tables, paths, nudge)
-    num = Numbers.of(tables)
-    for b in range(tables.microbatches):
-        fill_tail(num, state.paths[b], state.tail[b])
-    makespan = float(decode(num, state, pull, math.inf))
-    return (makespan if makespan < LATE else math.inf), state.begin
 
 
 def plan_of(tables: Tables, paths: Ints, begin: Floats) -> PathPlan:

@@ -25,6 +25,7 @@ class Incumbent:
         self.plan: PathPlan | None = None
         self.makespan = math.inf
         self.bound = 0.0
+        self.seat = np.arange(len(tables.stage))
         self._lock = Lock()
 
     def offer(self, plan: PathPlan | None) -> bool:
@@ -39,8 +40,10 @@ class Incumbent:
             self.run.improve(makespan)
             return True
 
-    def offer_times(self, paths: Ints, begin: Floats, makespan: float) -> bool:
-        """Consider paths with the start of each step."""
+    def offer_times(
+        self, paths: Ints, begin: Floats, makespan: float, seat: Ints | None = None
+    ) -> bool:
+        """Consider paths with the start of each step; ``seat`` where devices are exchanged."""
         if not makespan < self.makespan * BETTER:
             return False
         return self.offer(plan_of(self.tables, paths, begin))

@@ -35,7 +35,7 @@ class Rules(NamedTuple):
             tables.stage,
             tables.members,
             tables.first,
-            tables.room,
+            tables.room.copy(),
             tables.fewest,
             tables.most,
             tables.max_swaps,

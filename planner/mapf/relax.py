@@ -56,8 +56,10 @@ def relaxed(
         paths = cheapest_orders(tables, options[start])
         chains = [chain_s(tables, path) for path in paths]
         shortest = min(chains)
-        before = [ticks(x) for x in waits(tables, start, count, shortest, last=False)]
-        behind = [ticks(x) for x in waits(tables, start, count, shortest, last=True)]
+        f, b = float(tables.forward[start]), float(tables.backward[start])
+        memory = int(tables.memory[start])
+        before = [ticks(x) for x in waits(f, b, memory, count, shortest)]
+        behind = [ticks(x) for x in waits(b, f, memory, count, shortest)]
         rank = [[model.new_bool_var("") for _ in range(count)] for _ in range(count)]
         total = []
         for i in range(count):
@@ -73,7 +75,7 @@ def relaxed(
             model.add(makespan >= before[i] + chain + after)
             total.append(chain)
         # at most `memory` chains at a time, one F and one B after the other at either end
-        room = min(int(tables.memory[start]), count)
+        room = min(memory, count)
         model.add(room * makespan >= sum(total) + sum(before[:room]) + sum(behind[:room]))
     for s in range(1, len(tables.fewest)):
         group = tables.members[tables.first[s] : tables.first[s + 1]].tolist()

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.mapf.anneal import anneal
+from planner.mapf.anneal import SMOOTH, anneal
 from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import FOLLOW, PULL, Numbers, State, fill_tail, scheduled
+from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.moves import Rules, Use, Word
+from planner.mapf.seats import Seats, exchange, partner, sit
 from planner.mapf.tables import Floats, Ints, Tables
 
 TOLLS = (0.0, 0.3, 1.0, 3.0)
@@ -40,6 +42,8 @@ class SearchParams:
         Iterations of the first annealing cycle; each later one is ``growth`` times as long.
     large
         From this many operations on, both workers work on the incumbent.
+    rearrange
+        Share of the moves that exchange two devices, where the arrangement is free.
     """
 
     workers: int = 2
@@ -52,31 +56,51 @@ class SearchParams:
     cold: float = 0.0006
     pulls: tuple[float, ...] = (0.1, 0.3, 0.02)
     large: int = 1000
+    rearrange: float = 0.1
+    smooth: float = 0.1
 
 
 class _Worker:
     """One state with its generator and its best."""
 
-    def __init__(self, tables: Tables, rng: np.random.Generator) -> None:
+    def __init__(self, tables: Tables, rng: np.random.Generator, seats: Seats | None) -> None:
         self.tables = tables
         self.rng = rng
         self.numbers, self.rules = Numbers.of(tables), Rules.of(tables)
+        self.seats = seats or Seats.fixed(tables)
+        self.free = seats is not None
+        self.smooth = SMOOTH
         self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
-    def begin(self, paths: Ints, pull: float, times: Floats | None = None) -> None:
+    def begin(self, paths: Ints, pull: float, times: Floats | None, seat: Ints) -> None:
         """Begin a cycle with these paths: no nudges, or the times of a schedule to follow."""
         self.use = Use.of(self.tables, paths)
         self.now = State.of(self.tables, paths, times)
+        if self.free:
+            for role, device in enumerate(seat.tolist()):
+                sit(self.seats, self.numbers, self.rules, self.now.seat, role, device)
         for b in range(len(paths)):
             fill_tail(self.numbers, self.now.paths[b], self.now.tail[b])
         self.trial, self.best = State.of(self.tables, paths), State.of(self.tables, paths)
         self.makespan, self.pull = math.inf, pull
 
-    def work(self, moves: int, hot: float, cold: float, jitter: float) -> None:
+    def shuffle(self) -> None:
+        """Exchange devices at random, where the arrangement is free."""
+        seat = self.now.seat
+        for role in self.rng.integers(len(seat), size=4 * len(seat) if self.free else 0).tolist():
+            other = partner(self.seats, self.rules, self.use, seat, role, self.word)
+            if other >= 0:
+                exchange(self.seats, self.numbers, self.rules, seat, role, other)
+        for b, path in enumerate(self.now.paths):
+            fill_tail(self.numbers, path, self.now.tail[b])
+
+    def work(self, moves: int, hot: float, cold: float, jitter: float, rearrange: float) -> None:
+        """Some moves of the cycle; ``rearrange`` as `anneal` has it."""
         self.makespan = anneal(
             self.numbers,
             self.rules,
+            self.seats,
             self.use,
             self.now,
             self.trial,
@@ -88,6 +112,8 @@ class _Worker:
             cold,
             self.pull,
             jitter,
+            rearrange if self.free else 0.0,
+            self.smooth if self.free else SMOOTH,
         )
 
 
@@ -98,20 +124,28 @@ class Search:
     ----------
     settled
         All cycles work on the incumbent: it has a structure that random starts do not find.
+    seats
+        Where the arrangement is free: what each device would bring to each stage.
     """
 
     def __init__(
-        self, tables: Tables, incumbent: Incumbent, seed: int, params: SearchParams | None = None
+        self,
+        tables: Tables,
+        incumbent: Incumbent,
+        seed: int,
+        params: SearchParams | None = None,
+        seats: Seats | None = None,
     ) -> None:
         self.tables = tables
         self.incumbent = incumbent
         self.params = params or SearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [_Worker(tables, rng) for rng in rngs]
+        self.workers = [_Worker(tables, rng, seats) for rng in rngs]
         size = tables.microbatches * tables.steps
         self.moves = max(16, self.params.work // (size * tables.microbatches))
         self.is_large = size >= self.params.large
         self.settled = False
+        self._own_seat = np.arange(len(tables.stage))
         self._cycles = 0
         self._length = float(self.params.first_cycle)
 
@@ -134,11 +168,14 @@ class Search:
             pull = params.pulls[(self._cycles + k) % len(params.pulls)]
             anew = not self.is_large and not self.settled and self._cycles % 2 == 0
             if anew:
-                worker.begin(self._start(worker), pull)
+                worker.begin(self._start(worker), pull, None, self._own_seat)
+                if self._cycles % 3 != 0:
+                    worker.shuffle()
             elif math.isinf(worker.makespan) or self.settled or self.is_large:
-                worker.begin(incumbent.rows(), FOLLOW, incumbent.times())
+                worker.begin(incumbent.rows(), FOLLOW, incumbent.times(), incumbent.seat)
             else:
-                worker.begin(worker.best.paths, FOLLOW, worker.best.begin)
+                last = worker.best
+                worker.begin(last.paths, FOLLOW, last.begin, last.seat)
             spread = 2.0 ** worker.rng.uniform(-2.0, 2.0)
             heats.append((params.hot if anew else params.warm * spread) * best)
         if self.is_large:
@@ -151,11 +188,14 @@ class Search:
                 cool = min(cold, hot / 2)
                 now = hot * (cool / hot) ** (step / length)
                 then = hot * (cool / hot) ** ((step + 1) / length)
-                tasks.append(pool.submit(worker.work, self.moves, now, then, jitter))
+                share = params.rearrange
+                for w in self.workers: w.smooth=params.smooth
+                tasks.append(pool.submit(worker.work, self.moves, now, then, jitter, share))
             for task in tasks:
                 task.result()
             for worker in self.workers:
-                incumbent.offer_times(worker.best.paths, worker.best.begin, worker.makespan)
+                found = worker.best
+                incumbent.offer_times(found.paths, found.begin, worker.makespan, found.seat)
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 

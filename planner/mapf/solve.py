@@ -145,7 +145,14 @@ def _auto(
         best = _solve_wave(wave, run, seed, WAVE)
         offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
         search.settled = True
+        if run.check() is not None:
+            return
     exact = Exact(problem, tables, incumbent, seed)
+    improve(search, exact, run)
+
+
+def improve(search: Search, exact: Exact, run: StopRun) -> None:
+    """Annealing and CP-SAT in turn until the rule says stop."""
     if math.isfinite(run.remaining_s):
         _by_time(search, exact, run)
     else:
@@ -162,12 +169,16 @@ def _baseline(problem: PathProblem, tables: Tables, method: PathMethod, seed: in
     return random_paths(tables, seed)
 
 
+def inner_run(run: StopRun, share: float) -> StopRun:
+    """A run of its own with a share of what is left of the limit."""
+    if math.isfinite(run.remaining_s):
+        return MaxRuntime(max(1e-3, share * run.remaining_s)).start()
+    return MaxIterations(int(min(64, max(1, share * run.remaining_iterations)))).start()
+
+
 def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Incumbent:
     """One wave, with a share of what is left of the limit."""
-    if math.isfinite(run.remaining_s):
-        inner = MaxRuntime(max(1e-3, share * run.remaining_s)).start()
-    else:
-        inner = MaxIterations(int(min(64, max(1, share * run.remaining_iterations)))).start()
+    inner = inner_run(run, share)
     tables = Tables.of(wave)
     best = Incumbent(tables, inner)
     first_plans(tables, best)

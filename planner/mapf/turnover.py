@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from planner.mapf.tables import Tables
 
-
-def waits(tables: Tables, start: int, count: int, shortest_s: float, last: bool) -> list[float]:
-    """Least seconds before the j-th F of a start device begins, or after the j-th last B ends.
+def waits(
+    forward_s: float, backward_s: float, memory: int, count: int, shortest_s: float
+) -> list[float]:
+    """Least seconds before the j-th F of a start device begins.
 
     Let S_j be the start of the j-th F (from 0), E_k the end of the k-th B (from 1), m the memory,
     f and b the seconds of F and B, C a chain that no microbatch undercuts. Then
@@ -17,12 +17,10 @@ def waits(tables: Tables, start: int, count: int, shortest_s: float, last: bool)
       the start of the r-th B and S_j, the B of r..k and the F of r + m - 1..j - 1, which had to
       wait for the r-th end: S_j >= E_r + (k - r) (b + f).
 
-    The same holds with time reversed (``last``).
+    The same holds with time reversed: with F and B exchanged these are the least seconds after the
+    end of the j-th last B.
     """
-    f, b = float(tables.forward[start]), float(tables.backward[start])
-    if last:
-        f, b = b, f
-    memory = int(tables.memory[start])
+    f, b = forward_s, backward_s
     begins: list[float] = []
     ends: list[float] = []
     for j in range(count):
@@ -33,3 +31,15 @@ def waits(tables: Tables, start: int, count: int, shortest_s: float, last: bool)
         begins.append(soonest)
         ends.append(max(soonest + shortest_s, ends[-1] + b if ends else 0.0))
     return begins
+
+
+def turnover_s(
+    forward_s: float, head_s: float, backward_s: float, memory: int, count: int, shortest_s: float
+) -> float:
+    """Least seconds in which a start device lets in ``count`` microbatches and sees them end."""
+    first = waits(forward_s, backward_s, memory, count, shortest_s)
+    last = waits(backward_s, forward_s, memory, count, shortest_s)
+    # the order of F and B that suits best: first in, first out or the other way, or between;
+    # the largest of sums of two sequences is least when one ascends and the other descends
+    span = max(a + b for a, b in zip(first, reversed(last), strict=True)) + shortest_s
+    return max(span, count * (forward_s + head_s + backward_s))

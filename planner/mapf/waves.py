@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.mapf.dispatch import FOLLOW, PULL, scheduled
+from planner.mapf.dispatch import PULL
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.tables import Floats, Ints, Tables
 from planner.problems import PathProblem

@@ -1,8 +1,15 @@
 """The questions that solvers answer, as frozen data with their exact cost."""
 
+from planner.problems.arranged_paths import ArrangedPathProblem
 from planner.problems.assignment import AssignmentProblem
 from planner.problems.averaging import AveragingProblem
 from planner.problems.error import ProblemError
 from planner.problems.paths import PathProblem
 
-__all__ = ["AssignmentProblem", "AveragingProblem", "PathProblem", "ProblemError"]
+__all__ = [
+    "ArrangedPathProblem",
+    "AssignmentProblem",
+    "AveragingProblem",
+    "PathProblem",
+    "ProblemError",
+]

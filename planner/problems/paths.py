@@ -13,7 +13,8 @@ from planner.cluster import Cluster
 from planner.parts import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item
-from planner.workload import BACKWARD_TO_FORWARD, Workload
+from planner.problems.stage_numbers import StageNumbers
+from planner.workload import Workload
 
 Floats = NDArray[np.float64]
 
@@ -141,34 +142,20 @@ class PathProblem:
         """The problem of an arrangement: layers cut evenly, compute times by FLOPs.
 
         ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
-        Both directions of a link are averaged, as SkipPipe does.
         """
-        cluster.network.require_complete()
-        groups = assignment.groups
-        split = workload.even_split(len(groups))
-        samples = workload.microbatch_samples
-        n = len(cluster)
-        forward, backward, room = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
-        head = (1 + BACKWARD_TO_FORWARD) * workload.head.forward_flops * samples / cluster.flops
-        for j, group in enumerate(groups):
-            load = workload.stage(*split[j])
-            parameters = load.parameters + (workload.head.parameters if j == 0 else 0)
-            scratch = workload.head.saved_bytes * samples if j == 0 else 0.0
-            for d in group:
-                forward[d] = load.forward_flops * samples / cluster.flops[d]
-                backward[d] = BACKWARD_TO_FORWARD * forward[d]
-                left = cluster.memory_bytes[d] - scratch
-                left -= parameters * workload.state_bytes_per_parameter
-                room[d] = max(0, int(left // (load.saved_bytes * samples)))
-        message = max(layer.output_bytes for layer in workload.layers) * samples
+        numbers = StageNumbers.of(cluster, workload, len(assignment.groups))
+        stage = np.empty(len(cluster), dtype=np.int64)
+        for j, group in enumerate(assignment.groups):
+            stage[list(group)] = j
+        every = np.arange(len(cluster))
         return cls(
-            cluster.network.symmetrised().transfer_s(message),
-            groups,
-            forward,
-            backward,
-            head,
+            numbers.transfer_s,
+            assignment.groups,
+            numbers.forward_s[stage, every],
+            numbers.backward_s[stage, every],
+            numbers.head_s,
             path_stages,
-            room if memory is None else memory,
+            numbers.memory[stage, every] if memory is None else memory,
             microbatches_per_start,
             max_swaps,
             live_memory,

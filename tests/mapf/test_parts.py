@@ -12,7 +12,8 @@ from planner.check import check
 from planner.mapf.bounds import shortest_chain_s, simple_bound_s
 from planner.mapf.chains import all_paths, chain_s, count_paths
 from planner.mapf.construct import by_chain, construct
-from planner.mapf.dispatch import FOLLOW, plan_of, scheduled
+from planner.mapf.dispatch import plan_of
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.moves import in_order
 from planner.mapf.relax import relaxed
 from planner.mapf.solve import solve_paths
@@ -110,5 +111,5 @@ def test_turnover_by_hand() -> None:
     )
     tables = Tables.of(problem)
     assert shortest_chain_s(tables, 0) == 20
-    assert waits(tables, 0, 4, 20.0, last=False) == [0, 1, 20, 23]
+    assert waits(1.0, 2.0, 2, 4, 20.0) == [0, 1, 20, 23]
     assert solve_paths(problem, MaxIterations(4)).objective == pytest.approx(43)

@@ -1,0 +1,149 @@
+"""`arrange_paths`: arrangement and paths together, beyond SkipPipe's two steps (3.2).
+
+Annealing as for paths alone, with moves that exchange the devices of two places; then the paths of
+the best arrangement alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.mapf.arranged import Arranged
+from planner.mapf.arranged_bounds import arranged_bound_s
+from planner.mapf.dispatch import plan_of
+from planner.mapf.exact import Exact
+from planner.mapf.incumbent import BETTER, Incumbent
+from planner.mapf.search import Search, first_plans
+from planner.mapf.seats import Seats
+from planner.mapf.solve import improve, inner_run
+from planner.mapf.tables import Floats, Ints, Tables
+from planner.parts import ArrangedPathPlan, PathOp, PathPlan
+from planner.problems import ArrangedPathProblem, PathProblem
+from planner.result import OPTIMAL_GAP, Result, Status
+from planner.stop import StoppingCriterion, StopRun
+
+REARRANGING = 0.7
+"""Share of the limit in which devices are exchanged; paths alone have the rest."""
+
+
+def arrange_paths(
+    problem: ArrangedPathProblem,
+    stop: StoppingCriterion,
+    seed: int = 0,
+    first: Sequence[Sequence[int]] | None = None,
+) -> Result[ArrangedPathPlan]:
+    """Which device holds which stage, and paths over them, with the smallest makespan.
+
+    Parameters
+    ----------
+    stop
+        As in `solve_paths`.
+    first
+        Devices per stage to begin with, such as ``solve_assignment(...).plan.groups``; the result
+        is never worse than the paths first found on it. By default the devices with the most
+        memory start.
+    """
+    run = stop.start()
+    groups = _roomiest_first(problem) if first is None else [list(g) for g in first]
+    at = problem.arranged(groups)
+    tables = Tables.of(at)
+    reason = tables.impossible()
+    if reason is not None:
+        alike = (problem.memory == problem.memory[:, :1]).all()
+        status = Status.INFEASIBLE if alike else Status.UNKNOWN
+        why = reason if alike else f"on the first arrangement {reason}"
+        return Result(None, status, None, None, run.elapsed_s, why, seed, "auto")
+    best = Arranged(at, tables, run)
+    with run.interruptible():
+        first_plans(tables, best)
+        best.raise_bound(arranged_bound_s(problem))
+        search = Search(tables, best, seed, seats=_seats(problem))
+        while run.check() is None and tables.path_stages > 1:
+            if math.isfinite(run.remaining_s):
+                search.run(until_s=run.elapsed_s + REARRANGING * run.remaining_s)
+            else:
+                search.run(iterations=math.ceil(REARRANGING * min(512, run.remaining_iterations)))
+            if run.check() is None:
+                _paths_alone(problem, best, run, seed)
+    return _result(problem, best, run, seed)
+
+
+def _seats(problem: ArrangedPathProblem) -> Seats:
+    """What each device would bring to each stage, as `Tables` has it for one."""
+    count = problem.stage_sizes[0] * problem.microbatches_per_start
+    room = np.minimum(problem.memory, count)
+    memory = np.full_like(problem.memory, count)
+    if problem.live_memory:
+        room, memory = np.where(problem.memory > 0, count, 0), room
+    return Seats(
+        problem.transfer_s.copy(),
+        problem.forward_s.copy(),
+        problem.backward_s.copy(),
+        np.tile(problem.head_s, (len(problem.stage_sizes), 1)),
+        memory.astype(np.int64),
+        room.astype(np.int64),
+    )
+
+
+def _roomiest_first(problem: ArrangedPathProblem) -> list[list[int]]:
+    order = np.argsort(-problem.memory[0], kind="stable").tolist()
+    start, rest = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
+    groups, turn = [start, *([] for _ in problem.stage_sizes[1:])], 0
+    while rest:
+        turn = turn % (len(groups) - 1) + 1
+        if len(groups[turn]) < problem.stage_sizes[turn]:
+            groups[turn].append(rest.pop(0))
+    return groups
+
+
+def _paths_alone(
+    problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int
+) -> None:
+    """Improve the paths of the best arrangement, its devices staying where they are."""
+    at = problem.arranged(best.arrangement())
+    inner = inner_run(run, 1.0)
+    found = Incumbent(Tables.of(at), inner)
+    seat = best.seat
+    found.offer_times(seat[best.rows()], best.times(), best.makespan)
+    search = Search(found.tables, found, seed)
+    search.settled = True
+    try:
+        improve(search, Exact(at, found.tables, found, seed), inner)
+    finally:
+        role = np.argsort(seat)
+        best.offer_times(role[found.rows()], found.times(), found.makespan, seat)
+        run.update(inner.iterations)
+
+
+def _result(
+    problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int
+) -> Result[ArrangedPathPlan]:
+    if math.isinf(best.makespan):
+        why = run.reason or "nothing found"
+        return Result(None, Status.UNKNOWN, None, None, run.elapsed_s, why, seed, "auto")
+    groups = best.arrangement()
+    plan = plan_of(Tables.of(problem.arranged(groups)), best.seat[best.rows()], best.times())
+    bound = min(best.bound, best.makespan)
+    done = best.makespan - bound <= OPTIMAL_GAP * best.makespan
+    return Result.of(
+        _in_order(groups, plan, problem.microbatches_per_start),
+        best.makespan,
+        bound,
+        runtime_s=run.elapsed_s,
+        stop_reason="optimal" if done else run.reason or "search exhausted",
+        seed=seed,
+        method="auto",
+        history=run.history,
+    )
+
+
+def _in_order(groups: list[list[int]], plan: PathPlan, each: int) -> ArrangedPathPlan:
+    """Groups sorted, and microbatches numbered by the sorted devices of stage 0."""
+    order = sorted(range(len(plan.paths)), key=lambda b: (plan.paths[b][0], b % each))
+    name = {b: k for k, b in enumerate(order)}
+    ops = [PathOp(name[op.microbatch], *op[1:]) for op in plan.ops]
+    paths = PathPlan.of([plan.paths[b] for b in order], ops)
+    return ArrangedPathPlan(tuple(tuple(sorted(group)) for group in groups), paths)

@@ -1,0 +1,45 @@
+"""Bounds on the makespan whatever the arrangement."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from planner.mapf.bounds import ROUNDING
+from planner.mapf.turnover import turnover_s
+from planner.problems import ArrangedPathProblem
+
+
+def arranged_bound_s(problem: ArrangedPathProblem) -> float:
+    """The larger of the load of all devices and the turnover of the start devices.
+
+    A chain costs at least the cheapest closed walk over as many devices, stages left aside.
+    """
+    n, each = len(problem), problem.microbatches_per_start
+    hops = problem.transfer_s + problem.transfer_s.T
+    np.fill_diagonal(hops, math.inf)
+    busy = problem.forward_s + problem.backward_s
+    count = problem.stage_sizes[0] * each
+    # each device works for the whole span, on the stage where it is quickest
+    with np.errstate(divide="ignore"):
+        rate = float((1.0 / busy.min(axis=0)).sum())
+    best = count * problem.path_stages / rate if math.isfinite(rate) else 0.0
+    spans = []
+    elsewhere = busy[1:].min(axis=0, initial=math.inf)
+    for d in range(n):
+        memory = int(problem.memory[0, d]) if problem.live_memory else each
+        if memory < (1 if problem.live_memory else int(problem.memory[0, d] < each)):
+            continue
+        walk = np.full(n, math.inf)
+        walk[d] = 0.0
+        for _ in range(problem.path_stages - 1):
+            walk = (walk[:, None] + hops).min(axis=0) + elsewhere
+        home = float((walk + np.where(np.arange(n) == d, 0.0, hops[:, d])).min())
+        own = float(busy[0, d] + problem.head_s[d])
+        f, h, b = problem.forward_s[0, d], problem.head_s[d], problem.backward_s[0, d]
+        spans.append(turnover_s(float(f), float(h), float(b), memory, each, home + own))
+    spans.sort()
+    if len(spans) >= problem.stage_sizes[0]:
+        best = max(best, spans[problem.stage_sizes[0] - 1])
+    return best * ROUNDING

@@ -1,0 +1,139 @@
+"""Compiled schedule in the order of given times: most steps of the search, in linear time.
+
+Operations are taken in ascending order of their keys, a key being a time to follow but never less
+than that of the step before. One whose device is full (TC1, live memory) stands aside until an
+earlier microbatch ends there. Between schedules that differ little the order is nearly sorted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from planner.mapf.dispatch import LATE, PULL, Numbers, State, decode, fill_tail
+from planner.mapf.tables import Floats, Ints, Tables
+
+FOLLOW = -1.0
+"""Instead of a pull: operations in the order of given times."""
+
+
+@njit(cache=True, nogil=True)
+def sort_steps(key: Floats, order: Ints) -> None:
+    """Insertion sort of steps by key, then by number."""
+    for i in range(1, len(order)):
+        at = order[i]
+        mine = key[at]
+        j = i
+        while j > 0 and (
+            key[order[j - 1]] > mine or (key[order[j - 1]] == mine and order[j - 1] > at)
+        ):
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = at
+
+
+@njit(cache=True, nogil=True)
+def follow(num: Numbers, state: State, limit: float) -> float:
+    """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
+
+    Reads ``paths``, ``tail``, ``nudge`` and, as a first guess, ``order``; fills the rest.
+    """
+    paths, tail, nudge, key, order = state.paths, state.tail, state.nudge, state.key, state.order
+    count, length = paths.shape
+    steps = 2 * length + 1
+    for b in range(count):
+        latest = nudge[b, 0]
+        for k in range(steps):
+            latest = max(latest, nudge[b, k])
+            key[b * steps + k] = latest
+    sort_steps(key, order)
+    scratch = state.scratch
+    free, live, before, step = scratch.free, scratch.live, scratch.before, scratch.step
+    since, aside = scratch.since, scratch.aside
+    free[:] = 0.0
+    live[:] = 0
+    before[:] = -1
+    step[:] = 0
+    since[:] = 0.0
+    aside[:] = False
+    waiting, makespan = 0, 0.0
+    for i in range(len(order)):
+        at = order[i]
+        b = at // steps
+        if step[b] != at - b * steps:
+            continue
+        while b >= 0:
+            # b's steps up to this key; more than one only after it stood aside
+            k = step[b]
+            aside[b] = False
+            while k < steps:
+                at = b * steps + k
+                if key[at] > key[order[i]] or (key[at] == key[order[i]] and at > order[i]):
+                    break
+                if k < length:
+                    d = paths[b, k]
+                    if live[d] >= num.memory[d]:
+                        aside[b] = True
+                        waiting += 1
+                        break
+                    live[d] += 1
+                    busy = num.forward[d]
+                elif k == length:
+                    d = paths[b, 0]
+                    busy = num.head[d]
+                else:
+                    d = paths[b, 2 * length - k]
+                    live[d] -= 1
+                    busy = num.backward[d]
+                start = max(since[b], free[d])
+                if start + tail[b, k] > limit:
+                    return LATE
+                state.begin[b, k] = start
+                state.ready[b, k] = since[b]
+                state.before[b, k] = before[d]
+                before[d] = at
+                end = start + busy
+                free[d] = end
+                k += 1
+                if k == steps:
+                    makespan = max(makespan, end)
+                elif k < length:
+                    since[b] = end + num.hop[d, paths[b, k]]
+                elif k == length:
+                    since[b] = end + num.hop[d, paths[b, 0]]
+                else:
+                    since[b] = end + num.hop[d, paths[b, 2 * length - k]]
+            step[b] = k
+            b = -1
+            if waiting > 0:
+                for c in range(count):
+                    if aside[c] and live[paths[c, step[c]]] < num.memory[paths[c, step[c]]]:
+                        if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
+                            b = c
+                if b >= 0:
+                    waiting -= 1
+    for b in range(count):
+        if step[b] < steps:
+            return LATE
+    return makespan
+
+
+@njit(cache=True, nogil=True)
+def timed(num: Numbers, state: State, pull: float, limit: float) -> float:
+    """`decode` with a pull, or `follow` with FOLLOW."""
+    if pull < 0.0:
+        return follow(num, state, limit)
+    return decode(num, state, pull, limit)
+
+
+def scheduled(
+    tables: Tables, paths: Ints, nudge: Floats | None = None, pull: float = PULL
+) -> tuple[float, Floats]:
+    """Makespan and start of every step; infinite in a deadlock. ``pull`` as in `timed`."""
+    state = State.of(tables, paths, nudge)
+    num = Numbers.of(tables)
+    for b in range(tables.microbatches):
+        fill_tail(num, state.paths[b], state.tail[b])
+    makespan = float(timed(num, state, pull, math.inf))
+    return (makespan if makespan < LATE else math.inf), state.begin

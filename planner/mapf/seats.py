@@ -1,0 +1,85 @@
+"""Which device sits in which role, when the arrangement is searched together with the paths.
+
+A role is a place in a stage; paths and orders are those of roles. Exchanging the devices of two
+roles leaves CC1, CC2 and CC3 as they are and changes every time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.mapf.dispatch import Numbers
+from planner.mapf.moves import Rules, Use, Word
+from planner.mapf.tables import Floats, Ints, Tables
+from planner.rng import next_below
+
+
+class Seats(NamedTuple):
+    """What a device would bring to each stage.
+
+    Attributes
+    ----------
+    hop
+        Transfers between devices.
+    forward, backward, head, memory, room
+        As in `Tables`, one row per stage, one column per device.
+    """
+
+    hop: Floats
+    forward: Floats
+    backward: Floats
+    head: Floats
+    memory: Ints
+    room: Ints
+
+    @classmethod
+    def fixed(cls, tables: Tables) -> Seats:
+        """Of a given arrangement, in which nobody moves: each device as in its own stage."""
+        stages = len(tables.fewest)
+        rows = (tables.forward, tables.backward, tables.head, tables.memory, tables.room)
+        return cls(tables.hop.copy(), *(np.tile(row, (stages, 1)) for row in rows))
+
+
+@njit(cache=True, nogil=True)
+def sit(seats: Seats, num: Numbers, rules: Rules, seat: Ints, role: int, device: int) -> None:
+    """Write the numbers of a device into those of its role."""
+    s = rules.stage[role]
+    seat[role] = device
+    num.forward[role] = seats.forward[s, device]
+    num.backward[role] = seats.backward[s, device]
+    num.head[role] = seats.head[s, device]
+    num.memory[role] = seats.memory[s, device]
+    rules.room[role] = seats.room[s, device]
+    for other in range(len(seat)):
+        num.hop[role, other] = seats.hop[device, seat[other]]
+        num.hop[other, role] = seats.hop[seat[other], device]
+
+
+@njit(cache=True, nogil=True)
+def exchange(seats: Seats, num: Numbers, rules: Rules, seat: Ints, one: int, other: int) -> None:
+    """Exchange the devices of two roles."""
+    device = seat[one]
+    seat[one] = seat[other]
+    seat[other] = device
+    sit(seats, num, rules, seat, one, seat[one])
+    sit(seats, num, rules, seat, other, device)
+
+
+@njit(cache=True, nogil=True)
+def partner(seats: Seats, rules: Rules, use: Use, seat: Ints, role: int, word: Word) -> int:
+    """Another role whose device may take this one's place, and the other way (TC1); or -1."""
+    other = next_below(word, len(seat))
+    mine = seat[role]
+    # devices near each other are the likelier to do well in each other's place
+    for _ in range(next_below(word, 4)):
+        another = next_below(word, len(seat))
+        near = seats.hop[mine, seat[another]] < seats.hop[mine, seat[other]]
+        if another != role and (near or other == role):
+            other = another
+    its = seat[other]
+    fits = use.device[role] <= seats.room[rules.stage[role], its]
+    fits = fits and use.device[other] <= seats.room[rules.stage[other], mine]
+    return other if other != role and fits else -1

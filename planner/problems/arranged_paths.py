@@ -1,0 +1,186 @@
+"""Which device holds which stage and which devices every microbatch visits, asked together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.cluster import Cluster
+from planner.problems.error import ProblemError
+from planner.problems.paths import PathProblem
+from planner.problems.quantities import whole
+from planner.problems.stage_numbers import StageNumbers
+from planner.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class ArrangedPathProblem:
+    """A `PathProblem` whose arrangement is free; only the sizes of the stages are given.
+
+    SkipPipe arranges for full pipelines first (eq. 1) and searches paths then; paths are not full,
+    so the best arrangement for them is another.
+
+    Parameters
+    ----------
+    transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory
+        As in `PathProblem`.
+    stage_sizes
+        Devices per stage; their sum is N.
+    forward_s, backward_s
+        Seconds of F and B: scalars, one per device, or ``[stages, N]`` where stages are unlike.
+    head_s
+        Seconds of H: a scalar, or one per device.
+    memory
+        m of TC1: a scalar, one per device, or ``[stages, N]``.
+    """
+
+    transfer_s: Floats
+    stage_sizes: tuple[int, ...]
+    forward_s: Floats
+    backward_s: Floats
+    head_s: Floats
+    path_stages: int
+    memory: NDArray[np.int64]
+    microbatches_per_start: int
+    max_swaps: int
+    live_memory: bool
+
+    def __init__(
+        self,
+        transfer_s: ArrayLike,
+        stage_sizes: Sequence[int],
+        forward_s: ArrayLike,
+        backward_s: ArrayLike,
+        head_s: ArrayLike,
+        path_stages: int,
+        memory: ArrayLike,
+        microbatches_per_start: int,
+        max_swaps: int = 1,
+        live_memory: bool = False,
+    ) -> None:
+        transfer = np.array(transfer_s, dtype=np.float64)
+        sizes = tuple(whole("a stage size", size) for size in stage_sizes)
+        if min(sizes, default=0) < 1 or sum(sizes) != len(transfer):
+            raise ProblemError(
+                f"stage_sizes must be at least 1 and add up to the {len(transfer)} devices, found "
+                f"{list(sizes)}"
+            )
+        rows = {}
+        for name, value in (
+            ("forward_s", forward_s),
+            ("backward_s", backward_s),
+            ("memory", memory),
+        ):
+            try:
+                shape = (len(sizes), len(transfer))
+                rows[name] = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), shape))
+            except (TypeError, ValueError):
+                raise ProblemError(
+                    f"{name} must be one number, {len(transfer)} or {len(sizes)} x "
+                    f"{len(transfer)} of them, found shape {np.shape(value)}"
+                ) from None
+        for field, value in (
+            ("transfer_s", transfer),
+            ("stage_sizes", sizes),
+            ("forward_s", rows["forward_s"]),
+            ("backward_s", rows["backward_s"]),
+            ("head_s", np.array(np.broadcast_to(head_s, (len(transfer),)), dtype=np.float64)),
+            ("path_stages", path_stages),
+            ("memory", rows["memory"]),
+            ("microbatches_per_start", microbatches_per_start),
+            ("max_swaps", max_swaps),
+            ("live_memory", live_memory),
+        ):
+            object.__setattr__(self, field, value)
+        # every stage's row is that of an arrangement: its rules are the rules of all
+        devices = list(range(len(transfer)))
+        arrangement = self._cut(devices)
+        for s in range(len(sizes)):
+            checked = self._problem(arrangement, [s] * len(transfer))
+            if s == 0:
+                object.__setattr__(self, "transfer_s", checked.transfer_s)
+        object.__setattr__(self, "memory", self.memory.astype(np.int64))
+        for array in (self.forward_s, self.backward_s, self.head_s, self.memory):
+            array.setflags(write=False)
+
+    @classmethod
+    def from_workload(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        stage_sizes: Sequence[int],
+        *,
+        path_stages: int,
+        microbatches_per_start: int,
+        memory: ArrayLike | None = None,
+        max_swaps: int = 1,
+        live_memory: bool = False,
+    ) -> ArrangedPathProblem:
+        """The problem of a cluster; numbers as in `PathProblem.from_assignment`."""
+        numbers = StageNumbers.of(cluster, workload, len(stage_sizes))
+        return cls(
+            numbers.transfer_s,
+            stage_sizes,
+            numbers.forward_s,
+            numbers.backward_s,
+            numbers.head_s,
+            path_stages,
+            numbers.memory if memory is None else memory,
+            microbatches_per_start,
+            max_swaps,
+            live_memory,
+        )
+
+    @classmethod
+    def of(cls, problem: PathProblem) -> ArrangedPathProblem:
+        """A path problem with its arrangement freed; a device is the same in every stage."""
+        sizes = [len(group) for group in problem.stage_devices]
+        fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+        del fields["stage_devices"]
+        return cls(stage_sizes=sizes, **fields)
+
+    def __len__(self) -> int:
+        return len(self.transfer_s)
+
+    def arranged(self, groups: Sequence[Sequence[int]]) -> PathProblem:
+        """The path problem of an arrangement."""
+        if [len(group) for group in groups] != list(self.stage_sizes):
+            raise ProblemError(
+                f"groups must have the sizes {list(self.stage_sizes)}, found "
+                f"{[len(group) for group in groups]}"
+            )
+        stage = {int(d): j for j, group in enumerate(groups) for d in group}
+        return self._problem(groups, [stage.get(d, 0) for d in range(len(self))])
+
+    def _cut(self, devices: Sequence[int]) -> list[list[int]]:
+        ends = np.cumsum(self.stage_sizes).tolist()
+        return [
+            list(devices[end - size : end])
+            for size, end in zip(self.stage_sizes, ends, strict=True)
+        ]
+
+    def _problem(self, groups: Sequence[Sequence[int]], stage: Sequence[int]) -> PathProblem:
+        every = np.arange(len(self))
+        return PathProblem(
+            self.transfer_s,
+            groups,
+            self.forward_s[stage, every],
+            self.backward_s[stage, every],
+            self.head_s,
+            self.path_stages,
+            self.memory[stage, every],
+            self.microbatches_per_start,
+            self.max_swaps,
+            self.live_memory,
+        )
+
+    def replace(self, **changes: Any) -> ArrangedPathProblem:
+        """A copy with some of the constructor's fields changed."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return ArrangedPathProblem(**{**fields, **changes})
