@@ -41,13 +41,13 @@ PAYLOAD = 1448 / 1514
 FRAME = 1514
 BURST = 15_000
 """Bytes that a link may catch up after a timer was late: 12 ms of the slowest."""
-QUEUE = 100
+QUEUE = 30
 """Packets that may wait in each class."""
 SEGMENTS = "2"
 """Frames in one packet of the kernel; more would go out at once, above the link's speed."""
 CONTROL = "reno"
 """TCP's congestion control: in every kernel, and allowed in every namespace."""
-WARM_S = 2.0
+WARM_S = 3.0
 """Before the probe counts."""
 
 Flow = tuple[int, int]
