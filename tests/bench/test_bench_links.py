@@ -52,8 +52,9 @@ def test_namespaces_are_gone_afterwards():
     """Also when what ran in them fails."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("network namespaces need root and iproute2")
-    names: list[str] = []
+    made: list[str] = []
     with pytest.raises((RuntimeError, ValueError)), namespaces((10.0, 10.0)) as names:
+        made += names
         raise RuntimeError("inside")
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    assert not set(names) & set(left.stdout.split())
+    assert not set(made) & set(left.stdout.split())
