@@ -232,7 +232,8 @@ def _aggregated(s: _Scaled) -> RelaxedSolution | None:
         i, j = i[i != j], j[i != j]
         by_link = left[i, j] < q[i]
         cuts.append(_Cut(suppliers, receivers, i[~by_link], i[by_link], j[by_link]))
-        whole[i[by_link]] = True
+        # a bound below a_ij would leave the solution on the right side of the cut
+        whole[i[by_link & (a[i, j] > _lower(s, z)[i, j] + TIGHT)]] = True
     return None
 
 
@@ -281,12 +282,18 @@ def _solve_aggregated(s: _Scaled, whole: NDArray[np.bool_], cuts: list[_Cut]) ->
     column[source, target] = a0 + m
     for cut in cuts:
         pairs = cut.by_link, cut.by_link_to
+        # a_ij is a variable, or stands for its lower bound, which keeps the cut valid
+        given = whole[cut.by_link]
+        bound_from, bound_to = (x[~given & able[cut.by_link]] for x in pairs)
+        limit = 0.0 if s.links is None else float(s.links[pairs].sum())
         rows.add(
-            np.array([0.0 if s.links is None else float(s.links[pairs].sum())]),
+            np.array([limit + float(s.big[bound_to].sum())]),
             (0, got[cut.receivers], 1.0),
             (0, back[np.setdiff1d(s.peers, cut.suppliers)], -1.0),
             (0, s.q[cut.by_rate], -1.0),
-            (0, column[pairs], 1.0),
+            (0, column[pairs][given], 1.0),
+            (0, s.q[bound_to], 1.0),
+            (0, s.c[bound_from], s.big[bound_to]),
         )
     off = np.flatnonzero(~s.problem.can_aggregate)
     upper = _upper(s, a0 + len(m), [s.q[off], back[off]])
@@ -295,6 +302,13 @@ def _solve_aggregated(s: _Scaled, whole: NDArray[np.bool_], cuts: list[_Cut]) ->
     upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
     found = rows.solve(upper, 0)
     return None if found.x is None else np.maximum(found.x, 0.0)
+
+
+def _lower(s: _Scaled, z: Floats) -> Floats:
+    """What stands for a_ki where it is no variable."""
+    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big[None, :]
+    bound[~s.problem.contributors] = 0.0
+    return bound
 
 
 def _too_low(s: _Scaled, z: Floats, a: Floats, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -309,9 +323,7 @@ def _too_low(s: _Scaled, z: Floats, a: Floats, whole: NDArray[np.bool_]) -> NDAr
         or (a.sum(axis=0) + got > s.download + TIGHT).any()
     ):
         return np.zeros(n, dtype=bool)
-    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big[None, :]
-    bound[~s.problem.contributors] = 0.0
-    off = np.abs(a - bound) > TIGHT
+    off = np.abs(a - _lower(s, z)) > TIGHT
     np.fill_diagonal(off, False)
     short: NDArray[np.bool_] = (off | over).any(axis=1) & ~whole
     return short
