@@ -11,7 +11,7 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from planner.executor.codec import decode, encode, message_length
 from planner.executor.transport import Pending, Transport
 from planner.plan import AveragingGroup
+from planner.shares import Range, share_ranges
 
 TAG = 1 << 28
 """Above all tags of the pipeline."""
@@ -33,19 +34,6 @@ MOST_CHUNKS = 64
 
 WINDOW = 4
 """Chunks a contributor has on the way to each reducer."""
-
-Range = tuple[int, int]
-
-
-def share_ranges(length: int, shares: Iterable[float]) -> list[Range]:
-    """Consecutive slices of a vector in proportion to the shares, covering it exactly."""
-    ends = [0]
-    total = 0.0
-    for share in shares:
-        total += share
-        ends.append(min(length, round(total * length)))
-    ends[-1] = length
-    return list(pairwise(ends))
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:

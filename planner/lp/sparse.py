@@ -8,13 +8,19 @@ G_i, and receives, D_j, enter the limits, so it keeps those with ``G_i <= (n - 1
 ``D_j <= sum_{i != j} q_i``. It bounds LP (5) from above. Then a transportation problem looks for
 the g_ij behind the sums, within q_i and what the links leave beside a_ij. Where they exist, LP (5)
 is solved; otherwise the minimum cut of the transportation problem becomes a row of the aggregated
-form and it is solved again. After `ROUNDS` rounds the full form decides.
+form and it is solved again. After `ROUNDS` cuts the full form decides.
+
+Nor does it need all n^2 variables a. The least that eq. 4 asks for is ``max(0, q_i - (1 - c_k)
+M_i)``. With c_k = 1 that is the second argument, without an accelerator the first, unless q_i is
+above M_i. So all senders begin with one of these lower bounds in place of a_k, and only those for
+whom it is too low in the solution get variables. The value stays the optimum of LP (5): dropping
+constraints bounds it from above, and a solution that satisfies them all attains it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +35,8 @@ Index = NDArray[np.int64]
 
 TIGHT = 1e-9
 ROUNDS = 8
+NEARLY = 1.01
+"""Downloads up to this many times their limit hardly bind; decides about time only."""
 
 
 @dataclass(frozen=True)
@@ -173,15 +181,15 @@ def lp_bound(problem: AveragingProblem) -> float:
     return solve_relaxed(problem).xi
 
 
-def _common(rows: _Rows, s: _Scaled, a0: int) -> None:
-    """xi <= sum_i s_i c_i / B and q_i <= a_ki + (1 - c_k) M_i."""
-    m = np.arange(len(s.source))
+def _common(rows: _Rows, s: _Scaled, a0: int, source: Index, target: Index) -> None:
+    """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given."""
+    m = np.arange(len(source))
     rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
     rows.add(
-        s.big[s.target],
-        (m, s.q[s.target], 1.0),
+        s.big[target],
+        (m, s.q[target], 1.0),
         (m, a0 + m, -1.0),
-        (m, s.c[s.source], s.big[s.target]),
+        (m, s.c[source], s.big[target]),
     )
 
 
@@ -194,32 +202,24 @@ def _upper(s: _Scaled, width: int, blocked: list[Index]) -> Floats:
 
 
 def _aggregated(s: _Scaled) -> RelaxedSolution | None:
-    """The aggregated form and its cuts; None if they do not settle within `ROUNDS`."""
-    n, m = s.n, np.arange(len(s.source))
-    back, got, a0 = 1 + 2 * n + s.peers, 1 + 3 * n + s.peers, 1 + 4 * n
-    rows = _Rows()
-    _common(rows, s, a0)
-    rows.add(np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, got, -1.0))
-    rows.add(np.zeros(n), (s.peers, back, 1.0), (s.peers, s.q, 1.0 - n))
-    rows.add(np.zeros(n), (s.peers, got, 1.0), (s.target, s.q[s.source], -1.0))
-    rows.add(np.zeros(1), (0, got, 1.0), (0, back, -1.0))
-    rows.add(s.upload, (s.source, a0 + m, 1.0), (s.peers, back, 1.0))
-    rows.add(s.download, (s.target, a0 + m, 1.0), (s.peers, got, 1.0))
-    off = np.flatnonzero(~s.problem.can_aggregate)
-    upper = _upper(s, a0 + len(m), [s.q[off], back[off]])
-    if s.links is not None:
-        upper[a0:] = s.links[s.source, s.target]
-    upper[a0 + np.flatnonzero(~s.problem.can_aggregate[s.target])] = 0.0
-    column = np.zeros((n, n), dtype=np.int64)
-    column[s.source, s.target] = a0 + m
-    for _ in range(ROUNDS):
-        found = rows.solve(upper, 0)
-        if found.x is None:
+    """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them."""
+    whole = np.zeros(s.n, dtype=bool)
+    cuts: list[_Cut] = []
+    while len(cuts) < ROUNDS:
+        z = _solve_aggregated(s, whole, cuts)
+        if z is None:
             return None
-        z = np.maximum(found.x, 0.0)
         q, c = z[s.q], np.minimum(z[s.c], 1.0)
         a = _least_senders(s, q, c)
-        left = np.full((n, n), np.inf) if s.links is None else np.maximum(s.links - a, 0.0)
+        short = _too_low(s, z, a, whole)
+        if short.any():
+            # a few are cheaper than all, but only once: each time may show some more, and does
+            # where a broken download spreads the excess over other senders
+            received = a.sum(axis=0) + z[1 + 3 * s.n : 1 + 4 * s.n]
+            few = not whole.any() and bool((received <= s.download * NEARLY + TIGHT).all())
+            whole |= short if few else True
+            continue
+        left = np.full((s.n, s.n), np.inf) if s.links is None else np.maximum(s.links - a, 0.0)
         room = np.minimum(q[:, None], left)
         np.fill_diagonal(room, 0.0)
         supply = np.maximum(s.upload - a.sum(axis=1), 0.0)
@@ -228,20 +228,105 @@ def _aggregated(s: _Scaled) -> RelaxedSolution | None:
             return _solution(s, z[0], q, c, a, g)
         assert cut is not None
         suppliers, receivers = cut
-        # D(J) <= G(outside S) + sum over S x J of q_i or of t_ij - a_ij
         i, j = (x.ravel() for x in np.meshgrid(suppliers, receivers, indexing="ij"))
         i, j = i[i != j], j[i != j]
         by_link = left[i, j] < q[i]
-        others = np.setdiff1d(s.peers, suppliers)
-        limit = 0.0 if s.links is None else float(s.links[i[by_link], j[by_link]].sum())
-        rows.add(
-            np.array([limit]),
-            (0, got[receivers], 1.0),
-            (0, back[others], -1.0),
-            (0, s.q[i[~by_link]], -1.0),
-            (0, column[i[by_link], j[by_link]], 1.0),
-        )
+        cuts.append(_Cut(suppliers, receivers, i[~by_link], i[by_link], j[by_link]))
+        # a bound below a_ij would leave the solution on the right side of the cut
+        whole[i[by_link & (a[i, j] > _lower(s, z)[i, j] + TIGHT)]] = True
     return None
+
+
+class _Cut(NamedTuple):
+    """D(J) <= G(outside S) + sum over S x J of q_i or of t_ij - a_ij."""
+
+    suppliers: Index
+    receivers: Index
+    by_rate: Index
+    by_link: Index
+    by_link_to: Index
+
+
+def _solve_aggregated(s: _Scaled, whole: NDArray[np.bool_], cuts: list[_Cut]) -> Floats | None:
+    """Its columns xi, q, c, G, D, then a_k of the senders k in ``whole``."""
+    n, able = s.n, s.problem.contributors
+    back, got, a0 = 1 + 2 * n + s.peers, 1 + 3 * n + s.peers, 1 + 4 * n
+    off_diagonal = ~np.eye(n, dtype=bool)
+    source, target = np.nonzero(off_diagonal & whole[:, None])
+    m = np.arange(len(source))
+    rows = _Rows()
+    _common(rows, s, a0, source, target)
+    rows.add(np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, got, -1.0))
+    rows.add(np.zeros(n), (s.peers, back, 1.0), (s.peers, s.q, 1.0 - n))
+    rows.add(np.zeros(n), (s.peers, got, 1.0), (s.target, s.q[s.source], -1.0))
+    rows.add(np.zeros(1), (0, got, 1.0), (0, back, -1.0))
+    # the others' a_ki: at least q_i - (1 - c_k) M_i of those who can contribute
+    low = off_diagonal & (able & ~whole)[:, None]
+    k, i = np.nonzero(low)
+    big = np.where(low, s.big[None, :], 0.0)
+    rows.add(
+        s.upload + big.sum(axis=1),
+        (source, a0 + m, 1.0),
+        (s.peers, back, 1.0),
+        (k, s.q[i], 1.0),
+        (s.peers, s.c, big.sum(axis=1)),
+    )
+    rows.add(
+        s.download + big.sum(axis=0),
+        (target, a0 + m, 1.0),
+        (s.peers, got, 1.0),
+        (s.peers, s.q, low.sum(axis=0)),
+        (i, s.c[k], s.big[i]),
+    )
+    column = np.zeros((n, n), dtype=np.int64)
+    column[source, target] = a0 + m
+    for cut in cuts:
+        pairs = cut.by_link, cut.by_link_to
+        # a_ij is a variable, or stands for its lower bound, which keeps the cut valid
+        given = whole[cut.by_link]
+        bound_from, bound_to = (x[~given & able[cut.by_link]] for x in pairs)
+        limit = 0.0 if s.links is None else float(s.links[pairs].sum())
+        rows.add(
+            np.array([limit + float(s.big[bound_to].sum())]),
+            (0, got[cut.receivers], 1.0),
+            (0, back[np.setdiff1d(s.peers, cut.suppliers)], -1.0),
+            (0, s.q[cut.by_rate], -1.0),
+            (0, column[pairs][given], 1.0),
+            (0, s.q[bound_to], 1.0),
+            (0, s.c[bound_from], s.big[bound_to]),
+        )
+    off = np.flatnonzero(~s.problem.can_aggregate)
+    upper = _upper(s, a0 + len(m), [s.q[off], back[off]])
+    if s.links is not None:
+        upper[a0:] = s.links[source, target]
+    upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
+    found = rows.solve(upper, 0)
+    return None if found.x is None else np.maximum(found.x, 0.0)
+
+
+def _lower(s: _Scaled, z: Floats) -> Floats:
+    """What stands for a_ki where it is no variable."""
+    bound = z[s.q][None, :] - (1 - np.minimum(z[s.c], 1.0))[:, None] * s.big[None, :]
+    bound[~s.problem.contributors] = 0.0
+    return bound
+
+
+def _too_low(s: _Scaled, z: Floats, a: Floats, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Senders whose a_ki must exceed their lower bound in the LP, if that breaks a limit."""
+    n = s.n
+    back, got = z[1 + 2 * n : 1 + 3 * n], z[1 + 3 * n : 1 + 4 * n]
+    over = a > (np.inf if s.links is None else s.links + TIGHT)
+    np.fill_diagonal(over, False)
+    if not (
+        over.any()
+        or (a.sum(axis=1) + back > s.upload + TIGHT).any()
+        or (a.sum(axis=0) + got > s.download + TIGHT).any()
+    ):
+        return np.zeros(n, dtype=bool)
+    off = np.abs(a - _lower(s, z)) > TIGHT
+    np.fill_diagonal(off, False)
+    short: NDArray[np.bool_] = (off | over).any(axis=1) & ~whole
+    return short
 
 
 def _full(s: _Scaled) -> RelaxedSolution:
@@ -250,7 +335,7 @@ def _full(s: _Scaled) -> RelaxedSolution:
     a0 = 1 + 2 * n
     g0 = a0 + len(m)
     rows = _Rows()
-    _common(rows, s, a0)
+    _common(rows, s, a0, s.source, s.target)
     rows.add(
         np.zeros(n),
         (s.peers, 0, s.gradient),

@@ -1,15 +1,15 @@
-"""Shares of the vector as whole numbers of elements."""
+"""Shares of the vector as whole numbers of elements, for solvers and executor alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.problems import ProblemError
-
 Floats = NDArray[np.float64]
+Range = tuple[int, int]
 
 
 def integer_parts(
@@ -25,7 +25,7 @@ def integer_parts(
         Elements of the vector.
     min_part
         A part is empty or has at least this many elements (a smaller one costs a message for
-        nothing). The smallest shares are dropped until the rest can have that many each.
+        nothing). Where one has fewer, the smallest shares are dropped until none has.
     method
         ``"largest_remainder"`` (Hamilton; each part within 1 of its quota) or
         ``"hagenbach_bischoff"`` (highest averages, as hivemind divides).
@@ -37,22 +37,33 @@ def integer_parts(
     """
     weights = np.array(shares, dtype=np.float64)
     if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() <= 0:
-        raise ProblemError(
+        raise ValueError(
             "shares must be a list of numbers >= 0 with a positive sum, found "
             f"{weights.tolist()}; a plan that averages nothing has no parts"
         )
     if length < 1 or min_part < 1:
-        raise ProblemError(f"length and min_part must be >= 1, found {length} and {min_part}")
+        raise ValueError(f"length and min_part must be >= 1, found {length} and {min_part}")
     divide = _METHODS.get(method)
     if divide is None:
-        raise ProblemError(f"no method {method!r}; there are {', '.join(_METHODS)}")
+        raise ValueError(f"no method {method!r}; there are {', '.join(_METHODS)}")
     while True:
         parts = divide(weights / weights.sum(), length)
-        small = np.flatnonzero((weights > 0) & (parts < min_part))
-        if not len(small) or int((weights > 0).sum()) == 1:
+        if not ((parts > 0) & (parts < min_part)).any() or int((weights > 0).sum()) == 1:
             return parts
+        small = np.flatnonzero((weights > 0) & (parts < min_part))
         # of equally small shares the later one goes
         weights[max(small, key=lambda i: (-weights[i], i))] = 0.0
+
+
+def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
+    """Consecutive slices ``(start, stop)`` of a vector, one for each share, that cover it.
+
+    Their lengths are `integer_parts`, so each is within one element of its share.
+    """
+    if length == 0:
+        return [(0, 0)] * len(np.atleast_1d(shares))
+    ends = [0, *np.cumsum(integer_parts(shares, length)).tolist()]
+    return list(pairwise(ends))
 
 
 def _largest_remainder(shares: Floats, length: int) -> NDArray[np.int64]:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.lp.shares import integer_parts
-from planner.problems import ProblemError
+from planner.shares import integer_parts, share_ranges
 
 METHODS = ["largest_remainder", "hagenbach_bischoff"]
 
@@ -42,6 +41,24 @@ def test_largest_remainder_stays_within_one_of_the_quota():
     assert (np.abs(parts - shares * 1_000_003) < 1).all()
 
 
+@given(
+    st.integers(0, 1000),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01),
+)
+def test_ranges_cover_the_vector_within_one_of_the_shares(length, raw):
+    """Also where there are more shares than values."""
+    shares = [x / sum(raw) for x in raw]
+    ranges = share_ranges(length, shares)
+    assert [i for part in ranges for i in range(*part)] == list(range(length))
+    for (start, stop), share in zip(ranges, shares, strict=True):
+        assert abs((stop - start) - share * length) <= 1 + 1e-6
+
+
+def test_empty_parts_are_no_reason_to_drop_their_shares():
+    """2.5 of 5 values is never 5."""
+    assert integer_parts([0.5, *[0.05] * 10], 5).tolist() == [3, 1, 1, *[0] * 8]
+
+
 @pytest.mark.parametrize(
     ("shares", "length", "smallest", "method", "message"),
     [
@@ -53,5 +70,5 @@ def test_largest_remainder_stays_within_one_of_the_quota():
 )
 def test_bad_input(shares, length, smallest, method, message):
     """Named with rule and value."""
-    with pytest.raises(ProblemError, match=message):
+    with pytest.raises(ValueError, match=message):
         integer_parts(shares, length, smallest, method)
