@@ -13,7 +13,7 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound_s
-from planner.mapf.cbs import ConflictSearch
+from planner.mapf.cbs import PathSearch
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
@@ -104,7 +104,7 @@ def solve_paths(
         if chosen is PathMethod.AUTO:
             _auto(problem, tables, incumbent, run, seed)
         elif chosen is PathMethod.CBS:
-            ConflictSearch(tables, incumbent, run).search()
+            PathSearch(tables, incumbent, run).search()
         elif chosen is PathMethod.REUSE:
             incumbent = _reuse(problem, tables, run, seed)
         else:
