@@ -17,6 +17,7 @@ from planner.mapf.moves import (
     exchange_paths,
     in_order,
     sort_path,
+    too_many_swaps,
 )
 from planner.mapf.tables import Floats, Ints
 from planner.rng import next_below, next_unit
@@ -131,7 +132,9 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
         same = same and trial.paths[b, k] == now.paths[b, k]
     if same:
         return False
-    if not in_order(trial.paths[b], rules.stage, rules.max_swaps):
+    ordered = in_order(trial.paths[b], rules.stage, rules.max_swaps)
+    # sorting the paths that changed is enough: the others were within the limit
+    if not ordered or too_many_swaps(rules, trial.paths):
         sort_path(trial.paths[b], rules.stage)
     fill_tail(num, trial.paths[b], trial.tail[b])
     return True

@@ -18,7 +18,8 @@ from planner.mapf.conflict_search import Branch, ConflictSearch, Objective, Opti
 from planner.mapf.dispatch import FOLLOW, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.intervals import Forbidden, Stay, conflicts
-from planner.mapf.router import ALWAYS, Route, Router
+from planner.mapf.moves import count_swaps
+from planner.mapf.router import ALWAYS, SWAPS, Route, Router
 from planner.mapf.tables import Tables
 from planner.stop import StopRun
 
@@ -31,12 +32,12 @@ ALTERNATIVES = 4
 
 @dataclass(frozen=True)
 class Crowd:
-    """More paths through some devices than may go there (CC3, TC1).
+    """More paths through some devices than may go there (CC3, TC1), or too many swaps (D.2).
 
     Attributes
     ----------
     stage
-        Whether the devices are those of a stage (CC3), else one device (TC1).
+        Whether the devices are those of a stage (CC3), or `SWAPS`; else one device (TC1).
     agents
         Those on their way through, the fastest first.
     excess
@@ -86,7 +87,7 @@ class Microbatches:
 
     def conflicts(self, routes: Sequence[Route]) -> list[Conflict]:
         """Crowded stages (CC3), crowded devices (TC1), collisions (TC2)."""
-        found: list[Conflict] = list(self._crowded_stages(routes))
+        found: list[Conflict] = [*self._crowded_stages(routes), *self._too_many_swaps(routes)]
         if not self.blind:
             found += self._crowded_devices(routes)
             slack = 1e-9 * max(route.end_s for route in routes)
@@ -94,7 +95,7 @@ class Microbatches:
         return found
 
     def urgency(self, conflict: Conflict) -> int:
-        """CC3 before TC1 before TC2."""
+        """CC3 and the cap on swaps before TC1 before TC2."""
         if isinstance(conflict, Crowd):
             return 0 if conflict.stage else 1
         return 2
@@ -129,6 +130,18 @@ class Microbatches:
         over = [crowd for crowd in crowds if crowd is not None]
         # the most crowded first
         yield from sorted(over, key=lambda crowd: -crowd.excess)
+
+    def _too_many_swaps(self, routes: Sequence[Route]) -> Iterator[Crowd]:
+        """The cap over all paths, resolved as CC3 (D.2)."""
+        t = self.tables
+        if t.max_total_swaps == t.microbatches * t.max_swaps:
+            return
+        counts = [count_swaps(np.array(route.path), t.stage) for route in routes]
+        excess = sum(counts) - t.max_total_swaps
+        if excess > 0:
+            agents = [b for b, count in enumerate(counts) if count > 0]
+            agents.sort(key=lambda b: (routes[b].end_s, b))
+            yield Crowd(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
 
     def _crowded_devices(self, routes: Sequence[Route]) -> Iterator[Crowd]:
         t = self.tables

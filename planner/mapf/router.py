@@ -29,6 +29,9 @@ REMEMBERED = 1 << 16
 
 ALWAYS = (-math.inf, math.inf)
 
+SWAPS = -1
+"""Stands for swapping where a rule names a place: who may not be there may not swap (D.2)."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -122,7 +125,10 @@ class Router:
         start = int(t.starts[agent])
         path = np.full(t.path_stages, -1, dtype=np.int64)
         begin = np.zeros(t.steps)
-        found = fastest(self.ways[start], Blocks.of(rules, len(t.stage)), start, path, begin)
+        ways, places = self.ways[start], [rule for rule in rules if rule.place != SWAPS]
+        if len(places) < len(rules):
+            ways = ways._replace(max_swaps=0)
+        found = fastest(ways, Blocks.of(places, len(t.stage)), start, path, begin)
         if not found:
             return None
         stops = path.tolist()
