@@ -57,7 +57,8 @@ class PathMethod(enum.StrEnum):
     ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
     choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
     other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
-    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
+    dispatched first in, first out and in the planned order; UNKNOWN if the limit comes before its
+    first valid paths.
     """
 
     AUTO = "auto"
