@@ -46,6 +46,13 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
                 f"stages may ascend with at most {problem.max_swaps} swaps of neighbours, found "
                 f"{stages}",
             )
+    swapped = sum(_swaps([stage_of[d] for d in path[1:]]) or 0 for path in plan.paths)
+    if problem.max_total_swaps is not None and swapped > problem.max_total_swaps:
+        yield Violation(
+            "CC2",
+            "paths",
+            f"may have {problem.max_total_swaps} swaps together (D.2), found {swapped}",
+        )
     fewest, most = problem.visits
     for s in range(1, len(problem.stage_devices)):
         visits = sum(stage_of[d] == s for path in plan.paths for d in path)

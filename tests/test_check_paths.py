@@ -82,6 +82,17 @@ def test_swaps_are_counted() -> None:
     assert "CC2" in rules(timed([[0, 3, 2, 1, 4]]), wide.replace(max_swaps=2))
 
 
+def test_swaps_of_all_paths_are_counted() -> None:
+    """Two paths with a swap each, and a third with none (D.2)."""
+    problem = small(
+        transfer_s=np.ones((3, 3)), stage_devices=[[0], [1], [2]], microbatches_per_start=3
+    )
+    plan = timed([[0, 2, 1], [0, 2, 1], [0, 1, 2]])
+    assert rules(plan, problem) == set()
+    assert rules(plan, problem.replace(max_total_swaps=2)) == set()
+    assert rules(plan, problem.replace(max_total_swaps=1)) == {"CC2"}
+
+
 def test_stages_are_skipped_equally() -> None:
     """Three paths through two of three stages: each stage twice."""
     problem = small(microbatches_per_start=3)
@@ -145,6 +156,7 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"forward_s": [1, 2]}, "forward_s must be one number or 4"),
         ({"head_s": -1}, "head_s of device 0 is -1"),
         ({"max_swaps": -1}, "max_swaps is -1"),
+        ({"max_total_swaps": -1}, "max_total_swaps is -1"),
     ],
 )
 def test_bad_problems_are_refused(change: dict, message: str) -> None:

@@ -21,13 +21,11 @@ from planner.mapf.moves import (
     exchange_paths,
     in_order,
     sort_path,
+    too_many_swaps,
 )
 from planner.mapf.seats import Seats, exchange, partner
 from planner.mapf.tables import Floats, Ints
 from planner.rng import next_below, next_unit
-
-SMOOTH = 0.1
-"""Weight of the mean end of the microbatches beside the latest: a slope on plateaus."""
 
 
 @njit(cache=True, nogil=True)
@@ -136,7 +134,9 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
         same = same and trial.paths[b, k] == now.paths[b, k]
     if same:
         return False
-    if not in_order(trial.paths[b], rules.stage, rules.max_swaps):
+    ordered = in_order(trial.paths[b], rules.stage, rules.max_swaps)
+    # sorting the paths that changed is enough: the others were within the limit
+    if not ordered or too_many_swaps(rules, trial.paths):
         sort_path(trial.paths[b], rules.stage)
     fill_tail(num, trial.paths[b], trial.tail[b])
     return True
@@ -164,7 +164,8 @@ def anneal(
     """Anneal in place from ``hot`` to ``cold`` seconds; keep the best in ``best``.
 
     ``trial`` is a scratch copy of ``now``. A share ``rearrange`` of the moves exchange two devices,
-    which changes ``num`` and ``rules`` too. Returns the smallest makespan so far, ``best_makespan``
+    which changes ``num`` and ``rules`` too; ``smooth`` weighs the mean end of the microbatches
+    beside the latest. Returns the smallest makespan so far, ``best_makespan``
     at most.
     """
     count, length = now.paths.shape

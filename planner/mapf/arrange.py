@@ -15,15 +15,18 @@ from planner.mapf.arranged import Arranged
 from planner.mapf.arranged_bounds import arranged_bound_s
 from planner.mapf.dispatch import plan_of
 from planner.mapf.exact import Exact
-from planner.mapf.incumbent import BETTER, Incumbent
-from planner.mapf.search import Search, first_plans
+from planner.mapf.incumbent import Incumbent
+from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.seats import Seats
 from planner.mapf.solve import improve, inner_run
-from planner.mapf.tables import Floats, Ints, Tables
+from planner.mapf.tables import Tables
 from planner.parts import ArrangedPathPlan, PathOp, PathPlan
-from planner.problems import ArrangedPathProblem, PathProblem
+from planner.problems import ArrangedPathProblem
 from planner.result import OPTIMAL_GAP, Result, Status
 from planner.stop import StoppingCriterion, StopRun
+
+SEARCH = SearchParams(first_cycle=256, longest_cycle=512, hot=0.08, rearrange=0.2, smooth=0.3)
+"""Hotter and longer cycles than for paths alone: an exchange changes many times at once."""
 
 REARRANGING = 0.7
 """Share of the limit in which devices are exchanged; paths alone have the rest."""
@@ -60,7 +63,7 @@ def arrange_paths(
     with run.interruptible():
         first_plans(tables, best)
         best.raise_bound(arranged_bound_s(problem))
-        search = Search(tables, best, seed, seats=_seats(problem))
+        search = Search(tables, best, seed, SEARCH, _seats(problem))
         while run.check() is None and tables.path_stages > 1:
             if math.isfinite(run.remaining_s):
                 search.run(until_s=run.elapsed_s + REARRANGING * run.remaining_s)
@@ -99,9 +102,7 @@ def _roomiest_first(problem: ArrangedPathProblem) -> list[list[int]]:
     return groups
 
 
-def _paths_alone(
-    problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int
-) -> None:
+def _paths_alone(problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int) -> None:
     """Improve the paths of the best arrangement, its devices staying where they are."""
     at = problem.arranged(best.arrangement())
     inner = inner_run(run, 1.0)

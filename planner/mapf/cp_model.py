@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.mapf.chains import Path
+from planner.mapf.moves import count_swaps
 from planner.parts import PathOp, PathPlan
 from planner.problems import PathProblem
 
@@ -239,6 +241,18 @@ class _Builder:
             through = sum(x for d in group for x in self.visits[d])
             self.model.add_linear_constraint(through, fewest, most)
 
+    def swaps(self) -> None:
+        """At most so many swaps over all paths (D.2)."""
+        most = self.problem.max_total_swaps
+        if most is None:
+            return
+        stage = np.array(self.problem.stage_of)
+        total: Any = 0
+        for options, chosen in zip(self.options, self.chosen, strict=True):
+            counts = [int(count_swaps(np.array(path), stage)) for path in options]
+            total += _dot(chosen, counts) if chosen else counts[0]
+        self.model.add(total <= most)
+
 
 def _dot(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
     return cp_model.LinearExpr.weighted_sum(literals, numbers)
@@ -254,6 +268,7 @@ def build(problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: fl
         make.microbatch(b)
     make.devices()
     make.stages()
+    make.swaps()
     each = problem.microbatches_per_start
     for k in range(0, len(options), each):
         batch = list(range(k, k + each))

@@ -8,7 +8,6 @@ small pull a free device takes the most urgent operation; nudges let it wait for
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +34,13 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, tables: Tables) -> Numbers:
         """Copies of the tables' arrays, as exchanging devices changes them."""
-        rows = (tables.hop, tables.forward, tables.backward, tables.head, tables.memory)
-        return cls(*(row.copy() for row in rows))
+        return cls(
+            tables.hop.copy(),
+            tables.forward.copy(),
+            tables.backward.copy(),
+            tables.head.copy(),
+            tables.memory.copy(),
+        )
 
 
 class Scratch(NamedTuple):

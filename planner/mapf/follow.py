@@ -108,9 +108,10 @@ def follow(num: Numbers, state: State, limit: float) -> float:
             b = -1
             if waiting > 0:
                 for c in range(count):
-                    if aside[c] and live[paths[c, step[c]]] < num.memory[paths[c, step[c]]]:
-                        if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
-                            b = c
+                    if not aside[c] or live[paths[c, step[c]]] >= num.memory[paths[c, step[c]]]:
+                        continue
+                    if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
+                        b = c
                 if b >= 0:
                     waiting -= 1
     for b in range(count):

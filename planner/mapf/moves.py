@@ -27,6 +27,7 @@ class Rules(NamedTuple):
     fewest: Ints
     most: Ints
     max_swaps: int
+    max_total_swaps: int
 
     @classmethod
     def of(cls, tables: Tables) -> Rules:
@@ -39,6 +40,7 @@ class Rules(NamedTuple):
             tables.fewest,
             tables.most,
             tables.max_swaps,
+            tables.max_total_swaps,
         )
 
 
@@ -80,6 +82,27 @@ def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
         highest = s
         k += 1
     return swaps <= max_swaps
+
+
+@njit(cache=True, nogil=True)
+def count_swaps(path: Ints, stage: Ints) -> int:
+    """Swaps of a path that satisfies CC2."""
+    swaps = 0
+    for k in range(1, len(path) - 1):
+        if stage[path[k]] == stage[path[k + 1]] + 1:
+            swaps += 1
+    return swaps
+
+
+@njit(cache=True, nogil=True)
+def too_many_swaps(rules: Rules, paths: Ints) -> bool:
+    """Whether all paths together have more swaps than they may (D.2)."""
+    if rules.max_total_swaps >= len(paths) * rules.max_swaps:
+        return False
+    swaps = 0
+    for b in range(len(paths)):
+        swaps += count_swaps(paths[b], rules.stage)
+    return swaps > rules.max_total_swaps
 
 
 @njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.mapf.anneal import SMOOTH, anneal
+from planner.mapf.anneal import anneal
 from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
@@ -44,6 +44,8 @@ class SearchParams:
         From this many operations on, both workers work on the incumbent.
     rearrange
         Share of the moves that exchange two devices, where the arrangement is free.
+    smooth
+        Weight of the mean end of the microbatches beside the latest: a slope on plateaus.
     """
 
     workers: int = 2
@@ -63,13 +65,19 @@ class SearchParams:
 class _Worker:
     """One state with its generator and its best."""
 
-    def __init__(self, tables: Tables, rng: np.random.Generator, seats: Seats | None) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        rng: np.random.Generator,
+        seats: Seats | None,
+        params: SearchParams,
+    ) -> None:
         self.tables = tables
+        self.params = params
         self.rng = rng
         self.numbers, self.rules = Numbers.of(tables), Rules.of(tables)
         self.seats = seats or Seats.fixed(tables)
         self.free = seats is not None
-        self.smooth = SMOOTH
         self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
@@ -95,8 +103,8 @@ class _Worker:
         for b, path in enumerate(self.now.paths):
             fill_tail(self.numbers, path, self.now.tail[b])
 
-    def work(self, moves: int, hot: float, cold: float, jitter: float, rearrange: float) -> None:
-        """Some moves of the cycle; ``rearrange`` as `anneal` has it."""
+    def work(self, moves: int, hot: float, cold: float, jitter: float) -> None:
+        """Some moves of the cycle."""
         self.makespan = anneal(
             self.numbers,
             self.rules,
@@ -112,8 +120,8 @@ class _Worker:
             cold,
             self.pull,
             jitter,
-            rearrange if self.free else 0.0,
-            self.smooth if self.free else SMOOTH,
+            self.params.rearrange if self.free else 0.0,
+            self.params.smooth,
         )
 
 
@@ -140,7 +148,7 @@ class Search:
         self.incumbent = incumbent
         self.params = params or SearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [_Worker(tables, rng, seats) for rng in rngs]
+        self.workers = [_Worker(tables, rng, seats, self.params) for rng in rngs]
         size = tables.microbatches * tables.steps
         self.moves = max(16, self.params.work // (size * tables.microbatches))
         self.is_large = size >= self.params.large
@@ -188,9 +196,7 @@ class Search:
                 cool = min(cold, hot / 2)
                 now = hot * (cool / hot) ** (step / length)
                 then = hot * (cool / hot) ** ((step + 1) / length)
-                share = params.rearrange
-                for w in self.workers: w.smooth=params.smooth
-                tasks.append(pool.submit(worker.work, self.moves, now, then, jitter, share))
+                tasks.append(pool.submit(worker.work, self.moves, now, then, jitter))
             for task in tasks:
                 task.result()
             for worker in self.workers:

@@ -38,9 +38,15 @@ class Seats(NamedTuple):
     @classmethod
     def fixed(cls, tables: Tables) -> Seats:
         """Of a given arrangement, in which nobody moves: each device as in its own stage."""
-        stages = len(tables.fewest)
-        rows = (tables.forward, tables.backward, tables.head, tables.memory, tables.room)
-        return cls(tables.hop.copy(), *(np.tile(row, (stages, 1)) for row in rows))
+        rows = (len(tables.fewest), 1)
+        return cls(
+            tables.hop.copy(),
+            np.tile(tables.forward, rows),
+            np.tile(tables.backward, rows),
+            np.tile(tables.head, rows),
+            np.tile(tables.memory, rows),
+            np.tile(tables.room, rows),
+        )
 
 
 @njit(cache=True, nogil=True)

@@ -13,7 +13,7 @@ from planner.mapf.baselines import (
     unit_cost_paths,
 )
 from planner.mapf.bounds import simple_bound_s
-from planner.mapf.cbs import ConflictSearch
+from planner.mapf.cbs import PathSearch
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
@@ -57,7 +57,8 @@ class PathMethod(enum.StrEnum):
     ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
     choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
     other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
-    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
+    dispatched first in, first out and in the planned order; UNKNOWN if the limit comes before its
+    first valid paths.
     """
 
     AUTO = "auto"
@@ -104,7 +105,7 @@ def solve_paths(
         if chosen is PathMethod.AUTO:
             _auto(problem, tables, incumbent, run, seed)
         elif chosen is PathMethod.CBS:
-            ConflictSearch(tables, incumbent, run).search()
+            PathSearch(tables, incumbent, run).search()
         elif chosen is PathMethod.REUSE:
             incumbent = _reuse(problem, tables, run, seed)
         else:

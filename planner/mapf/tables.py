@@ -27,6 +27,8 @@ class Tables:
         Most live microbatches per device; more than there are without live memory.
     fewest, most
         Visits per stage that CC3 and TC1 allow; stage 0 counts every microbatch.
+    max_total_swaps
+        Swaps that all paths may have together; without a limit, all that ``max_swaps`` allows.
     """
 
     hop: Floats
@@ -43,6 +45,7 @@ class Tables:
     most: Ints
     path_stages: int
     max_swaps: int
+    max_total_swaps: int
 
     @property
     def microbatches(self) -> int:
@@ -70,6 +73,8 @@ class Tables:
         fewest = np.full(len(groups), low, dtype=np.int64)
         most = np.array([min(high, int(room[list(g)].sum())) for g in groups], dtype=np.int64)
         fewest[0] = most[0] = count
+        cap = problem.max_total_swaps
+        swaps = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
         return cls(
             problem.transfer_s,
             problem.forward_s,
@@ -84,7 +89,8 @@ class Tables:
             fewest,
             most,
             problem.path_stages,
-            problem.max_swaps,
+            swaps,
+            count * swaps if cap is None else min(cap, count * swaps),
         )
 
     def impossible(self) -> str | None:

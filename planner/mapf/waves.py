@@ -26,7 +26,13 @@ def wave_problem(problem: PathProblem) -> PathProblem | None:
     for size in range(
         min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1
     ):
-        wave = problem.replace(microbatches_per_start=size, live_memory=False)
+        cap = problem.max_total_swaps
+        wave = problem.replace(
+            microbatches_per_start=size,
+            live_memory=False,
+            # every wave repeats the swaps of the first
+            max_total_swaps=None if cap is None else cap * size // each,
+        )
         if each % size == 0 and Tables.of(wave).impossible() is None:
             return wave
     return None

@@ -28,7 +28,7 @@ class ArrangedPathProblem:
 
     Parameters
     ----------
-    transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory
+    transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory, max_total_swaps
         As in `PathProblem`.
     stage_sizes
         Devices per stage; their sum is N.
@@ -50,6 +50,7 @@ class ArrangedPathProblem:
     microbatches_per_start: int
     max_swaps: int
     live_memory: bool
+    max_total_swaps: int | None
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class ArrangedPathProblem:
         microbatches_per_start: int,
         max_swaps: int = 1,
         live_memory: bool = False,
+        max_total_swaps: int | None = None,
     ) -> None:
         transfer = np.array(transfer_s, dtype=np.float64)
         sizes = tuple(whole("a stage size", size) for size in stage_sizes)
@@ -85,7 +87,7 @@ class ArrangedPathProblem:
                     f"{name} must be one number, {len(transfer)} or {len(sizes)} x "
                     f"{len(transfer)} of them, found shape {np.shape(value)}"
                 ) from None
-        for field, value in (
+        fields: tuple[tuple[str, Any], ...] = (
             ("transfer_s", transfer),
             ("stage_sizes", sizes),
             ("forward_s", rows["forward_s"]),
@@ -96,7 +98,9 @@ class ArrangedPathProblem:
             ("microbatches_per_start", microbatches_per_start),
             ("max_swaps", max_swaps),
             ("live_memory", live_memory),
-        ):
+            ("max_total_swaps", max_total_swaps),
+        )
+        for field, value in fields:
             object.__setattr__(self, field, value)
         # every stage's row is that of an arrangement: its rules are the rules of all
         devices = list(range(len(transfer)))
@@ -178,6 +182,7 @@ class ArrangedPathProblem:
             self.microbatches_per_start,
             self.max_swaps,
             self.live_memory,
+            self.max_total_swaps,
         )
 
     def replace(self, **changes: Any) -> ArrangedPathProblem:

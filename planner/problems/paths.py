@@ -42,6 +42,8 @@ class PathProblem:
         Microbatches from every device of stage 0.
     max_swaps
         Most disjoint pairs of neighbouring stages that a path may visit in reverse (CC2).
+    max_total_swaps
+        Most such pairs over all paths together (Appendix D.2); None for no further limit.
 
     Notes
     -----
@@ -58,6 +60,7 @@ class PathProblem:
     microbatches_per_start: int
     max_swaps: int
     live_memory: bool
+    max_total_swaps: int | None
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class PathProblem:
         microbatches_per_start: int,
         max_swaps: int = 1,
         live_memory: bool = False,
+        max_total_swaps: int | None = None,
     ) -> None:
         transfer = np.array(transfer_s, dtype=np.float64)
         if transfer.ndim != 2 or transfer.shape[0] != transfer.shape[1]:
@@ -100,6 +104,10 @@ class PathProblem:
             )
         if max_swaps < 0:
             raise ProblemError(f"max_swaps is {max_swaps}; it must be >= 0")
+        if max_total_swaps is not None and max_total_swaps < 0:
+            raise ProblemError(
+                f"max_total_swaps is {max_total_swaps}; it must be >= 0, or None for no limit"
+            )
         room = np.array(np.broadcast_to(np.asarray(memory), (n,)))
         if not (room == np.floor(room)).all() or (room < 0).any():
             raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0")
@@ -123,6 +131,7 @@ class PathProblem:
             ("microbatches_per_start", int(microbatches_per_start)),
             ("max_swaps", int(max_swaps)),
             ("live_memory", bool(live_memory)),
+            ("max_total_swaps", None if max_total_swaps is None else int(max_total_swaps)),
         ):
             object.__setattr__(self, field, value)
 

@@ -46,9 +46,7 @@ class StageNumbers:
             parameters = load.parameters + (head.parameters if j == 0 else 0)
             scratch = head.saved_bytes * samples if j == 0 else 0.0
             forward[j] = load.forward_flops * samples / cluster.flops
-            left = (
-                cluster.memory_bytes - scratch - parameters * workload.state_bytes_per_parameter
-            )
+            left = cluster.memory_bytes - scratch - parameters * workload.state_bytes_per_parameter
             fits = np.minimum(left // (load.saved_bytes * samples), np.iinfo(np.int32).max)
             memory[j] = np.maximum(0, fits).astype(np.int64)
         message = max(layer.output_bytes for layer in workload.layers) * samples

@@ -1,0 +1,234 @@
+"""Low level of SkipPipe's search: compiled A* over time for one microbatch (3.4).
+
+Exactly ``path_stages`` stages under CC1 and CC2, forward, head and backward costed. The backward
+pass waits where the forward pass need not, so a path is costed in full when its forward half is
+complete, and put back with its true end; it is final when it comes out again (the paper's
+re-insertion).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from planner.mapf.chains import Path
+from planner.mapf.intervals import Forbidden, Stay
+from planner.mapf.moves import in_order
+from planner.mapf.tables import Floats, Ints, Tables
+
+REMEMBERED = 1 << 16
+"""Routes kept, so that the same question is not searched twice."""
+
+ALWAYS = (-math.inf, math.inf)
+
+SWAPS = -1
+"""Stands for swapping where a rule names a place: who may not be there may not swap (D.2)."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A microbatch's path with the times it is on each device, step by step: F, H, B."""
+
+    path: Path
+    stays: tuple[Stay, ...]
+
+    @property
+    def end_s(self) -> float:
+        """End of the last B."""
+        return self.stays[-1].end
+
+
+class Ways(NamedTuple):
+    """The numbers that the compiled search reads.
+
+    Attributes
+    ----------
+    allowed
+        Whether a path may go from one device straight to another, CC2 aside.
+    rest
+        ``rest[k, d]``: least seconds of transfers and work after d with k devices to come.
+    """
+
+    hop: Floats
+    forward: Floats
+    backward: Floats
+    head: Floats
+    stage: Ints
+    allowed: NDArray[np.bool_]
+    rest: Floats
+    max_swaps: int
+
+
+class Blocks(NamedTuple):
+    """Times to avoid, those of device d at ``first[d]:first[d + 1]``, ascending."""
+
+    first: Ints
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, rules: Iterable[Forbidden], devices: int) -> Blocks:
+        """From the rules of one microbatch."""
+        ordered = sorted(rules)
+        count = np.zeros(devices + 1, dtype=np.int64)
+        for rule in ordered:
+            count[rule.place + 1] += 1
+        return cls(
+            np.cumsum(count),
+            np.array([rule.begin for rule in ordered], dtype=np.float64),
+            np.array([rule.end for rule in ordered], dtype=np.float64),
+        )
+
+
+class Router:
+    """Fastest routes; the rest of a chain is never longer than the heuristic says."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        both = tables.hop + tables.hop.T
+        busy = tables.forward + tables.backward
+        gap = tables.stage[None, :] - tables.stage[:, None]
+        back = (gap == -1) & (tables.max_swaps > 0)
+        allowed = ((gap > 0) | back) & ((tables.room > 0) & (tables.stage > 0))[None, :]
+        arcs = np.where(allowed, both, math.inf)
+        self.ways: dict[int, Ways] = {}
+        for start in dict.fromkeys(tables.starts.tolist()):
+            rows = [both[:, start]]
+            for _ in range(tables.path_stages - 1):
+                rows.append((arcs + busy[None, :] + rows[-1][None, :]).min(axis=1))
+            self.ways[start] = Ways(
+                tables.hop,
+                tables.forward,
+                tables.backward,
+                tables.head,
+                tables.stage,
+                allowed,
+                np.array(rows),
+                tables.max_swaps,
+            )
+        self._remembered = lru_cache(maxsize=REMEMBERED)(self._search)
+
+    def route(self, agent: int, rules: Iterable[Forbidden]) -> Route | None:
+        """The fastest path under the agent's rules, None if there is none."""
+        return self._remembered(agent, tuple(sorted(set(rules))))
+
+    def _search(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
+        t = self.tables
+        start = int(t.starts[agent])
+        path = np.full(t.path_stages, -1, dtype=np.int64)
+        begin = np.zeros(t.steps)
+        ways, places = self.ways[start], [rule for rule in rules if rule.place != SWAPS]
+        if len(places) < len(rules):
+            ways = ways._replace(max_swaps=0)
+        found = fastest(ways, Blocks.of(places, len(t.stage)), start, path, begin)
+        if not found:
+            return None
+        stops = path.tolist()
+        chain = [*((d, t.forward) for d in stops), (start, t.head)]
+        chain += [(d, t.backward) for d in reversed(stops)]
+        stays = tuple(
+            Stay(agent, d, at, at + float(seconds[d]))
+            for (d, seconds), at in zip(chain, begin.tolist(), strict=True)
+        )
+        return Route(tuple(stops), stays)
+
+
+@njit(cache=True, nogil=True)
+def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
+    """As `planner.mapf.intervals.earliest`."""
+    at = begin
+    if length > 0:
+        for k in range(blocks.first[d], blocks.first[d + 1]):
+            if at < blocks.high[k] and blocks.low[k] < at + length:
+                at = blocks.high[k]
+    return at
+
+
+@njit(cache=True, nogil=True)
+def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats) -> float:
+    """Fill the earliest starts of all steps; the end, infinite if there is none."""
+    length = len(path)
+    start = path[0]
+    ready, at = 0.0, start
+    for k in range(2 * length + 1):
+        if k < length:
+            d = path[k]
+            seconds = ways.forward[d]
+        elif k == length:
+            d = start
+            seconds = ways.head[d]
+        else:
+            d = path[2 * length - k]
+            seconds = ways.backward[d]
+        ready = clear(blocks, d, ready + ways.hop[at, d], seconds)
+        if math.isinf(ready):
+            return ready
+        begin[k] = ready
+        ready += seconds
+        at = d
+    return ready
+
+
+@njit(cache=True, nogil=True)
+def fastest(ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats) -> bool:
+    """Fill in the fastest path and its starts; False if there is none."""
+    length = len(path)
+    fixed = ways.head[start] + ways.backward[start]
+    room = 256
+    paths = np.empty((room, length), dtype=np.int64)
+    size = np.empty(room, dtype=np.int64)
+    out = np.empty(room)  # end of the last F
+    behind = np.empty(room)  # the way back along the path, nobody in the way
+    done = np.zeros(room, dtype=np.bool_)
+    count = 1
+    paths[0, 0] = start
+    size[0] = 1
+    out[0] = clear(blocks, start, 0.0, ways.forward[start]) + ways.forward[start]
+    behind[0] = 0.0
+    queue = [(out[0] + ways.rest[length - 1, start] + fixed, 0)]
+    while len(queue) > 0:
+        cost, at = heapq.heappop(queue)
+        if math.isinf(cost):
+            return False
+        if done[at]:
+            path[:] = paths[at]
+            timed(ways, blocks, path, begin)
+            return True
+        if size[at] == length:
+            done[at] = True
+            heapq.heappush(queue, (timed(ways, blocks, paths[at], begin), at))
+            continue
+        k = size[at]
+        u = paths[at, k - 1]
+        for v in range(len(ways.stage)):
+            if not ways.allowed[u, v]:
+                continue
+            if count == room:
+                paths = np.concatenate((paths, np.empty_like(paths)))
+                size = np.concatenate((size, np.empty_like(size)))
+                out = np.concatenate((out, np.empty_like(out)))
+                behind = np.concatenate((behind, np.empty_like(behind)))
+                done = np.concatenate((done, np.zeros_like(done)))
+                room *= 2
+            paths[count, :k] = paths[at, :k]
+            paths[count, k] = v
+            if not in_order(paths[count, : k + 1], ways.stage, ways.max_swaps):
+                continue
+            enter = clear(blocks, v, out[at] + ways.hop[u, v], ways.forward[v])
+            if math.isinf(enter):
+                continue
+            size[count] = k + 1
+            out[count] = enter + ways.forward[v]
+            behind[count] = behind[at] + ways.hop[v, u] + ways.backward[v]
+            estimate = out[count] + ways.rest[length - 1 - k, v] + behind[count] + fixed
+            heapq.heappush(queue, (estimate, count))
+            count += 1
+    return False
