@@ -17,7 +17,13 @@ from planner.compute_times import Calibration
 from planner.datasets import list_networks, load_network
 from planner.network import Network, NetworkError
 from planner.plan import PlanError, TrainingPlan, load_plan, save_plan
-from planner.problems import AssignmentProblem, AveragingProblem, PathProblem, ProblemError
+from planner.problems import (
+    ArrangedPathProblem,
+    AssignmentProblem,
+    AveragingProblem,
+    PathProblem,
+    ProblemError,
+)
 from planner.result import Certificate, Result, Status
 from planner.simulate import SimulationError, simulate
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
@@ -28,10 +34,11 @@ from planner.workload import Workload
 if TYPE_CHECKING:
     from planner.genetic import solve_assignment
     from planner.lp import optimal_group_size, solve_averaging
-    from planner.mapf import solve_paths
+    from planner.mapf import arrange_paths, solve_paths
     from planner.matching import bottleneck_assignment, open_path
 
 _LAZY = {
+    "arrange_paths": "planner.mapf",
     "optimal_group_size": "planner.lp",
     "solve_averaging": "planner.lp",
     "solve_paths": "planner.mapf",
@@ -43,6 +50,7 @@ _LAZY = {
 __all__ = [
     "GPUS",
     "AnyOf",
+    "ArrangedPathProblem",
     "AssignmentProblem",
     "AveragingProblem",
     "Calibration",
@@ -65,6 +73,7 @@ __all__ = [
     "TrainingPlan",
     "Violation",
     "Workload",
+    "arrange_paths",
     "bottleneck_assignment",
     "check",
     "list_networks",

@@ -14,13 +14,18 @@ import numpy as np
 
 from planner.check_assignment import assignment_cost_s, check_assignment, grid_violations
 from planner.check_averaging import check_averaging
-from planner.check_paths import check_paths
+from planner.check_paths import check_arrangement, check_paths
 from planner.cluster import Cluster
 from planner.compute_times import FROM_FLOPS
-from planner.parts import AssignmentPlan, AveragingPlan, PathPlan
+from planner.parts import ArrangedPathPlan, AssignmentPlan, AveragingPlan, PathPlan
 from planner.plan import Schedule, TrainingPlan
 from planner.plan_rules import contradictions
-from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
+from planner.problems import (
+    ArrangedPathProblem,
+    AssignmentProblem,
+    AveragingProblem,
+    PathProblem,
+)
 from planner.result import OPTIMAL_GAP, Certificate, Result, Status, relative_gap
 from planner.violation import Violation
 
@@ -31,6 +36,7 @@ ANSWERS: dict[type, type] = {
     AssignmentPlan: AssignmentProblem,
     AveragingPlan: AveragingProblem,
     PathPlan: PathProblem,
+    ArrangedPathPlan: ArrangedPathProblem,
     TrainingPlan: Cluster,
 }
 """What each kind of plan is checked against."""
@@ -88,6 +94,12 @@ def _(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
 
 
 @_check.register
+def _(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> Iterator[Violation]:
+    wrong = check_arrangement(plan, problem)
+    yield from wrong or check_paths(plan.paths, problem.arranged(plan.groups))
+
+
+@_check.register
 def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
     for text in contradictions(plan):
         where, _, message = text.partition(": ")
@@ -133,10 +145,9 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from _same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
-    if isinstance(result.plan, PathPlan):
-        yield from _same(
-            result.plan.makespan_s, result.objective, "timeline", "result.objective", 1e-9
-        )
+    if isinstance(result.plan, PathPlan | ArrangedPathPlan):
+        paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
+        yield from _same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

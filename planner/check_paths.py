@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.parts import PathOp, PathPlan
-from planner.problems import PathProblem
+from planner.parts import ArrangedPathPlan, PathOp, PathPlan
+from planner.problems import ArrangedPathProblem, PathProblem
 from planner.violation import Violation
 
 TOLERANCE = 1e-9
@@ -16,6 +16,21 @@ def check_paths(plan: PathPlan, problem: PathProblem) -> list[Violation]:
     """Every constraint that a plan breaks."""
     wrong = list(_paths(plan, problem))
     return wrong if wrong else list(_timeline(plan, problem))
+
+
+def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> list[Violation]:
+    """Whether every device holds one stage, and the stages have the sizes they must have."""
+    wrong = []
+    held = sorted(d for group in plan.groups for d in group)
+    if held != list(range(len(problem))):
+        wrong.append(Violation("groups", "groups", f"each device once, found {held}"))
+    sizes = tuple(len(group) for group in plan.groups)
+    if sizes != problem.stage_sizes:
+        given = problem.stage_sizes
+        as_many = len(sizes) == len(given) and 0 not in sizes and sizes[0] == given[0]
+        if problem.fixed_sizes or not as_many:
+            wrong.append(Violation("groups", "groups", f"sizes {given}, found {sizes}"))
+    return wrong
 
 
 def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:

@@ -21,10 +21,10 @@ import numpy as np
 from planner.check import check
 from planner.datasets import load_network
 from planner.genetic import solve_assignment
-from planner.mapf import solve_paths
+from planner.mapf import arrange_paths, solve_paths
 from planner.network import Network
-from planner.parts import PathPlan
-from planner.problems import AssignmentProblem, PathProblem
+from planner.parts import ArrangedPathPlan, PathPlan
+from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
 from planner.result import Result
 from planner.stop import MaxRuntime
 
@@ -47,8 +47,8 @@ class Row:
     what: str
     limit_s: float
     seed: int
-    result: Result[PathPlan]
-    problem: PathProblem
+    result: Result[PathPlan] | Result[ArrangedPathPlan]
+    problem: PathProblem | ArrangedPathProblem
 
     def line(self) -> str:
         """As a row of a table."""
@@ -78,6 +78,11 @@ def solved(
     return Row(
         what, limit_s, seed, solve_paths(problem, MaxRuntime(limit_s), seed, method), problem
     )
+
+
+def arranged(what: str, problem: ArrangedPathProblem, limit_s: float, seed: int = 0) -> Row:
+    """Solve with the arrangement free under a limit in seconds."""
+    return Row(what, limit_s, seed, arrange_paths(problem, MaxRuntime(limit_s), seed), problem)
 
 
 def reference(path: Path, **changes: object) -> PathProblem:
@@ -182,7 +187,7 @@ def four_schedulers(problem: PathProblem, limit_s: float) -> list[float]:
     return found
 
 
-SECTIONS = ("reference", "unlike", "hundred", "figures")
+SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures")
 
 
 def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence[str]) -> str:
@@ -192,6 +197,7 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
     solve_paths(problem, MaxRuntime(0.1))  # compile
     make = {
         "reference": lambda: _reference_lines(problem, seeds, scale),
+        "arrangement": lambda: _arrangement_lines(problem, seeds, scale),
         "unlike": lambda: _unlike_lines(problem, seeds, scale),
         "hundred": lambda: _hundred_lines(seeds, scale),
         "figures": lambda: _scheduler_lines(scale),
@@ -226,6 +232,27 @@ def _reference_lines(problem: PathProblem, seeds: Sequence[int], scale: float) -
         lines += [solved("reference", problem, limit * scale, seed).line() for seed in seeds]
     lines += [solved("two waves", two, 60.0 * scale, seed).line() for seed in seeds]
     lines.append(solved("two waves, reuse", two, 20 * scale, seeds[0], "reuse").line())
+    lines.append(solved("reference, cbs", problem, 60 * scale, seeds[0], "cbs").line())
+    return lines
+
+
+def _arrangement_lines(problem: PathProblem, seeds: Sequence[int], scale: float) -> list[str]:
+    lines = [
+        "",
+        "## Arrangement and paths together",
+        "",
+        "The 30 microbatches of two waves, live memory. Devices are exchanged between stages and, "
+        "but for stage 0, moved. The first arrangement puts devices into stages in their order. "
+        f"The public arrangement and paths take {PUBLIC_TWO_WAVES_S} s.",
+        *HEADER,
+    ]
+    for starts in (5, 6):
+        sizes = (starts, 3, 3, 3, 3, 20 - 12 - starts)
+        two = problem.replace(microbatches_per_start=30 // starts, live_memory=True)
+        free = ArrangedPathProblem.of(two).replace(stage_sizes=sizes)
+        lines += [
+            arranged(f"{starts} start devices", free, 180 * scale, seed).line() for seed in seeds
+        ]
     return lines
 
 

@@ -20,10 +20,11 @@ from planner.mapf.moves import (
     count_path,
     exchange_paths,
     in_order,
+    recount,
     sort_path,
     too_many_swaps,
 )
-from planner.mapf.seats import Seats, exchange, partner
+from planner.mapf.seats import Seats, exchange, partner, vacate
 from planner.mapf.tables import Floats, Ints
 from planner.rng import next_below, next_unit
 
@@ -192,6 +193,12 @@ def anneal(
             other = partner(seats, rules, use, now.seat, one, word)
             if other < 0:
                 continue
+            leaves = now.seat[other] == seats.vacant
+            if leaves and not vacate(rules, use, trial.paths, one, word):
+                recount(use, rules.stage, now.paths)
+                for m in range(count):
+                    copy_row(now, trial, m)
+                continue
             exchange(seats, num, rules, now.seat, one, other)
             for m in range(count):
                 fill_tail(num, trial.paths[m], trial.tail[m])
@@ -213,6 +220,7 @@ def anneal(
         if not accept:
             if one >= 0:
                 exchange(seats, num, rules, now.seat, one, other)
+                recount(use, rules.stage, now.paths)
                 for m in range(count):
                     copy_row(now, trial, m)
             copy_row(now, trial, b)
@@ -221,6 +229,7 @@ def anneal(
         if one >= 0:
             for m in range(count):
                 copy_row(trial, now, m)
+            recount(use, rules.stage, now.paths)
         if rerouted:
             count_path(use, rules.stage, now.paths[b], -1)
             count_path(use, rules.stage, trial.paths[b], 1)

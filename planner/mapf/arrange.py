@@ -25,11 +25,19 @@ from planner.problems import ArrangedPathProblem
 from planner.result import OPTIMAL_GAP, Result, Status
 from planner.stop import StoppingCriterion, StopRun
 
-SEARCH = SearchParams(first_cycle=256, longest_cycle=512, hot=0.08, rearrange=0.2, smooth=0.3)
+SEARCH = SearchParams(
+    first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
+)
 """Hotter and longer cycles than for paths alone: an exchange changes many times at once."""
 
+VACANCIES = 2
+"""Devices by which a stage may grow."""
+
+EXPLORING = 0.4
+"""Share of the limit for starting anew again and again, from devices at random."""
+
 REARRANGING = 0.7
-"""Share of the limit in which devices are exchanged; paths alone have the rest."""
+"""Share of what is left for exchanges around the best; paths alone have the rest."""
 
 
 def arrange_paths(
@@ -59,16 +67,19 @@ def arrange_paths(
         status = Status.INFEASIBLE if alike else Status.UNKNOWN
         why = reason if alike else f"on the first arrangement {reason}"
         return Result(None, status, None, None, run.elapsed_s, why, seed, "auto")
-    best = Arranged(at, tables, run)
+    tables = tables.with_vacancies(0 if problem.fixed_sizes else VACANCIES)
+    best = Arranged(tables, len(problem), run)
     with run.interruptible():
         first_plans(tables, best)
         best.raise_bound(arranged_bound_s(problem))
         search = Search(tables, best, seed, SEARCH, _seats(problem))
         while run.check() is None and tables.path_stages > 1:
-            if math.isfinite(run.remaining_s):
-                search.run(until_s=run.elapsed_s + REARRANGING * run.remaining_s)
-            else:
-                search.run(iterations=math.ceil(REARRANGING * min(512, run.remaining_iterations)))
+            for share in (EXPLORING, REARRANGING):
+                if math.isfinite(run.remaining_s):
+                    search.run(until_s=run.elapsed_s + share * run.remaining_s)
+                else:
+                    search.run(iterations=math.ceil(share * min(512, run.remaining_iterations)))
+                search.settled = True
             if run.check() is None:
                 _paths_alone(problem, best, run, seed)
     return _result(problem, best, run, seed)
@@ -81,13 +92,15 @@ def _seats(problem: ArrangedPathProblem) -> Seats:
     memory = np.full_like(problem.memory, count)
     if problem.live_memory:
         room, memory = np.where(problem.memory > 0, count, 0), room
+    none = ((0, 0), (0, 1))
     return Seats(
-        problem.transfer_s.copy(),
-        problem.forward_s.copy(),
-        problem.backward_s.copy(),
-        np.tile(problem.head_s, (len(problem.stage_sizes), 1)),
-        memory.astype(np.int64),
-        room.astype(np.int64),
+        np.pad(problem.transfer_s, (0, 1)),
+        np.pad(problem.forward_s, none),
+        np.pad(problem.backward_s, none),
+        np.pad(np.tile(problem.head_s, (len(problem.stage_sizes), 1)), none),
+        np.pad(memory.astype(np.int64), none),
+        np.pad(room.astype(np.int64), none),
+        len(problem),
     )
 
 
@@ -114,8 +127,7 @@ def _paths_alone(problem: ArrangedPathProblem, best: Arranged, run: StopRun, see
     try:
         improve(search, Exact(at, found.tables, found, seed), inner)
     finally:
-        role = np.argsort(seat)
-        best.offer_times(role[found.rows()], found.times(), found.makespan, seat)
+        best.offer_times(best.role_of()[found.rows()], found.times(), found.makespan, seat)
         run.update(inner.iterations)
 
 

@@ -81,24 +81,29 @@ class PathModel:
             t = self.start.get((op.microbatch, op.kind, op.device))
             if t is not None:
                 self.model.add_hint(t, math.floor(op.start_s / self.tick_s))
-        self.model.add_hint(self.makespan, min(TICKS, math.floor(plan.makespan_s / self.tick_s)))
+        self.model.add_hint(self.makespan, math.floor(plan.makespan_s / self.tick_s))
 
 
 class _Builder:
     """State while a model is built; times in ticks."""
 
     def __init__(
-        self, problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float
+        self,
+        problem: PathProblem,
+        options: Sequence[Sequence[Path]],
+        horizon_s: float,
+        steps: int,
     ) -> None:
         self.problem = problem
         self.options = options
         self.model = cp_model.CpModel()
-        self.tick = max(horizon_s, 1e-9) / TICKS
+        self.steps = steps
+        self.tick = max(horizon_s, 1e-9) / steps
         self.forward = [self.ticks(x) for x in problem.forward_s.tolist()]
         self.backward = [self.ticks(x) for x in problem.backward_s.tolist()]
         self.head = [self.ticks(x) for x in problem.head_s.tolist()]
         self.hop = [[self.ticks(x) for x in row] for row in problem.transfer_s.tolist()]
-        self.makespan = self.model.new_int_var(0, TICKS, "makespan")
+        self.makespan = self.model.new_int_var(0, steps, "makespan")
         n = len(problem)
         self.start: dict[Key, Any] = {}
         self.busy: list[list[Any]] = [[] for _ in range(n)]
@@ -110,7 +115,7 @@ class _Builder:
         return math.floor(seconds / self.tick * (1 - 1e-12))
 
     def time(self) -> Any:
-        return self.model.new_int_var(0, TICKS, "")
+        return self.model.new_int_var(0, self.steps, "")
 
     def microbatch(self, b: int) -> None:
         """Choice of a path, intervals, precedences."""
@@ -258,12 +263,19 @@ def _dot(literals: Sequence[Any], numbers: Sequence[int]) -> Any:
     return cp_model.LinearExpr.weighted_sum(literals, numbers)
 
 
-def build(problem: PathProblem, options: Sequence[Sequence[Path]], horizon_s: float) -> PathModel:
+def build(
+    problem: PathProblem,
+    options: Sequence[Sequence[Path]],
+    horizon_s: float,
+    steps: int = TICKS,
+) -> PathModel:
     """The model for all schedules over the given paths that end within ``horizon_s``.
+
+    Times are whole numbers up to ``steps``; with fewer the bound is weaker and sooner found.
 
     Microbatches of one start device whose options are the same object count as alike.
     """
-    make = _Builder(problem, options, horizon_s)
+    make = _Builder(problem, options, horizon_s, steps)
     for b in range(len(options)):
         make.microbatch(b)
     make.devices()

@@ -9,7 +9,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.mapf.chains import Path, all_paths, chain_s, count_paths
-from planner.mapf.cp_model import PathModel, build, by_first_start
+from planner.mapf.cp_model import TICKS, PathModel, build, by_first_start
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.relax import relaxed
 from planner.mapf.tables import Tables
@@ -25,6 +25,12 @@ MOST_LITERALS = 40_000
 
 MOST_MICROBATCHES = 60
 """Most microbatches whose times are all left free at once."""
+
+COARSE = 1 << 13
+"""Steps of time of a first proof."""
+
+SMALL = 100
+"""Most operations for which there is one."""
 
 SLACK = 1 + 1e-9
 """Sums of floats differ by the order of their terms."""
@@ -72,6 +78,7 @@ class Exact:
         self.free = 4
         listed = count_paths(tables)
         swaps = 1 + max(0, tables.path_stages - 2) * (tables.max_swaps > 0)
+        self.small = tables.microbatches * tables.steps <= SMALL
         self.listable = listed <= MOST_PATHS and tables.path_stages > 1
         self.whole = (
             self.listable
@@ -106,13 +113,23 @@ class Exact:
         self.incumbent.raise_bound(bound)
 
     def prove(self, workers: int, max_s: float, max_work: float) -> None:
-        """The whole problem: better plans and a bound."""
+        """The whole problem: better plans and a bound.
+
+        On small problems with few steps of time first: propagation may creep from the bound to the
+        makespan a step at a time, and has only the rest of the way to go then.
+        """
+        if self.small:
+            self._prove(workers, max_s / 2, max_work / 2, COARSE)
+        if self.incumbent.run.check() is None:
+            self._prove(workers, max_s, max_work, TICKS)
+
+    def _prove(self, workers: int, max_s: float, max_work: float, steps: int) -> None:
         incumbent = self.incumbent
         assert incumbent.plan is not None
         plan = by_first_start(incumbent.plan, self.problem.microbatches_per_start)
         options = self.options()
         starts = self.tables.starts.tolist()
-        made = build(self.problem, [options[s] for s in starts], plan.makespan_s)
+        made = build(self.problem, [options[s] for s in starts], plan.makespan_s, steps)
         made.hint(plan)
         made.model.add(made.makespan >= math.floor(incumbent.bound / made.tick_s * (1 - 1e-9)))
         solver = solver_for(self.seed, workers, max_s, max_work)

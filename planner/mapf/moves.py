@@ -67,6 +67,15 @@ def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def recount(use: Use, stage: Ints, paths: Ints) -> None:
+    """Count all paths anew."""
+    use.device[:] = 0
+    use.stage[:] = 0
+    for path in paths:
+        count_path(use, stage, path, 1)
+
+
+@njit(cache=True, nogil=True)
 def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
     """CC2: ascending stages after the first, save disjoint swaps of neighbours."""
     highest, swaps, k = 0, 0, 1

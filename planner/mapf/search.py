@@ -38,6 +38,8 @@ class SearchParams:
         Logical workers, independent of the number of cores.
     work
         Moves of an iteration and worker, times operations, times microbatches.
+    most_moves
+        Moves of an iteration and worker, at most.
     first_cycle
         Iterations of the first annealing cycle; each later one is ``growth`` times as long.
     large
@@ -50,6 +52,7 @@ class SearchParams:
 
     workers: int = 2
     work: int = 8192 * 2025
+    most_moves: int = 16384
     first_cycle: int = 8
     longest_cycle: int = 128
     growth: float = 2.0
@@ -97,8 +100,10 @@ class _Worker:
         """Exchange devices at random, where the arrangement is free."""
         seat = self.now.seat
         for role in self.rng.integers(len(seat), size=4 * len(seat) if self.free else 0).tolist():
+            if seat[role] == self.seats.vacant:
+                continue
             other = partner(self.seats, self.rules, self.use, seat, role, self.word)
-            if other >= 0:
+            if other >= 0 and seat[other] != self.seats.vacant:
                 exchange(self.seats, self.numbers, self.rules, seat, role, other)
         for b, path in enumerate(self.now.paths):
             fill_tail(self.numbers, path, self.now.tail[b])
@@ -150,10 +155,11 @@ class Search:
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
         self.workers = [_Worker(tables, rng, seats, self.params) for rng in rngs]
         size = tables.microbatches * tables.steps
-        self.moves = max(16, self.params.work // (size * tables.microbatches))
+        share = self.params.work // (size * tables.microbatches)
+        self.moves = min(self.params.most_moves, max(16, share))
         self.is_large = size >= self.params.large
         self.settled = False
-        self._own_seat = np.arange(len(tables.stage))
+        self._own_seat = incumbent.seat
         self._cycles = 0
         self._length = float(self.params.first_cycle)
 

@@ -1,7 +1,8 @@
 """Which device sits in which role, when the arrangement is searched together with the paths.
 
 A role is a place in a stage; paths and orders are those of roles. Exchanging the devices of two
-roles leaves CC1, CC2 and CC3 as they are and changes every time.
+roles leaves CC1, CC2 and CC3 as they are and changes every time. A role may be vacant: a device
+that goes there moves to another stage, once its paths have been sent to others of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from planner.mapf.dispatch import Numbers
-from planner.mapf.moves import Rules, Use, Word
+from planner.mapf.moves import Rules, Use, Word, place_of
 from planner.mapf.tables import Floats, Ints, Tables
 from planner.rng import next_below
 
@@ -26,6 +27,8 @@ class Seats(NamedTuple):
         Transfers between devices.
     forward, backward, head, memory, room
         As in `Tables`, one row per stage, one column per device.
+    vacant
+        The device that stands for none.
     """
 
     hop: Floats
@@ -34,6 +37,7 @@ class Seats(NamedTuple):
     head: Floats
     memory: Ints
     room: Ints
+    vacant: int
 
     @classmethod
     def fixed(cls, tables: Tables) -> Seats:
@@ -46,6 +50,7 @@ class Seats(NamedTuple):
             np.tile(tables.head, rows),
             np.tile(tables.memory, rows),
             np.tile(tables.room, rows),
+            -1,
         )
 
 
@@ -86,6 +91,33 @@ def partner(seats: Seats, rules: Rules, use: Use, seat: Ints, role: int, word: W
         if another != role and (near or other == role):
             other = another
     its = seat[other]
+    if its == seats.vacant:
+        return other if rules.stage[role] not in (0, rules.stage[other]) else -1
     fits = use.device[role] <= seats.room[rules.stage[role], its]
     fits = fits and use.device[other] <= seats.room[rules.stage[other], mine]
     return other if other != role and fits else -1
+
+
+@njit(cache=True, nogil=True)
+def vacate(rules: Rules, use: Use, paths: Ints, role: int, word: Word) -> bool:
+    """Send every path through a role to others of its stage; False if they have no room.
+
+    Counts in ``use.device`` even then.
+    """
+    s = rules.stage[role]
+    low, size = rules.first[s], rules.first[s + 1] - rules.first[s]
+    for b in range(len(paths)):
+        k = place_of(paths[b], rules.stage, s)
+        if k < 0 or paths[b, k] != role:
+            continue
+        offset = next_below(word, size)
+        for i in range(size):
+            v = rules.members[low + (i + offset) % size]
+            if v != role and use.device[v] < rules.room[v]:
+                use.device[v] += 1
+                use.device[role] -= 1
+                paths[b, k] = v
+                break
+        if paths[b, k] == role:
+            return False
+    return True

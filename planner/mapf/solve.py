@@ -33,6 +33,9 @@ SETTLED_ANNEALING = 0.6
 SHORT_ANNEALING_S = 6.0
 """Annealing under a short limit, in which CP-SAT would hardly begin."""
 
+SMALL_ANNEALING_S = 1.0
+"""Of a limit, what counts for annealing on problems so small that CP-SAT closes them at once."""
+
 RELAXATION = 0.25
 """Share of a time limit for the bound without collisions, at most."""
 
@@ -211,7 +214,8 @@ def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
     started, limit = run.elapsed_s, run.remaining_s
     short = min(SETTLED_ANNEALING, SHORT_ANNEALING_S / limit)
     share = SETTLED_ANNEALING if search.settled else max(ANNEALING, short)
-    search.run(until_s=started + share * limit)
+    seconds = min(SMALL_ANNEALING_S, limit) if exact.small else limit
+    search.run(until_s=started + share * seconds)
     if exact.listable and run.check() is None and run.remaining_s > LEAST_S:
         exact.relax(THREADS, RELAXATION * limit, math.inf)
     if exact.whole and not search.settled and run.check() is None and run.remaining_s > LEAST_S:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,30 @@ class Tables:
             problem.path_stages,
             swaps,
             count * swaps if cap is None else min(cap, count * swaps),
+        )
+
+    def with_vacancies(self, extra: int) -> Tables:
+        """The same with ``extra`` more places in every stage but the first, nobody in them."""
+        stages = len(self.fewest)
+        stage = np.concatenate([self.stage, np.repeat(np.arange(1, stages), extra)])
+        more = len(stage) - len(self.stage)
+        members = np.argsort(stage, kind="stable")
+        first = np.searchsorted(stage[members], np.arange(stages + 1))
+        # places keep the order of a stage's devices, vacancies behind them
+        for s in range(stages):
+            group = self.members[self.first[s] : self.first[s + 1]]
+            members[first[s] : first[s] + len(group)] = group
+        return replace(
+            self,
+            hop=np.pad(self.hop, (0, more)),
+            forward=np.pad(self.forward, (0, more)),
+            backward=np.pad(self.backward, (0, more)),
+            head=np.pad(self.head, (0, more)),
+            stage=stage,
+            members=members,
+            first=first,
+            room=np.pad(self.room, (0, more)),
+            memory=np.pad(self.memory, (0, more)),
         )
 
     def impossible(self) -> str | None:

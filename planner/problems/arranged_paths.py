@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, init=False, eq=False)
 class ArrangedPathProblem:
-    """A `PathProblem` whose arrangement is free; only the sizes of the stages are given.
+    """A `PathProblem` whose arrangement is free; how many devices hold stage 0 is given.
 
     SkipPipe arranges for full pipelines first (eq. 1) and searches paths then; paths are not full,
     so the best arrangement for them is another.
@@ -31,7 +31,9 @@ class ArrangedPathProblem:
     transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory, max_total_swaps
         As in `PathProblem`.
     stage_sizes
-        Devices per stage; their sum is N.
+        Devices per stage; their sum is N. Those of stage 0 are as many in every arrangement.
+    fixed_sizes
+        Whether the other stages keep their sizes too.
     forward_s, backward_s
         Seconds of F and B: scalars, one per device, or ``[stages, N]`` where stages are unlike.
     head_s
@@ -51,6 +53,7 @@ class ArrangedPathProblem:
     max_swaps: int
     live_memory: bool
     max_total_swaps: int | None
+    fixed_sizes: bool
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class ArrangedPathProblem:
         max_swaps: int = 1,
         live_memory: bool = False,
         max_total_swaps: int | None = None,
+        fixed_sizes: bool = False,
     ) -> None:
         transfer = np.array(transfer_s, dtype=np.float64)
         sizes = tuple(whole("a stage size", size) for size in stage_sizes)
@@ -99,6 +103,7 @@ class ArrangedPathProblem:
             ("max_swaps", max_swaps),
             ("live_memory", live_memory),
             ("max_total_swaps", max_total_swaps),
+            ("fixed_sizes", bool(fixed_sizes)),
         )
         for field, value in fields:
             object.__setattr__(self, field, value)
@@ -154,10 +159,13 @@ class ArrangedPathProblem:
 
     def arranged(self, groups: Sequence[Sequence[int]]) -> PathProblem:
         """The path problem of an arrangement."""
-        if [len(group) for group in groups] != list(self.stage_sizes):
+        sizes = [len(group) for group in groups]
+        same = sizes == list(self.stage_sizes)
+        near = len(sizes) == len(self.stage_sizes) and sizes[:1] == list(self.stage_sizes[:1])
+        if not (same or (near and not self.fixed_sizes)):
             raise ProblemError(
-                f"groups must have the sizes {list(self.stage_sizes)}, found "
-                f"{[len(group) for group in groups]}"
+                f"groups must have the sizes {list(self.stage_sizes)}"
+                f"{'' if self.fixed_sizes else ', at least in stage 0'}, found {sizes}"
             )
         stage = {int(d): j for j, group in enumerate(groups) for d in group}
         return self._problem(groups, [stage.get(d, 0) for d in range(len(self))])

@@ -113,3 +113,21 @@ def test_turnover_by_hand() -> None:
     assert shortest_chain_s(tables, 0) == 20
     assert waits(1.0, 2.0, 2, 4, 20.0) == [0, 1, 20, 23]
     assert solve_paths(problem, MaxIterations(4)).objective == pytest.approx(43)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spread", [0.0, 1.0, 10.0])
+def test_followed_times(seed: int, spread: float) -> None:
+    """In any order the schedule is valid; in that of a schedule, it is as the reading version's."""
+    problem = random_problem(seed, (2, 2, 2, 2), memory=2, each=6, live_memory=True)
+    tables = Tables.of(problem)
+    paths = construct(tables, by_chain(tables), 1.0)
+    _, begin = scheduled(tables, paths)
+    order = begin + np.random.default_rng(seed).normal(0.0, spread, begin.shape)
+    makespan, times = scheduled(tables, paths, order, FOLLOW)
+    plan = plan_of(tables, paths, times)
+    assert plan.makespan_s == pytest.approx(makespan)
+    assert check(plan, problem) == []
+    rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
+    read = timed_by_rank(problem, plan.paths, rank)
+    assert read is not None and read.makespan_s == pytest.approx(makespan)

@@ -1,0 +1,113 @@
+"""`arrange_paths` against every arrangement, the checker, and itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner.check import check
+from planner.mapf import arrange_paths, solve_paths
+from planner.mapf.arranged_bounds import arranged_bound_s
+from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
+from planner.result import Status
+from planner.stop import MaxIterations, MaxRuntime
+from tests.mapf.conftest import random_problem, reference
+from tests.mapf.test_solve import brute_force
+
+
+def random_free(
+    seed: int, sizes: tuple[int, ...], path_stages: int = 3, **changes: object
+) -> ArrangedPathProblem:
+    """Devices that differ from stage to stage too."""
+    problem = random_problem(seed, sizes, path_stages, **changes)  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    stages = rng.uniform(0.5, 1.5, (len(sizes), 1))
+    return ArrangedPathProblem.of(problem).replace(
+        forward_s=problem.forward_s * stages, backward_s=problem.backward_s * stages
+    )
+
+
+@pytest.mark.parametrize("live_memory", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_best_of_all_arrangements(seed: int, live_memory: bool) -> None:
+    """Four devices, one per stage: the optimum over all 24 arrangements, and the bound."""
+    problem = random_free(seed, (1, 1, 1, 1), 2, memory=2, live_memory=live_memory)
+    orders = itertools.permutations(range(4))
+    best = min(brute_force(problem.arranged([[d] for d in order])) for order in orders)
+    result = arrange_paths(problem, MaxIterations(60), seed)
+    assert check(result, problem) == []
+    assert result.objective == pytest.approx(best)
+    assert 0 < arranged_bound_s(problem) <= best
+
+
+@pytest.mark.parametrize("live_memory", [False, True])
+def test_unlike_memory(live_memory: bool) -> None:
+    """No device gets a role that its memory cannot fill (TC1)."""
+    for seed in range(3):
+        memory = np.random.default_rng(seed).integers(2, 6, 9)
+        problem = random_free(seed, (2, 3, 2, 2), memory=memory, live_memory=live_memory)
+        result = arrange_paths(problem, MaxIterations(10), seed)
+        assert result.plan is not None and check(result, problem) == []
+
+
+def test_device_moves_between_stages() -> None:
+    """A slow stage that every path needs takes devices from the others, unless sizes are fixed."""
+    n = 9
+    transfer = np.full((n, n), 0.01)
+    work = np.array([[0.1], [0.1], [3.0]])
+    free = ArrangedPathProblem(transfer, (3, 4, 2), work, work, 0.1, 3, 4, 4, live_memory=True)
+    fixed = free.replace(fixed_sizes=True)
+    first = [[0, 1, 2], [3, 4, 5, 6], [7, 8]]
+    moved = arrange_paths(free, MaxIterations(30), 0, first)
+    kept = arrange_paths(fixed, MaxIterations(30), 0, first)
+    assert check(moved, free) == [] and check(kept, fixed) == []
+    assert moved.plan is not None and kept.plan is not None
+    assert moved.objective is not None and kept.objective is not None
+    assert [len(group) for group in kept.plan.groups] == [3, 4, 2]
+    assert len(moved.plan.groups[0]) == 3 and len(moved.plan.groups[2]) >= 3
+    assert moved.objective < 0.75 * kept.objective
+    assert [v.rule for v in check(moved.plan, fixed)] == ["groups"]
+
+
+def test_beats_the_given_arrangement() -> None:
+    """The reference instance: exchanging devices shortens what paths alone cannot."""
+    given = reference()
+    problem = ArrangedPathProblem.of(given)
+    paths = solve_paths(given, MaxIterations(8))
+    both = arrange_paths(problem, MaxIterations(30), 0, given.stage_devices)
+    again = arrange_paths(problem, MaxIterations(30), 0, given.stage_devices)
+    assert check(both, problem) == []
+    assert paths.objective is not None and both.objective is not None
+    assert both.objective < paths.objective
+    assert both.plan == again.plan and both.objective == again.objective
+
+
+def test_time_limit_and_one_stage() -> None:
+    result = arrange_paths(ArrangedPathProblem.of(reference()), MaxRuntime(0.5))
+    assert result.plan is not None and result.runtime_s < 3.0
+    alone = ArrangedPathProblem(np.zeros((2, 2)), (2,), 1.0, 2.0, 0.5, 1, 3, 3)
+    assert arrange_paths(alone, MaxIterations(3)).objective == pytest.approx(10.5)
+
+
+def test_infeasible_and_bad_input() -> None:
+    problem = ArrangedPathProblem.of(random_problem(0))
+    little = problem.replace(memory=1)
+    assert arrange_paths(little, MaxIterations(3)).status is Status.INFEASIBLE
+    with pytest.raises(ProblemError, match=r"add up to the 7 devices, found \[2, 2\]"):
+        problem.replace(stage_sizes=(2, 2))
+    with pytest.raises(ProblemError, match="forward_s must be one number, 7 or 4 x 7"):
+        problem.replace(forward_s=np.ones(3))
+    with pytest.raises(ProblemError, match="groups must have the sizes"):
+        problem.arranged([[0], [1, 2], [3, 4], [5, 6]])
+    with pytest.raises(ProblemError, match="memory is"):
+        problem.replace(memory=1.5)
+
+
+def test_arranged_is_the_path_problem() -> None:
+    given = random_problem(3, live_memory=True)
+    again = ArrangedPathProblem.of(given).arranged(given.stage_devices)
+    assert again.stage_devices == given.stage_devices
+    for name in set(PathProblem.__dataclass_fields__) - {"stage_devices"}:
+        np.testing.assert_array_equal(getattr(again, name), getattr(given, name))
