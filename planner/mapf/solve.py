@@ -14,11 +14,20 @@ from planner.mapf.baselines import (
 )
 from planner.mapf.bounds import simple_bound_s
 from planner.mapf.cbs import PathSearch
+from planner.mapf.coarsen import coarse_problem, told_apart
 from planner.mapf.exact import MOST_MICROBATCHES, Exact
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
 from planner.mapf.tables import Ints, Tables
-from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
+from planner.mapf.waves import (
+    even,
+    in_turn,
+    offer_waves,
+    repair,
+    repeats_evenly,
+    wave_problem,
+)
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
 from planner.result import OPTIMAL_GAP, Result, Status
@@ -59,9 +68,9 @@ class PathMethod(enum.StrEnum):
 
     ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
     choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
-    other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
-    dispatched first in, first out and in the planned order; UNKNOWN if the limit comes before its
-    first valid paths.
+    other and ``coarse`` those of groups of microbatches (both Appendix D.1), ``cbs`` the paper's
+    conflict-based search (Algorithm 1), its paths dispatched first in, first out; UNKNOWN if the
+    limit comes before its first valid paths.
     """
 
     AUTO = "auto"
@@ -70,6 +79,7 @@ class PathMethod(enum.StrEnum):
     NO_TC2 = "no-tc2"
     RANDOM = "random"
     REUSE = "reuse"
+    COARSE = "coarse"
     CBS = "cbs"
 
 
@@ -109,6 +119,8 @@ def solve_paths(
             _auto(problem, tables, incumbent, run, seed)
         elif chosen is PathMethod.CBS:
             PathSearch(tables, incumbent, run).search()
+        elif chosen is PathMethod.COARSE:
+            _coarse(problem, tables, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
             incumbent = _reuse(problem, tables, run, seed)
         else:
@@ -190,6 +202,25 @@ def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Inc
     _auto(wave, tables, best, inner, seed)
     run.update(inner.iterations)
     return best
+
+
+def _coarse(
+    problem: PathProblem, tables: Tables, incumbent: Incumbent, run: StopRun, seed: int
+) -> None:
+    """The best schedule of groups, told apart."""
+    found = coarse_problem(problem)
+    if found is None:
+        raise ProblemError(
+            "method coarse needs groups that divide the microbatches of a start device and fit "
+            f"memory, found {problem.microbatches_per_start} and {problem.memory.max()}; take auto"
+        )
+    coarse, size = found
+    groups = _solve_wave(coarse, run, seed, 0.99)
+    paths, times = told_apart(tables, groups.rows(), groups.times(), size)
+    repair(tables, paths)
+    if even(tables, paths):
+        makespan, begin = scheduled(tables, paths, times, FOLLOW)
+        incumbent.offer_times(paths, begin, makespan)
 
 
 def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Incumbent:

@@ -58,10 +58,10 @@ def offer_waves(
 ) -> None:
     """Offer the wave repeated: strictly in turn, and overlapping with different eagerness."""
     paths, begin, makespan = in_turn(tables, wave, times, length_s)
-    if _even(tables, paths):
+    if even(tables, paths):
         incumbent.offer_times(paths, begin, makespan)
     repair(tables, paths)
-    if not _even(tables, paths):
+    if not even(tables, paths):
         return
     rows, turn = _rows(tables, len(wave))
     later = turn[:, None] * length_s
@@ -75,7 +75,7 @@ def offer_waves(
             incumbent.offer_times(paths, found, makespan)
 
 
-def _even(tables: Tables, paths: Ints) -> bool:
+def even(tables: Tables, paths: Ints) -> bool:
     """CC3."""
     count = np.bincount(tables.stage[paths.ravel()], minlength=len(tables.most))
     return bool((count >= tables.fewest).all() and (count <= tables.most).all())
@@ -84,12 +84,12 @@ def _even(tables: Tables, paths: Ints) -> bool:
 def repair(tables: Tables, paths: Ints) -> None:
     """Move visits from stages with too many to stages with too few (CC3), in place.
 
-    The shares of a wave are rounded; those of all waves need not be its multiples. Live memory
-    counts no paths, so a device of any stage can take one more.
+    The shares of a part are rounded; those of the whole need not be their multiples. Where no
+    device of a stage has room (TC1) visits stay where they are.
     """
     target = tables.shares()
     count = np.bincount(tables.stage[paths.ravel()], minlength=len(target))
-    if _even(tables, paths):
+    if even(tables, paths):
         return
     for s in np.flatnonzero(count > target).tolist():
         for t in np.flatnonzero(count < target).tolist():
@@ -101,7 +101,9 @@ def repair(tables: Tables, paths: Ints) -> None:
                     row = [d for d in paths[b, 1:].tolist() if tables.stage[d] != s]
                     group = tables.members[tables.first[t] : tables.first[t + 1]]
                     use = np.bincount(paths.ravel(), minlength=len(tables.stage))
-                    free = [d for d in group.tolist() if tables.room[d] > 0]
+                    free = [d for d in group.tolist() if tables.room[d] > use[d]]
+                    if not free:
+                        break
                     row.append(min(free, key=lambda d: (use[d], d)))
                     paths[b, 1:] = sorted(row, key=lambda d: int(tables.stage[d]))
                     count[s] -= 1

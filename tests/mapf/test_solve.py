@@ -255,6 +255,19 @@ def test_methods_state_what_they_need() -> None:
         solve_paths(reference(), MaxIterations(1), method="straight")
     with pytest.raises(ProblemError, match="reuse needs live_memory"):
         solve_paths(reference(), MaxIterations(1), method="reuse")
+    with pytest.raises(ProblemError, match="coarse needs groups"):
+        solve_paths(random_problem(0, each=1), MaxIterations(1), method="coarse")
+
+
+@pytest.mark.parametrize("live_memory", [False, True])
+def test_coarse_paths(live_memory: bool) -> None:
+    """D.1: the microbatches of a group share a path, and the public code's paths take longer."""
+    problem = reference(microbatches_per_start=3 + 3 * live_memory, live_memory=live_memory)
+    coarse = solve_paths(problem, MaxIterations(8), method="coarse")
+    assert check(coarse, problem) == [] and coarse.plan is not None
+    assert coarse.objective is not None
+    assert coarse.objective < (76.4 if live_memory else 41.5)
+    assert len(set(coarse.plan.paths)) <= len(coarse.plan.paths) // 3
 
 
 def test_same_plan_in_another_process_with_other_threads() -> None:
