@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from averaging_oracle import random_problem
+from scipy.optimize import linprog
 
 import planner.lp.sparse as sparse
 from planner.bench.averaging import instance
@@ -67,6 +68,39 @@ def test_cuts_are_needed_and_valid(monkeypatch):
     for seed in range(4):
         problem = instance(8, seed, 0.8, link_factor=0.2)
         assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
+
+
+def test_transport_is_a_maximum_flow():
+    """Against the linear programme: flows that cover all needs, or cuts that are violated."""
+    rng = np.random.default_rng(2)
+    found = {True: 0, False: 0}
+    for _ in range(150):
+        n = int(rng.integers(2, 9))
+        room = rng.uniform(0, 1, (n, n)) * (rng.random((n, n)) < rng.uniform(0.3, 1))
+        np.fill_diagonal(room, 0.0)
+        supply, need = rng.uniform(0, 2, n), rng.uniform(0, 1, n)
+        need *= rng.uniform(0.1, 1.2) * supply.sum() / need.sum()
+        one, each = np.ones((1, n)), np.eye(n)
+        rows = np.vstack([np.kron(each, one), np.kron(one, each)])
+        best = linprog(
+            -np.ones(n * n),
+            A_ub=rows,
+            b_ub=np.concatenate([supply, need]),
+            bounds=np.column_stack([np.zeros(n * n), room.ravel()]),
+        )
+        short = float(need.sum() + best.fun)
+        g, cuts = sparse.transport(supply, need, room)
+        found[g is not None] += 1
+        assert (g is not None) == (short < 1e-6)
+        if g is not None:
+            assert (g >= 0).all() and (g <= room + 1e-12).all()
+            assert (g.sum(axis=1) <= supply + 1e-12).all()
+            assert (g.sum(axis=0) >= need - 1e-6).all()
+        for suppliers, receivers in cuts:
+            through = supply.sum() - supply[suppliers].sum()
+            through += room[np.ix_(suppliers, receivers)].sum()
+            assert need[receivers].sum() - through == pytest.approx(short, abs=1e-6)
+    assert min(found.values()) > 20
 
 
 def test_rows_of_the_literal_model_are_cubic(tmp_path):
