@@ -497,10 +497,10 @@ def _augment(g: Floats, left: Floats, short: Floats, room: Floats) -> bool:
 def _cuts(g: Floats, left: Floats, short: Floats, room: Floats) -> list[tuple[Index, Index]]:
     """The minimum cuts of a maximum flow: from what the suppliers reach, and what reaches needs."""
     forward, backward = room - g > EMPTY, g > EMPTY
-    senders, got = left > EMPTY, np.zeros(len(short), dtype=bool)
+    senders: NDArray[np.bool_] = left > EMPTY
     while True:
         got = forward[senders].any(axis=0)
-        more = senders | backward[:, got].any(axis=1)
+        more = np.logical_or(senders, backward[:, got].any(axis=1))
         if (more == senders).all():
             break
         senders = more
@@ -508,7 +508,7 @@ def _cuts(g: Floats, left: Floats, short: Floats, room: Floats) -> list[tuple[In
     needs: NDArray[np.bool_] = short > UNMET
     while True:
         able = forward[:, needs].any(axis=1)
-        more = needs | backward[able].any(axis=0)
+        more = np.logical_or(needs, backward[able].any(axis=0))
         if (more == needs).all():
             break
         needs = more
