@@ -147,8 +147,8 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     unit = max(float(d.max()), float(u.max()), 1e-300)
     able = problem.contributors
     big = [float(m / unit) for m in big_m(problem)]
-    # xi is measured in what all peers compute together, so that it is near 1
-    pace = float(s[able].sum()) / problem.batch_size
+    # xi is measured in the slower of what all compute and what the fastest peer averages
+    pace = min(float(s[able].sum()) / problem.batch_size, unit / problem.gradient_bytes)
     gradient = problem.gradient_bytes * pace / unit
     model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
     # PuLP 4 makes variables with the model, earlier versions on their own
@@ -162,7 +162,7 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
         if not problem.can_aggregate[i]:
             for j in peers:
                 a[j][i].upBound = g[i][j].upBound = 0
-    total = float(s[able].sum())
+    total = pace * problem.batch_size
     model += xi
     model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
     for i in peers:

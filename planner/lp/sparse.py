@@ -39,6 +39,8 @@ UNMET = 1e-7
 EMPTY = 1e-14
 """Less than this is no room in the residual graph of a flow."""
 ROUNDS = 8
+INSTANT = 1e9
+"""Computing this many times faster than averaging counts as no faster than that."""
 NEARLY = 1.01
 """Downloads up to this many times their limit hardly bind; decides about time only."""
 
@@ -79,8 +81,12 @@ class _Scaled:
             float(problem.upload_bytes_per_s.max()), float(problem.download_bytes_per_s.max())
         )
         self.samples = float(problem.samples_per_s[problem.contributors].sum())
-        self.pace = self.samples / problem.batch_size
-        self.value = np.where(problem.contributors, problem.samples_per_s, 0.0) / self.samples
+        # xi is measured in the slower of what all compute and what the fastest peer averages: a
+        # solver's tolerance is small beside either
+        self.pace = min(self.samples / problem.batch_size, self.unit / problem.gradient_bytes)
+        together = min(self.samples / problem.batch_size / self.pace, INSTANT)
+        able = np.where(problem.contributors, problem.samples_per_s, 0.0)
+        self.value = able / self.samples * together
         self.gradient = problem.gradient_bytes * self.pace / self.unit
         self.upload = problem.upload_bytes_per_s / self.unit
         self.download = problem.download_bytes_per_s / self.unit
@@ -185,7 +191,7 @@ def _everyone(s: _Scaled) -> RelaxedSolution | None:
     q = found.rates / s.unit
     a = np.outer(able, q)
     g = np.repeat(q[:, None], s.n, axis=1)
-    return _solution(s, 1.0, q, able.astype(np.float64), a, g)
+    return _solution(s, float(s.value.sum()), q, able.astype(np.float64), a, g)
 
 
 def lp_bound(problem: AveragingProblem) -> float:

@@ -21,8 +21,9 @@ from planner.mapf.tables import Ints, Tables
 from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
+from planner.problems.quantities import of_kind
 from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun
+from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
@@ -92,8 +93,8 @@ def solve_paths(
         raise ProblemError(
             f"method must be one of {', '.join(PathMethod)}, found {method!r}"
         ) from None
-    run = stop.start()
-    tables = Tables.of(problem)
+    run = started(stop)
+    tables = Tables.of(of_kind(PathProblem, problem))
     reason = tables.impossible()
     if reason is not None:
         return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, reason, seed, chosen)

@@ -171,6 +171,16 @@ def test_alternating_phases_are_refused():
             call(problem)
 
 
+@pytest.mark.parametrize("ratio", [1e-3, 1e-10, 1e-100])
+def test_computing_that_takes_no_time(ratio):
+    """Whatever the network allows is then the answer, however fast the computing is."""
+    problem = instance(8, 0, ratio)
+    expected = lp_bound(instance(8, 0, 1e-2))
+    assert lp_bound(problem) == pytest.approx(expected, rel=1e-9)
+    if ratio > 1e-20:
+        assert literal_model(problem).solve().xi == pytest.approx(expected, rel=1e-6)
+
+
 def test_dead_network():
     """No bandwidth at all: (5) is 0."""
     problem = AveragingProblem([1, 1], 0.0, 0.0, 1, 1)

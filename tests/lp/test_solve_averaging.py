@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from averaging_oracle import (
     GBIT,
+    attains,
     brute_force,
     brute_force_ties,
     largest_total,
@@ -99,6 +100,26 @@ def test_no_pair_limits_equals_the_linear_programme():
             assert combinatorial_total(problem, computes) == pytest.approx(
                 expected, rel=1e-9, abs=1e-9
             )
+
+
+def test_no_pair_limits_keeps_every_digit():
+    """Speeds from 1e-9 to 1e12 in one collaboration: R(K) to 1e-9, in exact arithmetic."""
+    rng = np.random.default_rng(6)
+    for _ in range(30):
+        n = int(rng.integers(3, 7))
+        problem = AveragingProblem(
+            np.ones(n), 10.0 ** rng.uniform(-9, 12, n), 10.0 ** rng.uniform(-9, 12, n), 1.0, 1.0
+        )
+        for computes in sets_of(problem.contributors):
+            if computes.sum() > 1:
+                total = combinatorial_total(problem, computes)
+                assert attains(problem, computes, total * (1 - 1e-9))
+                assert not attains(problem, computes, total * (1 + 1e-9))
+        # batch and vector in the units of the slowest: what is fast elsewhere costs no digits
+        problem = problem.replace(batch_size=1e-9, gradient_bytes=1e-9)
+        result = solve_averaging(problem)
+        assert result.status is Status.OPTIMAL
+        assert check_averaging(result.plan, problem) == []
 
 
 def test_rates_under_pair_limits_equal_the_linear_programme():
@@ -260,6 +281,18 @@ def test_promises_are_ordered():
         assert found.attained <= found.proven * slack
         assert found.attained <= found.eq2 * slack + 1e-9
         assert found.eq2 <= found.lp5 * slack + 1e-9
+
+
+@pytest.mark.parametrize("method", ["exact", "relaxed"])
+def test_wrong_types_are_named(method):
+    """Not a problem, not a stopping rule: one line that says so."""
+    problem = instance(8, 0)
+    for wrong in (None, 5, {"samples_per_s": [1]}):
+        with pytest.raises(ProblemError, match="must be of type AveragingProblem, found"):
+            solve_averaging(wrong, method)
+    for wrong in (5, "10 s", MaxIterations):
+        with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+            solve_averaging(problem, method, wrong)
 
 
 def test_unknown_method_is_refused():
