@@ -216,6 +216,8 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
     is repeated from its start where ``rounds`` is larger than it. 0: the average is exact.
     """
     schedule = group_schedule(peers, group_size)
+    if whole("rounds", rounds) < 0:
+        raise ProblemError(f"rounds is {rounds}; it must be >= 0")
     mixing = np.eye(peers)
     for r in range(rounds):
         mixing = average_in_groups(mixing, schedule[r % len(schedule)])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from planner.lp.highs import milp
 from planner.lp.sparse import big_m
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 
 Floats = NDArray[np.float64]
 SOLVERS = ("highs", "cbc")
@@ -46,12 +47,17 @@ class Literal:
     pace: float
 
     def write(self, path: str | Path) -> None:
-        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format."""
+        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format.
+
+        MPS has no maximum that every solver reads as one, so that file minimises ``-xi``.
+        """
+        import pulp
+
         kind = Path(path).suffix.lower()
         if kind == ".lp":
             self.model.writeLP(str(path))
         elif kind == ".mps":
-            self.model.writeMPS(str(path))
+            self.model.writeMPS(str(path), mpsSense=pulp.LpMinimize)
         else:
             raise ProblemError(f"no format for {kind or 'a file without suffix'}; use .lp or .mps")
 
@@ -139,6 +145,7 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     """
     import pulp
 
+    of_kind(AveragingProblem, problem)
     if not problem.overlap:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)

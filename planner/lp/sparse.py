@@ -29,6 +29,7 @@ from planner.lp.capacity import Limits
 from planner.lp.highs import milp
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -166,7 +167,7 @@ def big_m(problem: AveragingProblem) -> Floats:
 
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
     """LP (5); see the module for the two forms. Same problem, same answer in any process."""
-    n = len(problem)
+    n = len(of_kind(AveragingProblem, problem))
     if n == 1:
         steps = problem.steps_per_s([0.0], [True])
         rate = np.full((1, 1), steps * problem.gradient_bytes)

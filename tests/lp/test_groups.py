@@ -39,6 +39,13 @@ def test_bad_input_is_named(peers, chance, message):
         optimal_group_size(peers, chance)
 
 
+def test_rounds_are_counted():
+    """Neither half a round nor fewer than none."""
+    for rounds, message in ((1.5, "rounds must be a whole number"), (-1, "rounds is -1")):
+        with pytest.raises(ProblemError, match=message):
+            schedule_error(8, 2, rounds)
+
+
 def test_expected_operations_by_hand():
     """One group of n: 1 / (1 - p)^n. Two pairs twice: the mean of a maximum of two."""
     assert expected_operations(8, 8, 0.1) == pytest.approx(0.9**-8)

@@ -1,6 +1,9 @@
 """LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
 
+import subprocess
+
 import numpy as np
+import pulp
 import pytest
 from averaging_oracle import random_problem
 from scipy.optimize import linprog
@@ -115,6 +118,19 @@ def test_rows_of_the_literal_model_are_cubic(tmp_path):
         literal.write(tmp_path / "dedloc.txt")
     with pytest.raises(ProblemError, match="highs, cbc"):
         literal.solve("abacus")
+
+
+@pytest.mark.parametrize("suffix", [".lp", ".mps"])
+def test_written_models_have_the_same_optimum(tmp_path, suffix):
+    """CBC, reading the file as anybody would, finds xi: the MPS file minimises -xi."""
+    literal = literal_model(instance(5, 0))
+    path = tmp_path / f"dedloc{suffix}"
+    literal.write(path)
+    answer = tmp_path / "answer.txt"
+    cbc = pulp.PULP_CBC_CMD().path
+    subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
+    xi = next(line.split()[2] for line in answer.read_text().splitlines() if " xi " in line)
+    assert float(xi) * literal.pace == pytest.approx(literal.solve().xi, rel=1e-6)
 
 
 def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares():
