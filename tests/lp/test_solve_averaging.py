@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -17,16 +18,18 @@ from averaging_oracle import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner.lp.canonical as canonical_module
 import planner.lp.search as search_module
 from planner.bench.averaging import instance
 from planner.check_averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
+from planner.lp.highs import milp
 from planner.lp.rates import best_rates, links_fit
 from planner.lp.solve import promises, solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.result import Status
-from planner.stop import MaxIterations
+from planner.stop import MaxIterations, MaxRuntime
 
 
 def assert_best(problem, expected):
@@ -268,6 +271,22 @@ def test_a_limit_returns_the_best_so_far_with_its_bound():
     assert check_averaging(result.plan, problem) == []
     again = solve_averaging(problem, stop=MaxIterations(1))
     assert again.plan == result.plan and again.bound == result.bound
+
+
+def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch):
+    """No programme is given more seconds than are left when it starts."""
+    begun, limits = time.perf_counter(), []
+
+    def slow(*args, options, **kwargs):
+        limits.append(time.perf_counter() - begun + options["time_limit"])
+        time.sleep(0.1)
+        return milp(*args, options=options, **kwargs)
+
+    monkeypatch.setattr(canonical_module, "milp", slow)
+    problem = instance(24, 1, 0.8, link_factor=0.05)
+    begun = time.perf_counter()
+    assert solve_averaging(problem, stop=MaxRuntime(60)).plan is not None
+    assert len(limits) > 2 and max(limits) < 60.15
 
 
 def test_promises_are_ordered():
