@@ -126,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     _solver_arguments(sub)
 
     sub = command("average", _average, "who contributes gradients, and who sums which share")
-    sub.add_argument("peers", type=Path, help="CSV: name,samples_per_s,upload_mbps,download_mbps")
+    columns = "name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]"
+    sub.add_argument("peers", type=Path, help=f"CSV: {columns}")
     sub.add_argument("--batch-samples", type=float, required=True)
     sub.add_argument("--gradient-bytes", type=float, required=True)
     sub.add_argument("--links", help="network with pairwise limits between the peers' names")

@@ -13,6 +13,7 @@ from planner.problems import AveragingProblem, ProblemError
 
 MBIT = 1e6 / 8
 REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")
+OPTIONAL = ("can_compute", "can_aggregate")
 TRUTH = {"": True, "yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -62,6 +63,18 @@ def load_peers(path: str | Path) -> Peers:
     if missing or not rows:
         what = f"column {missing[0]!r} is missing" if missing else "has no rows"
         raise ProblemError(f"{path}: {what}; give {','.join(REQUIRED)} and one row a peer")
+
+    unknown = [c for c in columns if c not in (*REQUIRED, *OPTIONAL)]
+    if unknown:
+        raise ProblemError(
+            f"{path}: column {unknown[0]!r} is unknown; give {','.join(REQUIRED)} and, if need be, "
+            f"{','.join(OPTIONAL)}"
+        )
+    for line, row in enumerate(rows, start=2):
+        if None in row:
+            raise ProblemError(
+                f"{path}: line {line}: more fields than the {len(columns)} columns; remove the rest"
+            )
 
     def number(line: int, row: dict[str, str], column: str) -> float:
         try:

@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Range = tuple[int, int]
 
+LARGEST = 1e300
+"""Larger numbers could overflow in their sum."""
+
 
 def integer_parts(
     shares: ArrayLike, length: int, min_part: int = 1, method: str = "largest_remainder"
@@ -36,13 +39,17 @@ def integer_parts(
         ``int64[n]``. Ties go to the smaller index.
     """
     weights = np.array(shares, dtype=np.float64)
-    if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all() or weights.sum() <= 0:
+    if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
         raise ValueError(
             "shares must be a list of numbers >= 0 with a positive sum, found "
             f"{weights.tolist()}; a plan that averages nothing has no parts"
         )
-    if length < 1 or min_part < 1:
-        raise ValueError(f"length and min_part must be >= 1, found {length} and {min_part}")
+    if not all(isinstance(x, (int, np.integer)) and x >= 1 for x in (length, min_part)):
+        raise ValueError(
+            f"length and min_part must be whole numbers >= 1, found {length!r} and {min_part!r}"
+        )
+    if weights.max() > LARGEST:
+        weights /= weights.max()
     divide = _METHODS.get(method)
     if divide is None:
         raise ValueError(f"no method {method!r}; there are {', '.join(_METHODS)}")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from planner.result import OPTIMAL_GAP, relative_gap
 
@@ -78,6 +79,15 @@ class StopRun:
             self.reason = "interrupted"
 
 
+def started(stop: StoppingCriterion) -> StopRun:
+    """Start a rule that a caller gave, refused if it is none."""
+    if not isinstance(stop, StoppingCriterion):
+        raise ValueError(
+            f"stop must be a stopping rule, found {stop!r}; give one such as MaxRuntime(10)"
+        )
+    return stop.start()
+
+
 class StoppingCriterion(ABC):
     """When to stop a search."""
 
@@ -105,7 +115,7 @@ class MaxRuntime(StoppingCriterion):
     max_runtime_s: float
 
     def __post_init__(self) -> None:
-        if not self.max_runtime_s > 0:
+        if not _number(self.max_runtime_s) > 0:
             raise ValueError(
                 f"max_runtime_s must be positive, found {self.max_runtime_s}; give seconds > 0"
             )
@@ -140,7 +150,7 @@ class TargetGap(StoppingCriterion):
     gap: float
 
     def __post_init__(self) -> None:
-        if not self.gap >= 0:
+        if not _number(self.gap) >= 0:
             raise ValueError(f"gap must be >= 0, found {self.gap}; give a fraction such as 0.05")
 
     def reason(self, run: StopRun) -> str | None:
@@ -170,6 +180,9 @@ class AnyOf(StoppingCriterion):
     def __init__(self, *criteria: StoppingCriterion) -> None:
         if not criteria:
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
+        for rule in criteria:
+            if not isinstance(rule, StoppingCriterion):
+                raise ValueError(f"AnyOf takes stopping rules, found {rule!r}")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     def reason(self, run: StopRun) -> str | None:
@@ -182,8 +195,13 @@ class AnyOf(StoppingCriterion):
         return min(c.iterations() for c in self.criteria)
 
 
+def _number(value: object) -> float:
+    """The value as a number; NaN, which no rule allows, where it is none."""
+    return float(value) if isinstance(value, SupportsFloat) else math.nan
+
+
 def _require_count(field: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not float(value).is_integer() or value < least:
+    if isinstance(value, bool) or not _number(value).is_integer() or value < least:
         raise ValueError(f"{field} must be a whole number >= {least}, found {value}; give a count")
 
 

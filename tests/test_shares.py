@@ -54,6 +54,11 @@ def test_ranges_cover_the_vector_within_one_of_the_shares(length, raw):
         assert abs((stop - start) - share * length) <= 1 + 1e-6
 
 
+def test_only_ratios_count():
+    """Even where the sum is no float any more."""
+    assert integer_parts([1e308, 1e308], 6).tolist() == [3, 3]
+
+
 def test_empty_parts_are_no_reason_to_drop_their_shares():
     """2.5 of 5 values is never 5."""
     assert integer_parts([0.5, *[0.05] * 10], 5).tolist() == [3, 1, 1, *[0] * 8]
@@ -64,7 +69,10 @@ def test_empty_parts_are_no_reason_to_drop_their_shares():
     [
         ([0, 0], 8, 1, "largest_remainder", "positive sum"),
         ([1, -1], 8, 1, "largest_remainder", ">= 0"),
-        ([1, 1], 0, 1, "largest_remainder", "must be >= 1, found 0 and 1"),
+        ([1, 1], 0, 1, "largest_remainder", "whole numbers >= 1, found 0 and 1"),
+        ([1, 1], 2.5, 1, "largest_remainder", "whole numbers >= 1, found 2.5 and 1"),
+        ([1, 1], "8", 1, "largest_remainder", "whole numbers >= 1, found '8' and 1"),
+        ([1, 1], 8, 1.5, "largest_remainder", "whole numbers >= 1, found 8 and 1.5"),
         ([1, 1], 8, 1, "dhondt", "hagenbach_bischoff"),
     ],
 )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from planner.genetic import solve_assignment
+from planner.mapf import solve_paths
+from planner.network import Network
+from planner.problems import AssignmentProblem
 from planner.result import Result, Status
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
 
@@ -81,3 +86,29 @@ def test_status_follows_the_gap() -> None:
     assert Result.of("p", 1.0, 1.0 - 1e-7, **about).status is Status.OPTIMAL
     assert Result.of("p", 1.0, 1.0 - 1e-5, **about).status is Status.FEASIBLE
     assert Result.of("p", 1.0, None, **about).gap is None
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "10 s", MaxRuntime])
+def test_what_is_no_rule_is_refused(wrong: object) -> None:
+    """Every solver says the same, and so does AnyOf."""
+    network = Network(np.full((4, 4), 0.1), np.full((4, 4), 1e6))
+    problem = AssignmentProblem(network, 2, 2, 1e6, 1e6)
+    with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+        solve_assignment(problem, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="AnyOf takes stopping rules, found"):
+        AnyOf(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_problem_is_refused() -> None:
+    """The message names the kind that the solver takes."""
+    for solve, kind in ((solve_assignment, "AssignmentProblem"), (solve_paths, "PathProblem")):
+        with pytest.raises(ValueError, match=f"must be of type {kind}, found None"):
+            solve(None, MaxIterations(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, "ten", [1]])
+def test_limits_are_numbers(wrong: object) -> None:
+    """No other type slips through."""
+    for rule in (MaxRuntime, MaxIterations, TargetGap, NoImprovement):
+        with pytest.raises(ValueError, match="must be"):
+            rule(wrong)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -313,7 +314,8 @@ def _heading(seeds: Sequence[int]) -> list[str]:
         "# Averaging",
         "",
         f"{datetime.date.today().isoformat()}; Python {platform.python_version()}, {packages}; "
-        f"{platform.machine()}, {platform.system()}.",
+        f"{platform.machine()}, {platform.system()}, {len(os.sched_getaffinity(0))} cores; load "
+        f"{os.getloadavg()[0]:.1f} before.",
         "",
         f"Regenerate with `python -m planner.bench.averaging --seeds {' '.join(map(str, seeds))}`.",
         "",

@@ -28,8 +28,9 @@ from planner.matching.open_path import open_path
 from planner.network import Network
 from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem, ProblemError
+from planner.problems.quantities import of_kind
 from planner.result import Result
-from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun
+from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
 
 
 class Method(enum.StrEnum):
@@ -120,8 +121,9 @@ def solve_assignment(
         chosen = Method(method)
     except ValueError:
         raise ProblemError(f"method is {method!r}; it must be one of {', '.join(Method)}") from None
+    of_kind(AssignmentProblem, problem)
     compile_kernels(chosen in EVOLUTIONS)
-    run = stop.start()
+    run = started(stop)
     tables = tables_of(problem)
     work = _Work(problem, tables, run, seed)
     with run.interruptible():

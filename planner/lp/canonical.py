@@ -266,8 +266,6 @@ class _Reducers:
 
         n = self.n
         options: dict[str, Any] = {"node_limit": NODES} if integral else {}
-        if math.isfinite(self.run.remaining_s):
-            options["time_limit"] = max(self.run.remaining_s, 1e-3)
         rows: list[Any] = [np.concatenate([np.ones(n), np.zeros(n)])[None, :]]
         rows.append(np.hstack([np.eye(n), -np.diag(self.caps)]))
         low, high = [np.ones(1), np.full(n, -np.inf)], [np.ones(1), np.zeros(n)]
@@ -275,7 +273,9 @@ class _Reducers:
             rows.append(np.concatenate([np.zeros(n), np.ones(n)])[None, :])
             low.append(np.zeros(1))
             high.append(np.full(1, float(count)))
-        while True:
+        while self.run.remaining_s > 0:
+            if math.isfinite(self.run.remaining_s):
+                options["time_limit"] = max(self.run.remaining_s, 1e-3)
             pairs = np.zeros((len(self.pairs), 2 * n))
             for row, (i, j) in zip(pairs, self.pairs, strict=True):
                 row[[i, j]] = 1.0
@@ -301,3 +301,4 @@ class _Reducers:
             if not fresh:
                 return np.asarray(found.x, dtype=np.float64)
             self.pairs += fresh
+        return None

@@ -26,6 +26,9 @@ from planner.problems import AveragingProblem
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+SMALLEST = 1e-200
+"""Bytes per second; less is nothing, and quotients by it would overflow."""
+
 
 class Limits:
     """The numbers of a problem as the solvers use them: caps by single links already taken in."""
@@ -87,7 +90,7 @@ class Limits:
         """
         if self.n == 1:
             return np.full(len(computes), np.inf)
-        total = np.minimum(self.ceiling(computes), at_most)
+        total = np.minimum(np.minimum(self.ceiling(computes), self._sum_at_zero(computes)), at_most)
         active = np.flatnonzero(total > 0)
         while len(active):
             cap, slope = self.caps(computes[active], total[active])
@@ -100,10 +103,28 @@ class Limits:
             moved = short & (new < total[active] * (1 - 1e-15))
             total[active] = np.where(short, new, total[active])
             active = active[moved & (new > 0)]
-        total[total <= np.maximum(self.upload.max(), 1.0) * 1e-15] = 0.0
+        total[total < SMALLEST] = 0.0
         lone = np.flatnonzero((computes.sum(axis=1) == 1) & (total > 0))
         for q in lone:
             total[q] = self._lone_total(computes[q], float(total[q]))
+        return total
+
+    def _sum_at_zero(self, computes: Bools) -> Floats:
+        """``float[q]``: the caps at H = 0 together, which no H exceeds.
+
+        A cap falls no faster than in proportion to ``1 - H / ceiling``, so that the largest H is at
+        least half of the smaller of this and the ceiling: Newton's method, started there, keeps
+        every digit however different the peers are, and 0 is attained where this is 0 only.
+        """
+        c = computes.astype(np.float64)
+        others = c.sum(axis=1, keepdims=True) - c - 1.0
+        returns = self.n - 1.0 - c
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cap = np.where(returns > 0, self.upload / returns, np.inf)
+            cap = np.minimum(cap, np.where(others > 0, self.download / others, np.inf))
+        total: Floats = np.where(self.aggregates, np.minimum(cap, self.largest_rate), 0.0).sum(
+            axis=1
+        )
         return total
 
     def _lone_total(self, computes: Bools, total: float) -> float:

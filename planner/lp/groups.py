@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.problems import ProblemError
+from planner.problems.quantities import real, whole
 
 Floats = NDArray[np.float64]
 Group = tuple[int, ...]
@@ -110,7 +111,7 @@ def optimal_group_size(
     failure_probability
         p, see `expected_operations`.
     """
-    if peers == 1:
+    if whole("peers", peers) == 1:
         _check(2, 2, failure_probability)
         return 1
     _check(peers, 2, failure_probability)
@@ -215,6 +216,8 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
     is repeated from its start where ``rounds`` is larger than it. 0: the average is exact.
     """
     schedule = group_schedule(peers, group_size)
+    if whole("rounds", rounds) < 0:
+        raise ProblemError(f"rounds is {rounds}; it must be >= 0")
     mixing = np.eye(peers)
     for r in range(rounds):
         mixing = average_in_groups(mixing, schedule[r % len(schedule)])
@@ -253,11 +256,15 @@ def simulate_operations(
 
 
 def _check(peers: int, group_size: int, failure_probability: float) -> None:
-    if peers < 1 or (peers > 1 and not 2 <= group_size <= peers):
+    peers, group_size = whole("peers", peers), whole("group_size", group_size)
+    chance = real("failure_probability", failure_probability)
+    if peers < 1:
+        raise ProblemError(f"peers is {peers}; it must be >= 1")
+    if peers > 1 and not 2 <= group_size <= peers:
         raise ProblemError(
             f"groups of {group_size} among {peers} peers make no sense; give 2 <= group_size <= n"
         )
-    if not 0 <= failure_probability < 1:
+    if not 0 <= chance < 1:
         raise ProblemError(
             f"failure_probability is {failure_probability}; it must be >= 0 and below 1"
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from planner.lp.highs import milp
 from planner.lp.sparse import big_m
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 
 Floats = NDArray[np.float64]
 SOLVERS = ("highs", "cbc")
@@ -46,12 +47,17 @@ class Literal:
     pace: float
 
     def write(self, path: str | Path) -> None:
-        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format."""
+        """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format.
+
+        MPS has no maximum that every solver reads as one, so that file minimises ``-xi``.
+        """
+        import pulp
+
         kind = Path(path).suffix.lower()
         if kind == ".lp":
             self.model.writeLP(str(path))
         elif kind == ".mps":
-            self.model.writeMPS(str(path))
+            self.model.writeMPS(str(path), mpsSense=pulp.LpMinimize)
         else:
             raise ProblemError(f"no format for {kind or 'a file without suffix'}; use .lp or .mps")
 
@@ -139,6 +145,7 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     """
     import pulp
 
+    of_kind(AveragingProblem, problem)
     if not problem.overlap:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)
@@ -147,8 +154,8 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     unit = max(float(d.max()), float(u.max()), 1e-300)
     able = problem.contributors
     big = [float(m / unit) for m in big_m(problem)]
-    # xi is measured in what all peers compute together, so that it is near 1
-    pace = float(s[able].sum()) / problem.batch_size
+    # xi is measured in the slower of what all compute and what the fastest peer averages
+    pace = min(float(s[able].sum()) / problem.batch_size, unit / problem.gradient_bytes)
     gradient = problem.gradient_bytes * pace / unit
     model = pulp.LpProblem("DeDLOC", pulp.LpMaximize)
     # PuLP 4 makes variables with the model, earlier versions on their own
@@ -162,7 +169,7 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
         if not problem.can_aggregate[i]:
             for j in peers:
                 a[j][i].upBound = g[i][j].upBound = 0
-    total = float(s[able].sum())
+    total = pace * problem.batch_size
     model += xi
     model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
     for i in peers:

@@ -108,7 +108,8 @@ def solve_rates(
 
     n, c = limits.n, computes.astype(np.float64)
     assert limits.links is not None
-    links = limits.links / at_most
+    # a peer's limit is of no interest beyond what R = 1 can use of it
+    links = np.minimum(limits.links / at_most, 4.0)
     np.fill_diagonal(links, np.inf)
     ones = np.ones((n, 1))
     rows = vstack(
@@ -118,7 +119,7 @@ def solve_rates(
         ],
         format="csr",
     )
-    right = np.concatenate([limits.upload, limits.download]) / at_most
+    right = np.minimum(np.concatenate([limits.upload, limits.download]) / at_most, 4.0 * n)
     equal = csr_array(np.append(np.ones(n), -1.0)[None, :])
     highest = np.append(np.minimum(limits.largest_rate / at_most, 1.0), 1.0)
     lowest = np.append(np.zeros(n), 0.0 if weights is None else 1.0)

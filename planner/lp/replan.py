@@ -9,6 +9,7 @@ import numpy as np
 from planner.lp.solve import solve_from
 from planner.parts import AveragingPlan
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 from planner.result import Result
 from planner.stop import StoppingCriterion
 
@@ -33,6 +34,7 @@ def replan_averaging(
         Per peer of ``problem`` its index in ``previous``, None for a newcomer. A peer that left
         appears nowhere.
     """
+    of_kind(AveragingProblem, problem)
     if len(was) != len(problem):
         raise ProblemError(
             f"`was` has {len(was)} entries for {len(problem)} peers; give each peer's former "

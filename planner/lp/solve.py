@@ -16,8 +16,9 @@ from planner.lp.search import Search
 from planner.lp.sparse import lp_bound
 from planner.parts import AveragingPlan
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 from planner.result import Result, Status
-from planner.stop import StoppingCriterion, TargetGap
+from planner.stop import StoppingCriterion, TargetGap, started
 
 METHODS = ("exact", "relaxed")
 FITTED = 1e-10
@@ -47,6 +48,7 @@ def solve_averaging(
         ``objective`` in steps per second, maximised, ``bound`` above it. ``INFEASIBLE`` without a
         plan where no gradients can be exchanged at all, for instance if a peer is cut off.
     """
+    of_kind(AveragingProblem, problem)
     if method == "relaxed":
         return _relaxed(problem, stop)
     if method != "exact":
@@ -58,7 +60,7 @@ def solve_from(
     problem: AveragingProblem, start: NDArray[np.bool_] | None, stop: StoppingCriterion | None
 ) -> Result[AveragingPlan]:
     """The exact method from a known set of contributors (None: from nothing)."""
-    run = (TargetGap(0.0) if stop is None else stop).start()
+    run = started(TargetGap(0.0) if stop is None else stop)
     search = Search(problem, run)
     with run.interruptible():
         search.solve(start)
@@ -108,7 +110,7 @@ def plan_of(
 
 
 def _relaxed(problem: AveragingProblem, stop: StoppingCriterion | None) -> Result[AveragingPlan]:
-    run = (TargetGap(0.0) if stop is None else stop).start()
+    run = started(TargetGap(0.0) if stop is None else stop)
     rule = paper_rule(problem)
     plan = plan_of(problem, rule.computes, rule.rates)
     return Result.of(

@@ -7,8 +7,8 @@ The *aggregated* form also drops the n^2 variables g. Only the sums over what ea
 G_i, and receives, D_j, enter the limits, so it keeps those with ``G_i <= (n - 1) q_i`` and
 ``D_j <= sum_{i != j} q_i``. It bounds LP (5) from above. Then a transportation problem looks for
 the g_ij behind the sums, within q_i and what the links leave beside a_ij. Where they exist, LP (5)
-is solved; otherwise the minimum cut of the transportation problem becomes a row of the aggregated
-form and it is solved again. After `ROUNDS` cuts the full form decides.
+is solved; otherwise minimum cuts of the transportation problem become rows of the aggregated form
+and it is solved again. After `ROUNDS` of that the full form decides.
 
 Nor does it need all n^2 variables a. The least that eq. 4 asks for is ``max(0, q_i - (1 - c_k)
 M_i)``. With c_k = 1 that is the second argument, without an accelerator the first, unless q_i is
@@ -20,7 +20,7 @@ constraints bounds it from above, and a solution that satisfies them all attains
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,19 @@ from planner.lp.capacity import Limits
 from planner.lp.highs import milp
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.quantities import of_kind
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 TIGHT = 1e-9
+UNMET = 1e-7
+"""A need is met up to this: HiGHS too leaves as much of a row of LP (5) broken."""
+EMPTY = 1e-14
+"""Less than this is no room in the residual graph of a flow."""
 ROUNDS = 8
+INSTANT = 1e9
+"""Computing this many times faster than averaging counts as no faster than that."""
 NEARLY = 1.01
 """Downloads up to this many times their limit hardly bind; decides about time only."""
 
@@ -75,8 +82,12 @@ class _Scaled:
             float(problem.upload_bytes_per_s.max()), float(problem.download_bytes_per_s.max())
         )
         self.samples = float(problem.samples_per_s[problem.contributors].sum())
-        self.pace = self.samples / problem.batch_size
-        self.value = np.where(problem.contributors, problem.samples_per_s, 0.0) / self.samples
+        # xi is measured in the slower of what all compute and what the fastest peer averages: a
+        # solver's tolerance is small beside either
+        self.pace = min(self.samples / problem.batch_size, self.unit / problem.gradient_bytes)
+        together = min(self.samples / problem.batch_size / self.pace, INSTANT)
+        able = np.where(problem.contributors, problem.samples_per_s, 0.0)
+        self.value = able / self.samples * together
         self.gradient = problem.gradient_bytes * self.pace / self.unit
         self.upload = problem.upload_bytes_per_s / self.unit
         self.download = problem.download_bytes_per_s / self.unit
@@ -108,6 +119,14 @@ class _Rows:
             self._values.append(what.astype(np.float64).ravel())
         self._right.append(right)
         self.count += len(right)
+
+    def copy(self) -> _Rows:
+        """The same rows, to which more can be added."""
+        twin = _Rows()
+        twin._values, twin._rows = self._values.copy(), self._rows.copy()
+        twin._columns, twin._right = self._columns.copy(), self._right.copy()
+        twin.count = self.count
+        return twin
 
     def solve(self, upper: Floats, gain: int) -> Any:
         """Maximise one column with ``0 <= z <= upper``; SciPy's result.
@@ -148,7 +167,7 @@ def big_m(problem: AveragingProblem) -> Floats:
 
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
     """LP (5); see the module for the two forms. Same problem, same answer in any process."""
-    n = len(problem)
+    n = len(of_kind(AveragingProblem, problem))
     if n == 1:
         steps = problem.steps_per_s([0.0], [True])
         rate = np.full((1, 1), steps * problem.gradient_bytes)
@@ -173,7 +192,7 @@ def _everyone(s: _Scaled) -> RelaxedSolution | None:
     q = found.rates / s.unit
     a = np.outer(able, q)
     g = np.repeat(q[:, None], s.n, axis=1)
-    return _solution(s, 1.0, q, able.astype(np.float64), a, g)
+    return _solution(s, float(s.value.sum()), q, able.astype(np.float64), a, g)
 
 
 def lp_bound(problem: AveragingProblem) -> float:
@@ -203,12 +222,12 @@ def _upper(s: _Scaled, width: int, blocked: list[Index]) -> Floats:
 
 def _aggregated(s: _Scaled) -> RelaxedSolution | None:
     """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them."""
-    whole = np.zeros(s.n, dtype=bool)
-    cuts: list[_Cut] = []
-    while len(cuts) < ROUNDS:
-        z = _solve_aggregated(s, whole, cuts)
+    form = _Aggregated(s)
+    for _ in range(ROUNDS):
+        z = form.solve()
         if z is None:
             return None
+        whole = form.whole
         q, c = z[s.q], np.minimum(z[s.c], 1.0)
         a = _least_senders(s, q, c)
         short = _too_low(s, z, a, whole)
@@ -217,91 +236,131 @@ def _aggregated(s: _Scaled) -> RelaxedSolution | None:
             # where a broken download spreads the excess over other senders
             received = a.sum(axis=0) + z[1 + 3 * s.n : 1 + 4 * s.n]
             few = not whole.any() and bool((received <= s.download * NEARLY + TIGHT).all())
-            whole |= short if few else True
+            form.widen(short if few else np.ones(s.n, dtype=bool))
             continue
         left = np.full((s.n, s.n), np.inf) if s.links is None else np.maximum(s.links - a, 0.0)
         room = np.minimum(q[:, None], left)
         np.fill_diagonal(room, 0.0)
         supply = np.maximum(s.upload - a.sum(axis=1), 0.0)
-        g, cut = transport(supply, np.maximum(s.gradient * z[0] - q, 0.0), room)
+        g, cuts = transport(supply, np.maximum(s.gradient * z[0] - q, 0.0), room)
         if g is not None:
             return _solution(s, z[0], q, c, a, g)
-        assert cut is not None
-        suppliers, receivers = cut
-        i, j = (x.ravel() for x in np.meshgrid(suppliers, receivers, indexing="ij"))
-        i, j = i[i != j], j[i != j]
-        by_link = left[i, j] < q[i]
-        cuts.append(_Cut(suppliers, receivers, i[~by_link], i[by_link], j[by_link]))
+        by_link = left < q[:, None]
+        for cut in cuts:
+            form.cut(*cut, by_link)
         # a bound below a_ij would leave the solution on the right side of the cut
-        whole[i[by_link & (a[i, j] > _lower(s, z)[i, j] + TIGHT)]] = True
+        form.widen(np.any(form.thin & (a > _lower(s, z) + TIGHT), axis=1))
     return None
 
 
-class _Cut(NamedTuple):
-    """D(J) <= G(outside S) + sum over S x J of q_i or of t_ij - a_ij."""
+class _Aggregated:
+    """The aggregated form. Columns xi, q, c, G, D, a_k of the senders k in ``whole``, then w.
 
-    suppliers: Index
-    receivers: Index
-    by_rate: Index
-    by_link: Index
-    by_link_to: Index
+    A cut (S, J) reads ``D(J) <= G(outside S) + sum over S x J of w_ij`` with ``w_ij <= q_i`` and
+    ``w_ij <= t_ij - a_ij``, the room of a pair. Only pairs in ``thin``, whose link was the narrower
+    of the two in some cut, have a variable; q_i, which is no less, stands for the others.
+    """
 
+    def __init__(self, s: _Scaled) -> None:
+        self.s = s
+        self.whole = np.zeros(s.n, dtype=bool)
+        self.thin = np.zeros((s.n, s.n), dtype=bool)
+        self.cuts: list[tuple[Index, Index]] = []
+        self.back, self.got, self.a0 = 1 + 2 * s.n + s.peers, 1 + 3 * s.n + s.peers, 1 + 4 * s.n
+        self._base = self._without_cuts()
 
-def _solve_aggregated(s: _Scaled, whole: NDArray[np.bool_], cuts: list[_Cut]) -> Floats | None:
-    """Its columns xi, q, c, G, D, then a_k of the senders k in ``whole``."""
-    n, able = s.n, s.problem.contributors
-    back, got, a0 = 1 + 2 * n + s.peers, 1 + 3 * n + s.peers, 1 + 4 * n
-    off_diagonal = ~np.eye(n, dtype=bool)
-    source, target = np.nonzero(off_diagonal & whole[:, None])
-    m = np.arange(len(source))
-    rows = _Rows()
-    _common(rows, s, a0, source, target)
-    rows.add(np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, got, -1.0))
-    rows.add(np.zeros(n), (s.peers, back, 1.0), (s.peers, s.q, 1.0 - n))
-    rows.add(np.zeros(n), (s.peers, got, 1.0), (s.target, s.q[s.source], -1.0))
-    rows.add(np.zeros(1), (0, got, 1.0), (0, back, -1.0))
-    # the others' a_ki: at least q_i - (1 - c_k) M_i of those who can contribute
-    low = off_diagonal & (able & ~whole)[:, None]
-    k, i = np.nonzero(low)
-    big = np.where(low, s.big[None, :], 0.0)
-    rows.add(
-        s.upload + big.sum(axis=1),
-        (source, a0 + m, 1.0),
-        (s.peers, back, 1.0),
-        (k, s.q[i], 1.0),
-        (s.peers, s.c, big.sum(axis=1)),
-    )
-    rows.add(
-        s.download + big.sum(axis=0),
-        (target, a0 + m, 1.0),
-        (s.peers, got, 1.0),
-        (s.peers, s.q, low.sum(axis=0)),
-        (i, s.c[k], s.big[i]),
-    )
-    column = np.zeros((n, n), dtype=np.int64)
-    column[source, target] = a0 + m
-    for cut in cuts:
-        pairs = cut.by_link, cut.by_link_to
-        # a_ij is a variable, or stands for its lower bound, which keeps the cut valid
-        given = whole[cut.by_link]
-        bound_from, bound_to = (x[~given & able[cut.by_link]] for x in pairs)
-        limit = 0.0 if s.links is None else float(s.links[pairs].sum())
+    def widen(self, senders: NDArray[np.bool_]) -> None:
+        """Variables a_k for these senders too."""
+        if (senders & ~self.whole).any():
+            self.whole = self.whole | senders
+            self._base = self._without_cuts()
+
+    def cut(self, suppliers: Index, receivers: Index, by_link: NDArray[np.bool_]) -> None:
+        """Add (S, J); ``by_link`` says for which pairs the link is the narrower limit."""
+        self.cuts.append((suppliers, receivers))
+        pairs = np.ix_(suppliers, receivers)
+        self.thin[pairs] |= by_link[pairs]
+        np.fill_diagonal(self.thin, False)
+
+    def _without_cuts(self) -> tuple[_Rows, Floats]:
+        """Rows and upper bounds of all columns but w."""
+        s, whole, back, got, a0 = self.s, self.whole, self.back, self.got, self.a0
+        n, able = s.n, s.problem.contributors
+        off_diagonal = ~np.eye(n, dtype=bool)
+        source, target = np.nonzero(off_diagonal & whole[:, None])
+        m = np.arange(len(source))
+        rows = _Rows()
+        _common(rows, s, a0, source, target)
+        rows.add(np.zeros(n), (s.peers, 0, s.gradient), (s.peers, s.q, -1.0), (s.peers, got, -1.0))
+        rows.add(np.zeros(n), (s.peers, back, 1.0), (s.peers, s.q, 1.0 - n))
+        rows.add(np.zeros(n), (s.peers, got, 1.0), (s.target, s.q[s.source], -1.0))
+        rows.add(np.zeros(1), (0, got, 1.0), (0, back, -1.0))
+        # the others' a_ki: at least q_i - (1 - c_k) M_i of those who can contribute
+        low = off_diagonal & (able & ~whole)[:, None]
+        k, i = np.nonzero(low)
+        big = np.where(low, s.big[None, :], 0.0)
         rows.add(
-            np.array([limit + float(s.big[bound_to].sum())]),
-            (0, got[cut.receivers], 1.0),
-            (0, back[np.setdiff1d(s.peers, cut.suppliers)], -1.0),
-            (0, s.q[cut.by_rate], -1.0),
-            (0, column[pairs][given], 1.0),
-            (0, s.q[bound_to], 1.0),
-            (0, s.c[bound_from], s.big[bound_to]),
+            s.upload + big.sum(axis=1),
+            (source, a0 + m, 1.0),
+            (s.peers, back, 1.0),
+            (k, s.q[i], 1.0),
+            (s.peers, s.c, big.sum(axis=1)),
         )
-    off = np.flatnonzero(~s.problem.can_aggregate)
-    upper = _upper(s, a0 + len(m), [s.q[off], back[off]])
-    if s.links is not None:
-        upper[a0:] = s.links[source, target]
-    upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
-    found = rows.solve(upper, 0)
-    return None if found.x is None else np.maximum(found.x, 0.0)
+        rows.add(
+            s.download + big.sum(axis=0),
+            (target, a0 + m, 1.0),
+            (s.peers, got, 1.0),
+            (s.peers, s.q, low.sum(axis=0)),
+            (i, s.c[k], s.big[i]),
+        )
+        off = np.flatnonzero(~s.problem.can_aggregate)
+        upper = _upper(s, a0 + len(m), [s.q[off], back[off]])
+        if s.links is not None:
+            upper[a0:] = s.links[source, target]
+        upper[a0 + np.flatnonzero(~s.problem.can_aggregate[target])] = 0.0
+        return rows, upper
+
+    def solve(self) -> Floats | None:
+        """The columns of an optimum without w."""
+        s, (base, upper) = self.s, self._base
+        if not self.cuts:
+            found = base.solve(upper, 0)
+            return None if found.x is None else np.maximum(found.x, 0.0)
+        rows = base.copy()
+        column = np.zeros((s.n, s.n), dtype=np.int64)
+        column[~np.eye(s.n, dtype=bool) & self.whole[:, None]] = np.arange(self.a0, len(upper))
+        i, j = np.nonzero(self.thin)
+        m = np.arange(len(i))
+        room = np.zeros((s.n, s.n), dtype=np.int64)
+        room[i, j] = w = len(upper) + m
+        rows.add(np.zeros(len(i)), (m, w, 1.0), (m, s.q[i], -1.0))
+        if s.links is not None:
+            # a_ij is a variable, or stands for its lower bound, which keeps the cut valid
+            given = self.whole[i]
+            bound = np.flatnonzero(~given & s.problem.contributors[i])
+            right = s.links[i, j]
+            right[bound] += s.big[j[bound]]
+            rows.add(
+                right,
+                (m, w, 1.0),
+                (m[given], column[i[given], j[given]], 1.0),
+                (bound, s.q[j[bound]], 1.0),
+                (bound, s.c[i[bound]], s.big[j[bound]]),
+            )
+            upper = np.concatenate([upper, s.links[i, j]])
+        for suppliers, receivers in self.cuts:
+            among = np.ix_(suppliers, receivers)
+            columns = room[among]
+            wide = (columns == 0) & (suppliers[:, None] != receivers[None, :])
+            rows.add(
+                np.zeros(1),
+                (0, self.got[receivers], 1.0),
+                (0, self.back[np.setdiff1d(s.peers, suppliers)], -1.0),
+                (0, s.q[suppliers], -wide.sum(axis=1)),
+                (0, columns[columns > 0], -1.0),
+            )
+        found = rows.solve(upper, 0)
+        return None if found.x is None else np.maximum(found.x[: len(self._base[1])], 0.0)
 
 
 def _lower(s: _Scaled, z: Floats) -> Floats:
@@ -383,45 +442,87 @@ def _solution(s: _Scaled, xi: float, q: Floats, c: Floats, a: Floats, g: Floats)
 
 def transport(
     supply: Floats, need: Floats, room: Floats
-) -> tuple[Floats | None, tuple[Index, Index] | None]:
-    """Flows g_ij within ``room`` that cover every need from the supplies, or a cut that forbids it.
+) -> tuple[Floats | None, list[tuple[Index, Index]]]:
+    """Flows g_ij within ``room`` that cover every need from the supplies, or cuts that forbid it.
 
-    A greedy pass usually ends it; a small LP decides the rest.
+    A greedy pass usually ends it; a maximum flow along shortest augmenting paths decides the rest.
 
     Returns
     -------
     tuple
-        The flows and None, or None and (S, J): the needs of J exceed the supplies outside S plus
-        the room between S and J.
+        The flows and nothing, or None and one or two (S, J): the needs of J exceed the supplies
+        outside S plus the room between S and J. Both are minimum cuts, the one nearest to the
+        suppliers and the one nearest to the needs.
     """
     g = _greedy_transport(supply, need, room)
-    if (need - g.sum(axis=0) <= TIGHT).all():
-        return g, None
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
+    left, short = supply - g.sum(axis=1), need - g.sum(axis=0)
+    while (short > UNMET).any():
+        if not _augment(g, left, short, room):
+            return None, _cuts(g, left, short, room)
+    return g, []
 
-    n = len(need)
-    source, target = np.nonzero(room > 0)
-    m, peers = np.arange(len(source)), np.arange(n)
-    rows = np.concatenate([source, n + target, n + peers])
-    columns = np.concatenate([m, m, len(m) + peers])
-    values = np.concatenate([np.ones(len(m)), -np.ones(len(m)), -np.ones(n)])
-    matrix = csr_array((values, (rows, columns)), shape=(2 * n, len(m) + n))
-    found = linprog(
-        np.concatenate([np.zeros(len(m)), np.ones(n)]),
-        A_ub=matrix,
-        b_ub=np.concatenate([supply, -need]),
-        bounds=np.column_stack(
-            [np.zeros(len(m) + n), np.concatenate([room[source, target], np.full(n, np.inf)])]
-        ),
-        method="highs-ds",
-    )
-    if found.fun <= n * TIGHT:
-        g = np.zeros((n, n))
-        g[source, target] = np.maximum(found.x[: len(m)], 0.0)
-        return g, None
-    prices = -found.ineqlin.marginals
-    return None, (np.flatnonzero(prices[:n] < 0.5), np.flatnonzero(prices[n:] > 0.5))
+
+def _augment(g: Floats, left: Floats, short: Floats, room: Floats) -> bool:
+    """Push flow along shortest paths in the residual graph, in place; False if there is none."""
+    forward, backward = room - g > EMPTY, g > EMPTY
+    senders, fresh = left > EMPTY, left > EMPTY
+    reached = np.zeros(len(short), dtype=bool)
+    sent_by, taken_from = np.full(len(left), -1), np.full(len(short), -1)
+    while fresh.any():
+        index = np.flatnonzero(fresh)
+        new = forward[index].any(axis=0) & ~reached
+        if not new.any():
+            return False
+        taken_from[new] = index[forward[np.ix_(index, new)].argmax(axis=0)]
+        reached |= new
+        if (new & (short > UNMET)).any():
+            break
+        index = np.flatnonzero(new)
+        fresh = backward[:, index].any(axis=1) & ~senders
+        sent_by[fresh] = index[backward[np.ix_(fresh, index)].argmax(axis=1)]
+        senders |= fresh
+    else:
+        return False
+    for j in np.flatnonzero(new & (short > UNMET)):
+        path, i, most = [(int(taken_from[j]), int(j))], int(taken_from[j]), float(short[j])
+        while sent_by[i] >= 0:
+            k = int(sent_by[i])
+            most = min(most, float(g[i, k]))
+            i = int(taken_from[k])
+            path.append((i, k))
+        most = min(most, float(left[i]), *(float(room[at] - g[at]) for at in path))
+        for step, at in enumerate(path):
+            g[at] += most
+            if step:
+                # the sender of the step before takes back what this one brings instead
+                g[path[step - 1][0], at[1]] -= most
+        left[i] -= most
+        short[j] -= most
+    return True
+
+
+def _cuts(g: Floats, left: Floats, short: Floats, room: Floats) -> list[tuple[Index, Index]]:
+    """The minimum cuts of a maximum flow: from what the suppliers reach, and what reaches needs."""
+    forward, backward = room - g > EMPTY, g > EMPTY
+    senders: NDArray[np.bool_] = left > EMPTY
+    while True:
+        got = forward[senders].any(axis=0)
+        more = np.logical_or(senders, backward[:, got].any(axis=1))
+        if (more == senders).all():
+            break
+        senders = more
+    cuts = [(np.flatnonzero(senders), np.flatnonzero(~got))]
+    needs: NDArray[np.bool_] = short > UNMET
+    while True:
+        able = forward[:, needs].any(axis=1)
+        more = np.logical_or(needs, backward[able].any(axis=0))
+        if (more == needs).all():
+            break
+        needs = more
+    other = np.flatnonzero(~able), np.flatnonzero(needs)
+    if not all(np.array_equal(x, y) for x, y in zip(cuts[0], other, strict=True)):
+        cuts.append(other)
+    return cuts
 
 
 def _greedy_transport(supply: Floats, need: Floats, room: Floats) -> Floats:

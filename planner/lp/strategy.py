@@ -23,6 +23,9 @@ from planner.parts import AveragingPlan
 SAME = 1e-6
 """Shares of the vector closer than this are equal; smaller parts of a mix are not named."""
 
+SHOWN = 0.005
+"""Smaller parts would read 0%."""
+
 
 class Strategy(StrEnum):
     """The strategies that DeDLOC recovers."""
@@ -54,7 +57,8 @@ class Recognised:
     def __str__(self) -> str:
         if self.equals is not None:
             return str(self.equals)
-        return " + ".join(f"{part:.0%} {strategy}" for strategy, part in self.mix)
+        named = [m for k, m in enumerate(self.mix) if k == 0 or m[1] >= SHOWN]
+        return " + ".join(f"{part:.0%} {strategy}" for strategy, part in named)
 
 
 def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
@@ -67,7 +71,7 @@ def recognise(plan: AveragingPlan, group_size: int | None = None) -> Recognised:
     """
     shares, computes = plan.shares, plan.computes
     n = len(shares)
-    if n == 1 or not shares.any():
+    if n == 1 or not shares.any() or not computes.any():
         return Recognised(((Strategy.LOCAL, 1.0),))
     if group_size == 2 and n > 2:
         return Recognised(((Strategy.PAIRS, 1.0),))

@@ -30,8 +30,9 @@ from planner.mapf.waves import (
 )
 from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
+from planner.problems.quantities import of_kind
 from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun
+from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""
@@ -105,8 +106,8 @@ def solve_paths(
         raise ProblemError(
             f"method must be one of {', '.join(PathMethod)}, found {method!r}"
         ) from None
-    run = stop.start()
-    tables = Tables.of(problem)
+    run = started(stop)
+    tables = Tables.of(of_kind(PathProblem, problem))
     reason = tables.impossible()
     if reason is not None:
         return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, reason, seed, chosen)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.matching.bottleneck import MatchingError
 from planner.result import Result
-from planner.stop import MaxRuntime, StoppingCriterion, StopRun
+from planner.stop import MaxRuntime, StoppingCriterion, StopRun, started
 
 EXACT_NODES = 16
 """Up to this many nodes Held-Karp takes well under a second."""
@@ -48,7 +48,7 @@ def open_path(
         begins with the smaller node.
     """
     matrix = _checked(cost)
-    run = (stop or MaxRuntime(DEFAULT_RUNTIME_S)).start()
+    run = started(MaxRuntime(DEFAULT_RUNTIME_S) if stop is None else stop)
     if len(matrix) <= EXACT_NODES:
         order = tuple(int(i) for i in _held_karp(matrix))
         bound: float | None = None

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.problems.error import ProblemError
-from planner.problems.quantities import per_item
+from planner.problems.quantities import per_item, positive
 
 Floats = NDArray[np.float64]
+
+LARGEST = 1e100
+"""Speeds above this are mistakes, and their sums and products would overflow."""
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -81,9 +84,17 @@ class AveragingProblem:
         samples = per_item("samples_per_s", samples_per_s, n, "peer")
         upload = per_item("upload_bytes_per_s", upload_bytes_per_s, n, "peer")
         download = per_item("download_bytes_per_s", download_bytes_per_s, n, "peer")
-        for field, number in (("batch_size", batch_size), ("gradient_bytes", gradient_bytes)):
-            if isinstance(number, bool) or not (np.isfinite(number) and number > 0):
-                raise ProblemError(f"{field} is {number}; it must be > 0 and finite")
+        for name, speeds in (
+            ("samples_per_s", samples),
+            ("upload_bytes_per_s", upload),
+            ("download_bytes_per_s", download),
+        ):
+            if speeds.max(initial=0.0) > LARGEST:
+                raise ProblemError(f"{name} is {speeds.max():g}; it must be at most {LARGEST:g}")
+        samples_per_step = positive("batch_size", batch_size)
+        vector_bytes = positive("gradient_bytes", gradient_bytes)
+        if not isinstance(overlap, (bool, np.bool_)):
+            raise ProblemError(f"overlap must be true or false, found {overlap!r}")
         computes = _flags("can_compute", can_compute, n)
         aggregates = _flags("can_aggregate", can_aggregate, n)
         if not (computes & (samples > 0)).any():
@@ -103,8 +114,8 @@ class AveragingProblem:
             ("samples_per_s", samples),
             ("upload_bytes_per_s", upload),
             ("download_bytes_per_s", download),
-            ("batch_size", float(batch_size)),
-            ("gradient_bytes", float(gradient_bytes)),
+            ("batch_size", samples_per_step),
+            ("gradient_bytes", vector_bytes),
             ("link_bytes_per_s", links),
             ("can_compute", computes),
             ("can_aggregate", aggregates),
@@ -213,17 +224,19 @@ def _flags(field: str, value: ArrayLike | None, count: int) -> NDArray[np.bool_]
         raise ProblemError(
             f"{field} must hold true and false, found {array.dtype} {array.tolist()}"
         )
-    try:
-        return np.array(np.broadcast_to(array.astype(bool), (count,)))
-    except ValueError:
+    if array.shape not in ((), (count,)):
         raise ProblemError(
             f"{field} must be one value or {count} of them, found shape {array.shape}"
-        ) from None
+        )
+    return np.array(np.broadcast_to(array.astype(bool), (count,)))
 
 
 def _links(value: ArrayLike, count: int) -> Floats:
     try:
-        array = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (count, count)))
+        given = np.asarray(value, dtype=np.float64)
+        if given.shape not in ((), (count, count)):
+            raise ValueError
+        array = np.array(np.broadcast_to(given, (count, count)))
     except (TypeError, ValueError):
         raise ProblemError(
             f"link_bytes_per_s must be one number or {count} x {count} of them, found shape "

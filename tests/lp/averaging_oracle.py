@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,25 @@ def sets_of(able: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
     """Every non-empty set of the peers in ``able``."""
     choices = [(False, True) if ok else (False,) for ok in able]
     return [np.array(c) for c in itertools.product(*choices) if any(c)]
+
+
+def attains(problem: AveragingProblem, computes: NDArray[np.bool_], total: float) -> bool:
+    """Whether two or more contributors attain R = ``total``, in fractions; without pair limits."""
+    n, k, rate = len(problem), int(computes.sum()), Fraction(total)
+    room = Fraction(0)
+    for i in range(n):
+        c = int(computes[i])
+        upload = Fraction(float(problem.upload_bytes_per_s[i])) - c * rate
+        download = Fraction(float(problem.download_bytes_per_s[i])) - rate
+        if upload < 0 or download < 0:
+            return False
+        caps = [rate]
+        if n - 1 - c > 0:
+            caps.append(upload / (n - 1 - c))
+        if k - c - 1 > 0:
+            caps.append(download / (k - c - 1))
+        room += min(caps) * int(problem.can_aggregate[i])
+    return room >= rate
 
 
 def brute_force(problem: AveragingProblem) -> float:

@@ -20,6 +20,32 @@ from planner.lp.groups import (
 from planner.problems import ProblemError
 
 
+@pytest.mark.parametrize(
+    ("peers", "chance", "message"),
+    [
+        (2.5, 0.1, "peers must be a whole number, found 2.5"),
+        ("10", 0.1, "peers must be a whole number, found '10'"),
+        (None, 0.1, "peers must be a whole number, found None"),
+        (0, 0.1, "peers is 0; it must be >= 1"),
+        (10, 1.5, "failure_probability is 1.5; it must be >= 0 and below 1"),
+        (10, math.nan, "failure_probability is nan"),
+        (10, "0.1", "failure_probability must be a number, found '0.1'"),
+        (10, [0.1], "failure_probability must be a number"),
+    ],
+)
+def test_bad_input_is_named(peers, chance, message):
+    """One line each, whatever the type."""
+    with pytest.raises(ProblemError, match=message.replace("[", r"\[")):
+        optimal_group_size(peers, chance)
+
+
+def test_rounds_are_counted():
+    """Neither half a round nor fewer than none."""
+    for rounds, message in ((1.5, "rounds must be a whole number"), (-1, "rounds is -1")):
+        with pytest.raises(ProblemError, match=message):
+            schedule_error(8, 2, rounds)
+
+
 def test_expected_operations_by_hand():
     """One group of n: 1 / (1 - p)^n. Two pairs twice: the mean of a maximum of two."""
     assert expected_operations(8, 8, 0.1) == pytest.approx(0.9**-8)

@@ -1,8 +1,12 @@
 """LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
 
+import subprocess
+
 import numpy as np
+import pulp
 import pytest
 from averaging_oracle import random_problem
+from scipy.optimize import linprog
 
 import planner.lp.sparse as sparse
 from planner.bench.averaging import instance
@@ -69,6 +73,39 @@ def test_cuts_are_needed_and_valid(monkeypatch):
         assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
 
 
+def test_transport_is_a_maximum_flow():
+    """Against the linear programme: flows that cover all needs, or cuts that are violated."""
+    rng = np.random.default_rng(2)
+    found = {True: 0, False: 0}
+    for _ in range(150):
+        n = int(rng.integers(2, 9))
+        room = rng.uniform(0, 1, (n, n)) * (rng.random((n, n)) < rng.uniform(0.3, 1))
+        np.fill_diagonal(room, 0.0)
+        supply, need = rng.uniform(0, 2, n), rng.uniform(0, 1, n)
+        need *= rng.uniform(0.1, 1.2) * supply.sum() / need.sum()
+        one, each = np.ones((1, n)), np.eye(n)
+        rows = np.vstack([np.kron(each, one), np.kron(one, each)])
+        best = linprog(
+            -np.ones(n * n),
+            A_ub=rows,
+            b_ub=np.concatenate([supply, need]),
+            bounds=np.column_stack([np.zeros(n * n), room.ravel()]),
+        )
+        short = float(need.sum() + best.fun)
+        g, cuts = sparse.transport(supply, need, room)
+        found[g is not None] += 1
+        assert (g is not None) == (short < 1e-6)
+        if g is not None:
+            assert (g >= 0).all() and (g <= room + 1e-12).all()
+            assert (g.sum(axis=1) <= supply + 1e-12).all()
+            assert (g.sum(axis=0) >= need - 1e-6).all()
+        for suppliers, receivers in cuts:
+            through = supply.sum() - supply[suppliers].sum()
+            through += room[np.ix_(suppliers, receivers)].sum()
+            assert need[receivers].sum() - through == pytest.approx(short, abs=1e-6)
+    assert min(found.values()) > 20
+
+
 def test_rows_of_the_literal_model_are_cubic(tmp_path):
     """n^3 rows of eq. 4, and files in both formats that hold them."""
     problem = instance(4, 0)
@@ -81,6 +118,19 @@ def test_rows_of_the_literal_model_are_cubic(tmp_path):
         literal.write(tmp_path / "dedloc.txt")
     with pytest.raises(ProblemError, match="highs, cbc"):
         literal.solve("abacus")
+
+
+@pytest.mark.parametrize("suffix", [".lp", ".mps"])
+def test_written_models_have_the_same_optimum(tmp_path, suffix):
+    """CBC, reading the file as anybody would, finds xi: the MPS file minimises -xi."""
+    literal = literal_model(instance(5, 0))
+    path = tmp_path / f"dedloc{suffix}"
+    literal.write(path)
+    answer = tmp_path / "answer.txt"
+    cbc = pulp.PULP_CBC_CMD().path
+    subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
+    xi = next(line.split()[2] for line in answer.read_text().splitlines() if " xi " in line)
+    assert float(xi) * literal.pace == pytest.approx(literal.solve().xi, rel=1e-6)
 
 
 def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares():
@@ -135,6 +185,16 @@ def test_alternating_phases_are_refused():
     for call in (literal_model, lp_bound):
         with pytest.raises(ProblemError, match="overlap=False"):
             call(problem)
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1e-10, 1e-100])
+def test_computing_that_takes_no_time(ratio):
+    """Whatever the network allows is then the answer, however fast the computing is."""
+    problem = instance(8, 0, ratio)
+    expected = lp_bound(instance(8, 0, 1e-2))
+    assert lp_bound(problem) == pytest.approx(expected, rel=1e-9)
+    if ratio > 1e-20:
+        assert literal_model(problem).solve().xi == pytest.approx(expected, rel=1e-6)
 
 
 def test_dead_network():

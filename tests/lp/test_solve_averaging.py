@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from averaging_oracle import (
     GBIT,
+    attains,
     brute_force,
     brute_force_ties,
     largest_total,
@@ -16,16 +18,18 @@ from averaging_oracle import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner.lp.canonical as canonical_module
 import planner.lp.search as search_module
 from planner.bench.averaging import instance
 from planner.check_averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
+from planner.lp.highs import milp
 from planner.lp.rates import best_rates, links_fit
 from planner.lp.solve import promises, solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.result import Status
-from planner.stop import MaxIterations
+from planner.stop import MaxIterations, MaxRuntime
 
 
 def assert_best(problem, expected):
@@ -99,6 +103,26 @@ def test_no_pair_limits_equals_the_linear_programme():
             assert combinatorial_total(problem, computes) == pytest.approx(
                 expected, rel=1e-9, abs=1e-9
             )
+
+
+def test_no_pair_limits_keeps_every_digit():
+    """Speeds from 1e-9 to 1e12 in one collaboration: R(K) to 1e-9, in exact arithmetic."""
+    rng = np.random.default_rng(6)
+    for _ in range(30):
+        n = int(rng.integers(3, 7))
+        problem = AveragingProblem(
+            np.ones(n), 10.0 ** rng.uniform(-9, 12, n), 10.0 ** rng.uniform(-9, 12, n), 1.0, 1.0
+        )
+        for computes in sets_of(problem.contributors):
+            if computes.sum() > 1:
+                total = combinatorial_total(problem, computes)
+                assert attains(problem, computes, total * (1 - 1e-9))
+                assert not attains(problem, computes, total * (1 + 1e-9))
+        # batch and vector in the units of the slowest: what is fast elsewhere costs no digits
+        problem = problem.replace(batch_size=1e-9, gradient_bytes=1e-9)
+        result = solve_averaging(problem)
+        assert result.status is Status.OPTIMAL
+        assert check_averaging(result.plan, problem) == []
 
 
 def test_rates_under_pair_limits_equal_the_linear_programme():
@@ -249,6 +273,22 @@ def test_a_limit_returns_the_best_so_far_with_its_bound():
     assert again.plan == result.plan and again.bound == result.bound
 
 
+def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch):
+    """No programme is given more seconds than are left when it starts."""
+    begun, limits = time.perf_counter(), []
+
+    def slow(*args, options, **kwargs):
+        limits.append(time.perf_counter() - begun + options["time_limit"])
+        time.sleep(0.1)
+        return milp(*args, options=options, **kwargs)
+
+    monkeypatch.setattr(canonical_module, "milp", slow)
+    problem = instance(24, 1, 0.8, link_factor=0.05)
+    begun = time.perf_counter()
+    assert solve_averaging(problem, stop=MaxRuntime(60)).plan is not None
+    assert len(limits) > 2 and max(limits) < 60.15
+
+
 def test_promises_are_ordered():
     """Attained <= proven <= eq. 2 <= LP (5), and the paper's rule attains no more than the best."""
     rng = np.random.default_rng(8)
@@ -260,6 +300,18 @@ def test_promises_are_ordered():
         assert found.attained <= found.proven * slack
         assert found.attained <= found.eq2 * slack + 1e-9
         assert found.eq2 <= found.lp5 * slack + 1e-9
+
+
+@pytest.mark.parametrize("method", ["exact", "relaxed"])
+def test_wrong_types_are_named(method):
+    """Not a problem, not a stopping rule: one line that says so."""
+    problem = instance(8, 0)
+    for wrong in (None, 5, {"samples_per_s": [1]}):
+        with pytest.raises(ProblemError, match="must be of type AveragingProblem, found"):
+            solve_averaging(wrong, method)
+    for wrong in (5, "10 s", MaxIterations):
+        with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+            solve_averaging(problem, method, wrong)
 
 
 def test_unknown_method_is_refused():

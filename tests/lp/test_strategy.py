@@ -48,6 +48,11 @@ def test_equal_helpers_without_accelerators_become_byteps():
     assert recognise(plan).equals is Strategy.BYTEPS
     assert plan.shares[8:] == pytest.approx(np.full(4, plan.shares[8]))
     assert plan.shares[8] > plan.shares[0] > 0
+    # the same plan is the optimum where the batch needs all of them at that rate
+    needed = everyone.replace(batch_size=8 * GRADIENT / rates.sum())
+    solved = solve_averaging(needed).plan
+    assert solved.computes[:8].all() and recognise(solved).equals is Strategy.BYTEPS
+    assert solved.shares == pytest.approx(plan.shares, abs=1e-6)
 
 
 def test_high_failure_rates_lead_to_decentralised_pairs():
@@ -69,6 +74,22 @@ def test_hybrids_are_mixes_that_sum_to_one():
     assert sum(part for _, part in found.mix) == pytest.approx(1)
     assert {s for s, _ in found.mix} == {Strategy.ALL_REDUCE, Strategy.PARAMETER_SERVER}
     assert "all-reduce" in str(found) and "%" in str(found)
+
+
+def test_small_parts_are_not_shown():
+    """All-reduce but for rounding does not read as a mix with 0% of something."""
+    problem = collaboration([1] * 8, [1] * 8, 1.0)
+    rates = np.ones(8)
+    rates[0] = 1.0001
+    found = recognise(plan_of(problem, problem.contributors, rates))
+    assert found.equals is None and str(found) == "100% all-reduce"
+
+
+def test_without_contributors_nothing_is_averaged():
+    """What the relaxed rule gives where every c is fractional is no parameter server."""
+    problem = collaboration([1] * 3, [1] * 3, 1.0)
+    plan = plan_of(problem, np.zeros(3, dtype=bool), np.array([0.0, 0.0, 1.0]))
+    assert recognise(plan).equals is Strategy.LOCAL
 
 
 def test_a_single_peer_averages_nothing():
