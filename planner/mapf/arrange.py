@@ -22,8 +22,9 @@ from planner.mapf.solve import improve, inner_run
 from planner.mapf.tables import Tables
 from planner.parts import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems import ArrangedPathProblem
+from planner.problems.quantities import of_kind
 from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import StoppingCriterion, StopRun
+from planner.stop import StoppingCriterion, StopRun, started
 
 SEARCH = SearchParams(
     first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
@@ -57,7 +58,8 @@ def arrange_paths(
         is never worse than the paths first found on it. By default the devices with the most
         memory start.
     """
-    run = stop.start()
+    of_kind(ArrangedPathProblem, problem)
+    run = started(stop)
     groups = _roomiest_first(problem) if first is None else [list(g) for g in first]
     at = problem.arranged(groups)
     tables = Tables.of(at)

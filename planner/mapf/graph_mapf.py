@@ -27,7 +27,7 @@ from planner.mapf.intervals import Entry, Stay, conflicts
 from planner.mapf.sipp import Move, safe_path, seconds_to
 from planner.problems.error import ProblemError
 from planner.result import Result, Status
-from planner.stop import StoppingCriterion
+from planner.stop import StoppingCriterion, started
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""
@@ -211,7 +211,7 @@ def solve_graph_mapf(
         reached, if the stopping rule comes first. Optimal up to `SLACK`.
     """
     chosen = options or Options()
-    run = stop.start()
+    run = started(stop)
     domain = GraphAgents(problem)
     search: ConflictSearch[GraphRoute, Entry, tuple[Stay, Stay]]
     search = ConflictSearch(domain, run, chosen)
