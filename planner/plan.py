@@ -114,7 +114,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Simulated seconds of one step."""
+    """Simulated seconds of one step, on average over the cycle of schedules."""
 
     pipeline_s: float
     averaging_s: float
