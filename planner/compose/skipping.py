@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster, Devices
@@ -119,25 +119,16 @@ def plan_skipping(
     ``method`` is that of the arrangement. Layers are cut evenly, as CC3 takes them.
     """
     started = time.perf_counter()
-    shape, each = _shape(setting, asked)
+    shape, each = shape_for(setting, asked)
     arranged = _arrange(setting, asked, shape, stop, method)
     assert arranged.plan is not None
-    times = compute_times(setting, shape, arranged.plan)
-    problem = path_problem(setting, asked, shape, arranged.plan, times, each)
-    questions = [problem]
-    if 1 in asked.cycle:
-        questions.append(problem.replace(path_stages=asked.stages, max_swaps=0))
-    solved: list[Result[PathPlan]] = []
     shares = ((SKIPPING, SKIPPING / (SKIPPING + FULL)), (FULL, 1.0))
-    for question, (share, of_rest) in zip(questions, shares, strict=False):
-        reasons = [arranged.stop_reason, *(result.stop_reason for result in solved)]
-        interrupted = "interrupted" in reasons
-        rest = _rest(stop, share, of_rest, started, interrupted)
-        solved.append(_paths(question, rest, setting.seed))
-    schedules = tuple(
-        _schedule(question, result.plan) for question, result in zip(questions, solved, strict=True)
-    )
-    made = priced(setting, shape, arranged.plan, times, schedules, asked.cycle)
+
+    def next_stop(before: Sequence[Result[PathPlan]]) -> StoppingCriterion:
+        reasons = [arranged.stop_reason, *(result.stop_reason for result in before)]
+        return _rest(stop, *shares[len(before)], started, "interrupted" in reasons)
+
+    made, solved = with_paths(setting, asked, shape, arranged.plan, each, next_stop)
     bound = None if setting.calibration is not None else _bound(setting, asked, each)
     paths = _paths_result(made, solved)
     step = Result.of(
@@ -155,6 +146,31 @@ def plan_skipping(
         "step": step.certificate(),
     }
     return replace(step, plan=made.replace(certificates=certificates))
+
+
+def with_paths(
+    setting: Setting,
+    asked: Skipping,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    each: int,
+    next_stop: Callable[[Sequence[Result[PathPlan]]], StoppingCriterion],
+) -> tuple[TrainingPlan, list[Result[PathPlan]]]:
+    """The plan on an arrangement, without certificates, and what the path solver said.
+
+    ``next_stop`` gives the limit of the next schedule, from the results so far.
+    """
+    times = compute_times(setting, shape, assignment)
+    questions = [path_problem(setting, asked, shape, assignment, times, each)]
+    if 1 in asked.cycle:
+        questions.append(questions[0].replace(path_stages=asked.stages, max_swaps=0))
+    solved: list[Result[PathPlan]] = []
+    for question in questions:
+        solved.append(_paths(question, next_stop(solved), setting.seed))
+    schedules = tuple(
+        _schedule(question, result.plan) for question, result in zip(questions, solved, strict=True)
+    )
+    return priced(setting, shape, assignment, times, schedules, asked.cycle), solved
 
 
 def path_problem(
@@ -185,7 +201,7 @@ def path_problem(
     )
 
 
-def _shape(setting: Setting, asked: Skipping) -> tuple[Shape, int]:
+def shape_for(setting: Setting, asked: Skipping) -> tuple[Shape, int]:
     """The shape, and microbatches per start device."""
     workload, starts = setting.workload, asked.stage_sizes[0]
     setting.cluster.network.require_complete()
