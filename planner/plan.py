@@ -138,7 +138,8 @@ class TrainingPlan:
     wiring, sync
         ``"fixed"`` paths; how often gradients are averaged.
     certificates
-        Per part.
+        Per part. ``paths``: mean makespan over the cycle with both directions of every link
+        averaged, as the path solver counts, and a bound for this arrangement.
     """
 
     cluster: Cluster

@@ -434,3 +434,27 @@ def test_the_same_seed_gives_the_same_skipping_plan() -> None:
     plans = [skipping_plan(cluster_of(6), seed=2).plan for _ in range(2)]
     assert plans[0] is not None and plans[1] is not None
     assert plans[0].content_hash == plans[1].content_hash
+
+
+def test_predictions_on_this_machine_follow_the_cycle() -> None:
+    """One number an iteration of the cycle: its own schedule's."""
+    from planner.local_prediction import as_executed, predict
+
+    cluster = symmetric_cluster(6)
+    plan = skipping_plan(cluster).plan
+    assert plan is not None
+    seconds = {"forward_s": 0.5, "backward_s": 0.75, "head_s": 0.125, "update_s": 0.25}
+    calibration = pl.Calibration(
+        "2026-01-01",
+        {"cores": 6, "threads_per_rank": 1},
+        plan.workload.name,
+        1,
+        dict.fromkeys(cluster.network.ids, seconds),
+        {cluster.network.ids[d]: plan.stage_layers[j] for d, j in plan.stage_of.items()},
+        0.0,
+        1e15,
+    )
+    skipping, again, full = predict(plan, as_executed(plan), calibration)
+    # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
+    assert skipping == again < full
+    assert full > 8 * (0.5 + 0.75) + 0.25
