@@ -317,6 +317,12 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
         uneven.certificates["paths"].objective, rel=1e-3
     )
     assert pl.check(uneven) == []
+    # devices' own limits slow the transfers of both
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=[1e4, 1e5, 1e5, 1e6, 1e6, 1e6])
+    limited = skipping_plan(pl.Cluster(cluster.network, devices), full_every=0).plan
+    assert limited is not None
+    assert limited.predicted.pipeline_s > 1.1 * plan.predicted.pipeline_s
+    assert pl.check(limited) == []
 
 
 @settings(max_examples=8)
@@ -357,6 +363,8 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
         ({"stage_sizes": (2, 2, 1, 2)}, "sum to the number of devices, found"),
         ({"stage_sizes": None}, "give stages, or stage_sizes"),
         ({"stage_sizes": None, "stages": 4}, r"cannot be divided into 4 equal .* such as 2,2,1,1"),
+        ({"stage_sizes": (2, 2, 1.5, 0.5)}, "a stage size must be a whole number, found 1.5"),
+        ({"path_stages": 2.5}, "path_stages must be a whole number, found 2.5"),
         ({"stages": 3}, "stages is 3 but stage_sizes lists 4; leave stages out"),
         ({"stages": "auto"}, "path_stages goes with a number of stages"),
         ({"pipelines": 2}, "leave out pipelines"),

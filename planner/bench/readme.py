@@ -45,7 +45,8 @@ ON_24 = (
 SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --seconds 60 --out skip.json"
 PATHS = (
     "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
-    "--workload llama-1.5b --batch-samples 48 --stage-sizes 6,4,4,4,3,3 --path-stages 4 --seconds 30"
+    "--workload llama-1.5b --batch-samples 48 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
+    "--seconds 30"
 )
 LOCAL_SKIP = (
     LOCAL.replace("--stages 4", "--stage-sizes 3,2,2,1 --path-stages 3 --full-every 3")

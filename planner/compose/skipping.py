@@ -16,6 +16,7 @@ from planner.compute_times import ComputeTimes
 from planner.parts import AssignmentPlan, PathPlan
 from planner.plan import Schedule, TrainingPlan
 from planner.problems import AssignmentProblem, PathProblem, ProblemError
+from planner.problems.quantities import whole
 from planner.result import Result
 from planner.simulate import simulate_cycle
 from planner.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion, portion
@@ -49,6 +50,8 @@ class Skipping:
     max_swaps: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("path_stages", "full_every", "max_swaps"):
+            whole(name, getattr(self, name))
         stages = len(self.stage_sizes)
         if not 1 <= self.path_stages <= stages:
             raise ProblemError(
@@ -87,7 +90,7 @@ def sizes_for(
     from planner.genetic.stage_sizes import stage_sizes_for_skip
 
     if stage_sizes is not None:
-        sizes = tuple(int(size) for size in stage_sizes)
+        sizes = tuple(whole("a stage size", size) for size in stage_sizes)
         if stages is not None and stages != len(sizes):
             raise ProblemError(
                 f"stages is {stages} but stage_sizes lists {len(sizes)}; leave stages out"
