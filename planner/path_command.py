@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.check import check
@@ -53,16 +53,17 @@ def question(
     workload: Callable[[argparse.Namespace], Workload],
 ) -> Question:
     """From a file, or from ``--network``, ``--workload`` and ``--stage-sizes``."""
-    if (args.problem is None) == (args.network is None):
+    named = args.network is not None or args.workload is not None
+    if (args.problem is not None) == named:
         raise ProblemError("give either a problem file, or --network, --workload and --stage-sizes")
     if args.arrange and args.method != "auto":
         raise ProblemError(f"--method {args.method} has no --arrange; leave one of them out")
     if args.problem is not None:
         return _from_file(args)
-    for name in ("workload", "stage_sizes", "path_stages"):
+    for name in ("network", "workload", "stage_sizes", "path_stages"):
         if getattr(args, name) is None:
             option = name.replace("_", "-")
-            raise ProblemError(f"--{option} is missing; it is needed with --network")
+            raise ProblemError(f"--{option} is missing; give it, or a problem file")
     return _from_network(args, cluster(args), workload(args))
 
 
@@ -135,25 +136,10 @@ def ask(asked: Question, args: argparse.Namespace, stop: StoppingCriterion) -> R
     if args.arrange:
         return arrange_paths(asked.free, stop, args.seed, first)
     assert first is not None
-    found = solve_paths(asked.free.arranged(first), stop, args.seed, args.method)
+    found: Result[Any] = solve_paths(asked.free.arranged(first), stop, args.seed, args.method)
     if found.plan is None:
         return found
-    return replace_plan(found, ArrangedPathPlan(first, found.plan))
-
-
-def replace_plan(found: Result[PathPlan], plan: ArrangedPathPlan) -> Result[ArrangedPathPlan]:
-    """The same result about paths with their arrangement."""
-    assert found.objective is not None
-    return Result.of(
-        plan,
-        found.objective,
-        found.bound,
-        runtime_s=found.runtime_s,
-        stop_reason=found.stop_reason,
-        seed=found.seed,
-        method=found.method,
-        history=found.history,
-    )
+    return replace(found, plan=ArrangedPathPlan(first, found.plan))
 
 
 @dataclass(frozen=True)
