@@ -45,7 +45,7 @@ ON_24 = (
 SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --seconds 60 --out skip.json"
 PATHS = (
     "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
-    "--workload llama-1.5b --batch-samples 48 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
+    "--workload llama-1.5b --batch-samples 12 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
     "--seconds 30"
 )
 LOCAL_SKIP = (
@@ -57,6 +57,7 @@ SKIPPING = (
     SKIP,
     "check skip.json",
     "simulate skip.json --schedule 1 --gantt full.png",
+    f"{ON_24} --stages 6 --path-stages 4 --seconds 60 --out skip-equal.json",
     f"{ON_24} --stages 6 --seconds 60 --out straight.json",
     PATHS,
     f"{PATHS} --arrange",
