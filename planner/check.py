@@ -5,7 +5,7 @@ Imports no solver and shares no code with the solvers it judges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import singledispatch
 from itertools import pairwise
 from typing import Any
@@ -116,6 +116,8 @@ def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
         yield from _certificate(certificate, where)
         if certificate.status not in (Status.OPTIMAL, Status.FEASIBLE):
             yield Violation("status", where, f"a plan is there, found {certificate.status}")
+    if "paths" in plan.certificates:
+        yield from _paths_certificate(plan, plan.certificates["paths"])
     if "step" in plan.certificates:
         yield from _step_certificate(plan, plan.certificates["step"])
 
@@ -179,6 +181,21 @@ def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]
             "bound",
             "certificates.step.bound",
             f"must be 0 to the step time {plan.predicted.step_s:g} s, found {c.bound:g} s",
+        )
+
+
+def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
+    """Mean makespan over the cycle in the path solver's seconds: both directions averaged."""
+    spans = [_makespan_s(plan, s, _mean_pair_s) for s in plan.schedules]
+    where = "certificates.paths"
+    if None in spans:
+        yield Violation("order", where, "devices wait for each other: a deadlock")
+        return
+    mean = sum(spans[k] or 0.0 for k in plan.cycle) / len(plan.cycle)
+    yield from _same(mean, c.objective, "timeline", f"{where}.objective")
+    if c.bound is not None and not 0 <= c.bound <= mean * (1 + TOLERANCE):
+        yield Violation(
+            "bound", f"{where}.bound", f"must be 0 to the makespan {mean:g} s, found {c.bound:g} s"
         )
 
 
@@ -277,12 +294,15 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
-    makespan = _makespan_s(plan, plan.schedules[0])
-    if makespan is None:
-        yield Violation(
-            "order", "paths.schedules[0].order", "devices wait for each other: a deadlock"
-        )
-        return
+    spans: list[float] = []
+    for k, s in enumerate(plan.schedules):
+        span = _makespan_s(plan, s)
+        if span is None:
+            where = f"paths.schedules[{k}].order"
+            yield Violation("order", where, "devices wait for each other: a deadlock")
+            return
+        spans.append(span)
+    makespan = sum(spans[k] for k in plan.cycle) / len(plan.cycle)
     averaging = _averaging_s(plan)
     update = max(plan.compute_times.update_s)
     yield from _same(makespan, plan.predicted.pipeline_s, "timeline", "predicted.pipeline_s")
@@ -291,17 +311,34 @@ def _times(plan: TrainingPlan) -> Iterator[Violation]:
     yield from _same(step, plan.predicted.step_s, "step time", "predicted.step_s")
 
 
-def _pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+def _rate(plan: TrainingPlan, i: int, j: int) -> float:
     cluster = plan.cluster
     rate = cluster.network.bandwidth_bytes_per_s[i, j]
     if cluster.upload_bytes_per_s is not None:
         rate = min(rate, cluster.upload_bytes_per_s[i])
     if cluster.download_bytes_per_s is not None:
         rate = min(rate, cluster.download_bytes_per_s[j])
-    return float(cluster.network.latency_s[i, j] + message_bytes / rate)
+    return float(rate)
 
 
-def _makespan_s(plan: TrainingPlan, s: Schedule) -> float | None:
+def _pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+    return float(plan.cluster.network.latency_s[i, j]) + message_bytes / _rate(plan, i, j)
+
+
+def _mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
+    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent."""
+    latency = plan.cluster.network.latency_s
+    rate = (_rate(plan, i, j) + _rate(plan, j, i)) / 2
+    w = plan.workload
+    message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
+    return float(latency[i, j] + latency[j, i]) / 2 + message / rate
+
+
+def _makespan_s(
+    plan: TrainingPlan,
+    s: Schedule,
+    pair_s: Callable[[TrainingPlan, int, int, float], float] = _pair_s,
+) -> float | None:
     """Longest path through the operations, None if they wait in a circle."""
     seconds = {
         "F": plan.compute_times.forward_s,
@@ -326,7 +363,7 @@ def _makespan_s(plan: TrainingPlan, s: Schedule) -> float | None:
         chain = [*(("F", d) for d in path), ("H", head), *(("B", d) for d in path[::-1])]
         for (kind, d), (next_kind, e) in pairwise(chain):
             size = sent[e] if next_kind == "B" else sent[d]
-            delay = 0.0 if d == e else _pair_s(plan, d, e, size)
+            delay = 0.0 if d == e else pair_s(plan, d, e, size)
             edge((kind, d, b), (next_kind, e, b), delay)
     for d, order in enumerate(s.order):
         for (kind, b), (next_kind, c) in pairwise(order):

@@ -1,4 +1,4 @@
-"""The command line: ``planner networks | plan | assign | average | check | simulate | run``.
+"""The command line: ``planner networks | plan | assign | paths | average | check | ...``.
 
 Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, Ctrl-C in a
 search with the best so far.
@@ -20,8 +20,10 @@ from planner.compose.averaging import SHARES
 from planner.compose.degrees import Candidate
 from planner.compose.random_placements import RandomPlacements, random_placements
 from planner.compose.schedules import ORDERS
+from planner.compose.shape import Shape
 from planner.compute_times import Calibration
 from planner.datasets import intra_link, list_networks, load_network
+from planner.files import write_text
 from planner.network import Network, NetworkError
 from planner.plan import CODECS, TrainingPlan, load_plan, save_plan
 from planner.presets import PRESETS, from_hf_config, preset
@@ -29,6 +31,7 @@ from planner.result import Result
 from planner.stop import MaxRuntime, StoppingCriterion, StopRun
 from planner.workload import Workload
 
+RANDOM_PLACEMENTS = 20
 BAD_INPUT = 2
 INVALID_PLAN = 1
 
@@ -100,17 +103,23 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("plan", _plan, "place stages on devices and write a checked plan")
     _cluster_arguments(sub)
     _workload_arguments(sub)
-    sub.add_argument("--stages", type=_stages, required=True, help="a number, or auto")
+    sub.add_argument("--stages", type=_stages, help="a number, or auto")
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
+    sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
+    sub.add_argument("--stage-sizes", type=_sizes, help="with --path-stages, such as 5,3,3,3")
+    sub.add_argument("--full-every", type=int, help="one iteration in so many is full; default 10")
+    sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
     sub.add_argument("--schedule", default=ORDERS[0], choices=ORDERS, help="default %(default)s")
-    sub.add_argument("--head", default="last", choices=["first", "last"], help="who runs the head")
+    sub.add_argument(
+        "--head", choices=["first", "last"], help="who runs the head; default last, paths: first"
+    )
     sub.add_argument("--in-flight", type=int, help="eager-1f1b: microbatches a device holds")
     sub.add_argument("--calibration", type=Path, help="measured compute times (planner run)")
     sub.add_argument("--averaging", default="equal", choices=SHARES, help="shares in a stage")
     sub.add_argument("--group-size", type=int, help="average in rounds of groups of this size")
     sub.add_argument("--codec", default="none", choices=list(CODECS), help="of gradients sent")
     sub.add_argument(
-        "--random-placements", type=_count, default=20, help="to compare with; 0: none"
+        "--random-placements", type=_count, help="straight ones to compare with; default 20"
     )
     sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
     sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
@@ -123,6 +132,24 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--stage-sizes", type=_sizes, help="such as 6,4,4,4")
     sub.add_argument("--activation-bytes", type=float, required=True, help="c_PP of a boundary")
     sub.add_argument("--gradient-bytes", type=float, required=True, help="c_DP of a stage")
+    _solver_arguments(sub)
+
+    sub = command("paths", _paths, "paths that skip and swap stages, with times and a bound")
+    sub.add_argument("problem", type=Path, nargs="?", help="JSON with the fields of PathProblem")
+    _cluster_arguments(sub, required=False)
+    _workload_arguments(sub, required=False)
+    sub.add_argument("--stage-sizes", type=_sizes, help="such as 5,3,3,3,3,3")
+    sub.add_argument("--path-stages", type=int, help="stages a microbatch visits")
+    sub.add_argument("--microbatches-per-start", type=int, help="default: the batch's share")
+    sub.add_argument("--memory", type=int, help="microbatches a device holds; default: what fits")
+    sub.add_argument(
+        "--live-memory",
+        action=argparse.BooleanOptionalAction,
+        help="a whole iteration, memory freed as microbatches return; default with --network",
+    )
+    sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
+    sub.add_argument("--arrange", action="store_true", help="choose the arrangement too")
+    sub.add_argument("--out", type=Path, help="write the result here as JSON")
     _solver_arguments(sub)
 
     sub = command("average", _average, "who contributes gradients, and who sums which share")
@@ -144,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--share-links", action="store_true", help="messages share a device's links")
     sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
     sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")
+    sub.add_argument(
+        "--schedule", type=_count, default=0, help="the one to trace and draw; default 0"
+    )
 
     sub = command("run", _run, "run a plan on this machine, one local process a device")
     sub.add_argument("plan", type=Path)
@@ -161,8 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cluster_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--network", required=True, help="name (planner networks), .csv or .json")
+def _cluster_arguments(sub: argparse.ArgumentParser, required: bool = True) -> None:
+    sub.add_argument("--network", required=required, help="name (planner networks), .csv or .json")
     sub.add_argument("--devices-per-region", type=int, help="replicate every region")
     sub.add_argument("--intra-latency-ms", type=float, help="inside a region; default: source's")
     sub.add_argument("--intra-bandwidth-gbps", type=float, help="inside a region, gigabits")
@@ -172,8 +202,8 @@ def _cluster_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--memory-gb", type=float, help="10^9 bytes; default: the GPU's")
 
 
-def _workload_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--workload", required=True, help=f"config.json or {', '.join(PRESETS)}")
+def _workload_arguments(sub: argparse.ArgumentParser, required: bool = True) -> None:
+    sub.add_argument("--workload", required=required, help=f"config.json or {', '.join(PRESETS)}")
     sub.add_argument("--batch-samples", type=int, help="samples of one optimizer step")
     sub.add_argument("--microbatch-samples", type=int, help="samples that travel together")
     sub.add_argument("--sequence", type=int, help="tokens per sample")
@@ -207,7 +237,12 @@ def _stages(text: str) -> int | str:
 
 
 def _sizes(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be whole numbers such as 5,3,3,3, found {text!r}"
+        ) from None
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -293,18 +328,27 @@ def _plan(args: argparse.Namespace) -> int:
     from planner.check import check
     from planner.compose import plan
     from planner.compose.pricing import Setting
-    from planner.compose.shape import Shape
-    from planner.simulate import simulate
+    from planner.cycle_report import cycle_data, cycle_lines
+    from planner.simulate import simulate, simulate_cycle
 
     cluster, workload = _cluster(args), _workload(args)
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     require_writable(args.out, [".json"])
+    if args.path_stages is not None and args.random_placements:
+        raise ValueError(
+            f"--random-placements {args.random_placements} draws straight pipelines; leave it out "
+            "with --path-stages"
+        )
     started = time.perf_counter()
     result = plan(
         cluster,
         workload,
         stages=args.stages,
         pipelines=args.pipelines,
+        stage_sizes=args.stage_sizes,
+        path_stages=args.path_stages,
+        full_every=args.full_every,
+        max_swaps=args.max_swaps,
         stop=_stop(args),
         schedule=args.schedule,
         head=args.head,
@@ -321,13 +365,7 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
-    workload = made.workload
-    shape = Shape(
-        made.stage_layers,
-        len(cluster) // len(made.stage_layers),
-        len(made.schedules[0].paths),
-        args.head,
-    )
+    straight = args.path_stages is None
     # what is written must load, and pass the checker
     violations = check(TrainingPlan.from_dict(made.to_dict()))
     if violations:
@@ -344,13 +382,21 @@ def _plan(args: argparse.Namespace) -> int:
     }
     lines = [
         *_candidate_lines(result.candidates),
-        f"{len(cluster)} devices, {shape.stages} stages x {shape.pipelines} pipelines, "
-        f"{workload.name}, {shape.microbatches} microbatches of {workload.microbatch_samples}",
+        _shape_line(made, straight),
         _certificate_line("assignment cost", assignment),
+    ]
+    if not straight:
+        data["paths"] = asdict(made.certificates["paths"])
+        lines.append(_certificate_line("paths so arranged", data["paths"]))
+    lines += [
         _certificate_line("predicted step time", data["step"]),
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
+    if not straight:
+        lines += _directions_line(made)
+        data |= cycle_data(made)
+        lines += cycle_lines(data)
     try:
         if not args.no_pictures:
             timeline = simulate(made)
@@ -359,15 +405,16 @@ def _plan(args: argparse.Namespace) -> int:
             data["written"].append(str(trace))
             timeline.gantt(gantt)
             data["written"].append(str(gantt))
-        shared = simulate(made, share_links=True)
+        shared, _ = simulate_cycle(made, share_links=True)
         data["step_with_shared_links_s"] = shared.step_s
         lines.append(f"{'with shared links':<24}{shared.step_s:10.4f} s")
-        if args.random_placements:
+        count = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
+        if straight and count:
             setting = Setting(
                 cluster,
-                workload,
+                made.workload,
                 args.schedule,
-                args.head,
+                made.schedules[0].head,
                 args.in_flight,
                 args.seed,
                 calibration,
@@ -375,7 +422,7 @@ def _plan(args: argparse.Namespace) -> int:
                 group_size=args.group_size,
                 codec=args.codec,
             )
-            drawn = random_placements(setting, shape, args.random_placements)
+            drawn = random_placements(setting, _shape(made), count)
             data["random"] = asdict(drawn)
             lines.append(_random_line(drawn, assignment["objective"], made.predicted.step_s))
     except KeyboardInterrupt:
@@ -384,6 +431,30 @@ def _plan(args: argparse.Namespace) -> int:
     lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     _print(args, data, lines)
     return 0
+
+
+def _shape(made: TrainingPlan) -> Shape:
+    s, stages = made.schedules[0], len(made.stage_layers)
+    return Shape(made.stage_layers, len(made.cluster) // stages, len(s.paths), s.head)
+
+
+def _directions_line(made: TrainingPlan) -> list[str]:
+    """Why the pipeline part differs from the path solver's makespan, where it does."""
+    solver_s, simulated_s = made.certificates["paths"].objective, made.predicted.pipeline_s
+    if solver_s is not None and abs(solver_s - simulated_s) <= 1e-6 * simulated_s:
+        return []
+    return [f"{'':24}paths count both directions of a link averaged, the pipeline part each apart"]
+
+
+def _shape_line(made: TrainingPlan, straight: bool) -> str:
+    groups, w = made.assignment.groups, made.workload
+    shape = f"{len(groups)} stages x {len(groups[0])} pipelines"
+    if not straight:
+        shape = f"stages of {', '.join(str(len(group)) for group in groups)}"
+    return (
+        f"{len(made.cluster)} devices, {shape}, {w.name}, {len(made.schedules[0].paths)} "
+        f"microbatches of {w.microbatch_samples}"
+    )
 
 
 def _random_line(drawn: RandomPlacements, cost_s: float, step_s: float) -> str:
@@ -447,6 +518,30 @@ def _assign(args: argparse.Namespace) -> int:
     return 0 if result.plan is not None else INVALID_PLAN
 
 
+def _paths(args: argparse.Namespace) -> int:
+    from planner.path_command import Answer, ask, question
+
+    require_writable(args.out, [".json"])
+    asked = question(args, _cluster, _workload)
+    if asked.ignored:
+        names = ", ".join(asked.ignored)
+        print(f"planner paths: {args.problem}: not used: {names}", file=sys.stderr)
+    result = ask(asked, args, _stop(args))
+    data = _result_data(result)
+    if result.plan is None:
+        _print(args, data, [f"no paths: {result.stop_reason}"])
+        return INVALID_PLAN
+    answer = Answer.of(asked, result.plan)
+    answer.require_valid()
+    data |= answer.data()
+    lines = [_certificate_line("makespan", data), *answer.lines()]
+    if args.out is not None:
+        write_text(args.out, json.dumps(data, allow_nan=False, indent=1) + "\n")
+        lines.append(f"wrote {args.out}")
+    _print(args, data, lines)
+    return 0
+
+
 def _average(args: argparse.Namespace) -> int:
     from planner.lp import solve_averaging
     from planner.lp.strategy import recognise
@@ -500,7 +595,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from planner.simulate import simulate
+    from planner.simulate import simulate_cycle
 
     require_writable(args.trace, [".json"])
     require_writable(args.gantt, [".png", ".svg", ".pdf"])
@@ -508,27 +603,40 @@ def _simulate(args: argparse.Namespace) -> None:
     cluster = plan.cluster
     if args.network is not None:
         cluster = cluster.replace(network=network_for(plan, load_network(args.network)))
-    timeline = simulate(plan, cluster, share_links=args.share_links)
+    if args.schedule >= len(plan.schedules):
+        raise ValueError(
+            f"--schedule is {args.schedule}, the plan has schedules 0 to "
+            f"{len(plan.schedules) - 1}; name one of them"
+        )
+    mean, timelines = simulate_cycle(plan, cluster, share_links=args.share_links)
+    timeline = timelines[args.schedule]
     if args.trace is not None:
         timeline.to_chrome_trace(args.trace)
     if args.gantt is not None:
         timeline.gantt(args.gantt)
     data = {
-        "pipeline_s": timeline.makespan_s,
-        "averaging_s": timeline.averaging_s,
+        "pipeline_s": mean.pipeline_s,
+        "averaging_s": mean.averaging_s,
         "update_s": timeline.update_s,
-        "step_s": timeline.step_s,
+        "step_s": mean.step_s,
         "planned_step_s": plan.predicted.step_s,
-    }
-    _print(
-        args,
-        data,
-        [
-            f"step time {timeline.step_s:.4f} s = pipeline {timeline.makespan_s:.4f} s + averaging "
-            f"{timeline.averaging_s:.4f} s / {timeline.averaging_every} + update "
-            f"{timeline.update_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+        "schedules": [
+            {"name": s.name, "pipeline_s": t.makespan_s, "step_s": t.step_s}
+            for s, t in zip(plan.schedules, timelines, strict=True)
         ],
-    )
+    }
+    lines = [
+        f"step time {mean.step_s:.4f} s = pipeline {mean.pipeline_s:.4f} s + averaging "
+        f"{mean.averaging_s:.4f} s / {plan.sync.every_steps} + update "
+        f"{timeline.update_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+    ]
+    if len(timelines) > 1:
+        lines += [
+            f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "
+            f"pipeline {t.makespan_s:.4f} s, step {t.step_s:.4f} s"
+            for k, (s, t) in enumerate(zip(plan.schedules, timelines, strict=True))
+        ]
+    _print(args, data, lines)
 
 
 def network_for(plan: TrainingPlan, network: Network) -> Network:

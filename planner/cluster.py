@@ -141,6 +141,15 @@ class Cluster:
         value = self.devices.download_bytes_per_s
         return None if value is None else np.asarray(value, dtype=np.float64)
 
+    def limited_network(self) -> Network:
+        """The network in which no pair gets more than its devices' limits allow."""
+        network, rate = self.network, self.network.bandwidth_bytes_per_s
+        if self.upload_bytes_per_s is not None:
+            rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
+        if self.download_bytes_per_s is not None:
+            rate = np.minimum(rate, self.download_bytes_per_s[None, :])
+        return network.replace(bandwidth_bytes_per_s=rate)
+
     def replace(self, *, network: Network | None = None, devices: Devices | None = None) -> Cluster:
         """A copy with the network or the devices changed."""
         return replace(self, network=network or self.network, devices=devices or self.devices)

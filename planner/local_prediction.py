@@ -14,7 +14,7 @@ from planner.compute_times import Calibration
 from planner.network import Network
 from planner.plan import PlanError, TrainingPlan
 from planner.presets import transformer
-from planner.simulate import simulate
+from planner.simulate import simulate_cycle
 from planner.workload import Workload
 
 PROCESS_BYTES = 350e6
@@ -77,8 +77,11 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
         )
 
 
-def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> float:
-    """Step time on this machine: measured compute times, its cores shared, its own links."""
+def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> list[float]:
+    """Step time of every iteration of the cycle on this machine.
+
+    Measured compute times, its cores shared, its own links.
+    """
     n = len(plan.cluster)
     off = np.ones((n, n))
     network = Network(
@@ -96,7 +99,8 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
     )
     share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
     local = plan.replace(compute_times=times)
-    timeline = simulate(local, here, workload, cores=share)
+    _, timelines = simulate_cycle(local, here, workload, cores=share)
     # ranks that update at the same time share the processors too
     waves = -(-n // share)
-    return timeline.step_s + (waves - 1) * timeline.update_s
+    steps = [timeline.step_s + (waves - 1) * timeline.update_s for timeline in timelines]
+    return [steps[k] for k in plan.cycle]

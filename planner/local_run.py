@@ -41,7 +41,6 @@ def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
             command, stdout=subprocess.PIPE, text=True, env=_environment(len(plan.cluster))
         )
         assert process.stdout is not None
-        measured: list[float] = []
         steps: list[dict[str, float]] = []
         try:
             for line in process.stdout:
@@ -53,12 +52,12 @@ def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
                     predicted = predict(plan, workload, Calibration.load(path))
                     continue
                 assert predicted is not None
-                measured.append(event["measured_s"])
-                steps.append({**event, "predicted_s": predicted})
+                expected = predicted[event["step"] % len(predicted)]
+                steps.append({**event, "predicted_s": expected})
                 if not args.json:
                     say(
                         f"step {event['step']:4d}   loss {event['loss']:8.4f}   measured "
-                        f"{event['measured_s']:7.3f} s   predicted {predicted:7.3f} s"
+                        f"{event['measured_s']:7.3f} s   predicted {expected:7.3f} s"
                     )
             code = process.wait()
         except BaseException:
@@ -70,26 +69,30 @@ def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     if code != 0:
         print("planner run: a rank failed, see above", file=sys.stderr)
         return 1
-    _summary(args, plan, predicted, measured, steps, say)
+    _summary(args, plan, steps, say)
     return 0
 
 
 def _summary(
     args: argparse.Namespace,
     plan: TrainingPlan,
-    predicted: float | None,
-    measured: list[float],
     steps: list[dict[str, float]],
     say: Callable[[str], None],
 ) -> None:
     if args.json:
         say(json.dumps({"planned_step_s": plan.predicted.step_s, "steps": steps}, indent=1))
-    elif predicted is not None and len(measured) > 1:
-        # the first step also warms up caches and connections
-        middle = float(np.median(measured[1:]))
+        return
+    # the first step also warms up caches and connections
+    for k in dict.fromkeys(plan.cycle):
+        mine = [s for s in steps[1:] if plan.cycle[int(s["step"]) % len(plan.cycle)] == k]
+        if not mine:
+            continue
+        middle = float(np.median([s["measured_s"] for s in mine]))
+        predicted = mine[0]["predicted_s"]
+        what = "" if len(set(plan.cycle)) == 1 else f" ({plan.schedules[k].name})"
         say(
-            f"median of steps 1 to {len(measured) - 1}: measured {middle:.3f} s, predicted on this "
-            f"machine {predicted:.3f} s ({middle / predicted - 1:+.0%}), planned on "
+            f"median of steps 1 to {len(steps) - 1}{what}: measured {middle:.3f} s, predicted on "
+            f"this machine {predicted:.3f} s ({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
         )
 

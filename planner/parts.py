@@ -162,7 +162,8 @@ class PathPlan:
     def order(self, devices: int) -> tuple[tuple[tuple[str, int], ...], ...]:
         """Per device, its operations ``(kind, microbatch)`` in order, as a plan file has them."""
         rows: list[list[tuple[str, int]]] = [[] for _ in range(devices)]
-        for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s)):
+        # what takes no time comes in the order F, H, B
+        for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s, "FHB".index(o.kind))):
             rows[op.device].append((op.kind, op.microbatch))
         return tuple(tuple(row) for row in rows)
 

@@ -114,7 +114,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Simulated seconds of one step."""
+    """Simulated seconds of one step, on average over the cycle of schedules."""
 
     pipeline_s: float
     averaging_s: float
@@ -138,7 +138,8 @@ class TrainingPlan:
     wiring, sync
         ``"fixed"`` paths; how often gradients are averaged.
     certificates
-        Per part.
+        Per part. ``paths``: mean makespan over the cycle with both directions of every link
+        averaged, as the path solver counts, and a bound for this arrangement.
     """
 
     cluster: Cluster

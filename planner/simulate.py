@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.cluster import Cluster
 from planner.fluid import Fluid, Forecast
 from planner.network import NetworkError
-from planner.plan import CODECS, Schedule, TrainingPlan
+from planner.plan import CODECS, Predicted, Schedule, TrainingPlan
 from planner.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.workload import Workload
 
@@ -80,6 +80,39 @@ def simulate(
         closing,
         plan.sync.every_steps,
     )
+
+
+def simulate_cycle(
+    plan: TrainingPlan,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    *,
+    share_links: bool = False,
+    cores: int | None = None,
+) -> tuple[Predicted, tuple[Timeline, ...]]:
+    """Predict the mean step over the plan's cycle.
+
+    Parameters
+    ----------
+    plan, cluster, workload, share_links, cores
+        As in `simulate`.
+
+    Returns
+    -------
+    Predicted
+        ``pipeline_s`` is the mean of the makespans over ``plan.cycle``; averaging and optimizer
+        step are the same in every iteration.
+    tuple of Timeline
+        One per schedule.
+    """
+    timelines = tuple(
+        simulate(plan, cluster, workload, schedule=k, share_links=share_links, cores=cores)
+        for k in range(len(plan.schedules))
+    )
+    pipeline = sum(timelines[k].makespan_s for k in plan.cycle) / len(plan.cycle)
+    one = timelines[plan.cycle[0]]
+    step = pipeline + one.averaging_s / plan.sync.every_steps + one.update_s
+    return Predicted(pipeline, one.averaging_s, step), timelines
 
 
 def pair_bandwidth(cluster: Cluster) -> Floats:

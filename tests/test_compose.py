@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -13,8 +14,12 @@ import planner as pl
 from planner.compose.bounds import step_bound_s
 from planner.compose.pricing import Setting, plan_for_assignment
 from planner.compose.random_placements import random_placements
+from planner.compose.schedules import most_live
 from planner.compose.shape import shape_of
+from planner.compose.skip_bounds import cycle_bound_s
+from planner.compose.skipping import Skipping, shape_for, with_paths
 from planner.parts import AssignmentPlan
+from planner.stop import portion
 from tests.conftest import random_network, tiny_workload
 
 STOP = pl.MaxIterations(200)
@@ -239,3 +244,225 @@ def test_rounds_and_codec_reach_the_plan() -> None:
         pl.plan(cluster_of(5), tiny_workload(), stages=1, stop=STOP, group_size=2)
     with pytest.raises(ValueError, match="codec 'zip' is unknown"):
         pl.plan(cluster, tiny_workload(), stages=1, stop=STOP, codec="zip")
+
+
+SKIPPING = {"stage_sizes": (2, 2, 1, 1), "path_stages": 3, "full_every": 3}
+QUICK = pl.MaxIterations(4)
+
+
+def skipping_plan(cluster: pl.Cluster, **changes: object) -> pl.Result:
+    """Six devices, three of four stages a path, every third iteration full."""
+    return pl.plan(cluster, tiny_workload(), **{**SKIPPING, "stop": QUICK, **changes})  # type: ignore[arg-type]
+
+
+def symmetric_cluster(n: int, seed: int = 0) -> pl.Cluster:
+    """Both directions of a link alike, as SkipPipe assumes."""
+    return pl.Cluster(random_network(n, seed).symmetrised(), pl.Devices(1e9, 16e9))
+
+
+def test_skipping_plan_follows_skippipe() -> None:
+    """CC1, CC3, length and cycle; full iterations skip and swap nothing; means over the cycle."""
+    result = skipping_plan(cluster_of(6))
+    plan = result.plan
+    assert plan is not None
+    assert pl.check(result) == []
+    assert pl.check(pl.TrainingPlan.from_dict(plan.to_dict())) == []
+    assert set(plan.certificates) == {"assignment", "paths", "step"}
+    assert plan.cycle == (0, 0, 1)
+    assert [len(group) for group in plan.assignment.groups] == [2, 2, 1, 1]
+    stages = [[[plan.stage_of[d] for d in path] for path in s.paths] for s in plan.schedules]
+    assert all(len(path) == 3 and path[0] == 0 for path in stages[0])
+    # 8 microbatches visit 2 of the 3 later stages
+    visits = [sum(j in path for path in stages[0]) for j in (1, 2, 3)]
+    assert sum(visits) == 16 and set(visits) <= {5, 6}
+    assert all(path == [0, 1, 2, 3] for path in stages[1])
+    assert all(s.head == "first" for s in plan.schedules)
+    starts = [path[0] for path in plan.schedules[0].paths]
+    assert all(starts.count(d) == 4 for d in plan.assignment.groups[0])
+    spans = [pl.simulate(plan, schedule=k).makespan_s for k in (0, 1)]
+    assert spans[0] != spans[1]
+    assert plan.predicted.pipeline_s == pytest.approx((2 * spans[0] + spans[1]) / 3)
+    assert result.objective == plan.predicted.step_s
+    assert result.bound is not None and 0 < result.bound <= result.objective
+
+
+def test_skipping_plan_is_what_the_path_solver_found() -> None:
+    """Its compute times exactly, its makespan where transfers follow its rule, its bound."""
+    cluster = symmetric_cluster(6, 3)
+    plan = skipping_plan(cluster, full_every=0).plan
+    assert plan is not None and plan.cycle == (0,)
+    problem = pl.PathProblem.from_assignment(
+        cluster,
+        tiny_workload(),
+        plan.assignment,
+        path_stages=3,
+        microbatches_per_start=4,
+        live_memory=True,
+    )
+    assert plan.compute_times.forward_s == tuple(problem.forward_s)
+    assert plan.compute_times.backward_s == tuple(problem.backward_s)
+    assert plan.compute_times.head_s == tuple(problem.head_s)
+    solved = pl.solve_paths(problem, portion(QUICK, 0.55))
+    assert solved.plan is not None
+    assert pl.check(solved, problem) == []
+    assert solved.plan.paths == plan.schedules[0].paths
+    certificate = plan.certificates["paths"]
+    assert certificate.objective == pytest.approx(solved.objective, rel=1e-9)
+    assert certificate.bound == pytest.approx(solved.bound, rel=1e-9)
+    assert pl.simulate(plan).makespan_s == pytest.approx(solved.objective, rel=1e-9)
+    # with directions apart the simulator's figure counts, and the solver's stays in the certificate
+    uneven = skipping_plan(cluster_of(6, 3), full_every=0).plan
+    assert uneven is not None
+    assert uneven.predicted.pipeline_s != pytest.approx(
+        uneven.certificates["paths"].objective, rel=1e-3
+    )
+    assert pl.check(uneven) == []
+    # devices' own limits slow the transfers of both
+    devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=[1e4, 1e5, 1e5, 1e6, 1e6, 1e6])
+    limited = skipping_plan(pl.Cluster(cluster.network, devices), full_every=0).plan
+    assert limited is not None
+    assert limited.predicted.pipeline_s > 1.1 * plan.predicted.pipeline_s
+    assert pl.check(limited) == []
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 1000), st.sampled_from([2, 3]), st.booleans())
+def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, tight: bool) -> None:
+    """All arrangements of four devices on stages of 2, 1 and 1, links unlike in each direction."""
+    workload, sizes = tiny_workload(batch_samples=6), (2, 1, 1)
+    stage = workload.stage(0, 2)
+    need = (stage.parameters + workload.head.parameters) * 16 + workload.head.saved_bytes
+    memory = need + 1.5 * stage.saved_bytes if tight else 16e9
+    cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e8, memory))
+    share_of = {path_stages: 1.0} if path_stages == 3 else {2: 2 / 3, 3: 1 / 3}
+    bound = cycle_bound_s(cluster, workload, sizes, 3, share_of)
+    setting = Setting(cluster, workload, head="first")
+    asked = Skipping(sizes, path_stages, 0 if path_stages == 3 else 3)
+    shape, each = shape_for(setting, asked)
+    steps = []
+    for a, b, c, d in permutations(range(4)):
+        if a < b:
+            assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
+            made, _ = with_paths(
+                setting, asked, shape, assignment, each, lambda _: pl.MaxIterations(0)
+            )
+            assert pl.check(made) == []
+            steps.append(made.predicted.step_s)
+    assert len(steps) == 12
+    assert bound <= min(steps)
+    assert bound >= 0.2 * min(steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path_stages": 5}, "path_stages is 5; it must be 1 to the 4 stages"),
+        ({"path_stages": None}, "full_every is 3 without path_stages; give path_stages"),
+        ({"full_every": 1}, "full_every is 1; give at least 2, 0 for no full iteration"),
+        ({"max_swaps": -1}, "max_swaps is -1; it must be >= 0"),
+        ({"stage_sizes": (2, 2, 1, 2)}, "sum to the number of devices, found"),
+        ({"stage_sizes": None}, "give stages, or stage_sizes"),
+        ({"stage_sizes": None, "stages": 4}, r"cannot be divided into 4 equal .* such as 2,2,1,1"),
+        ({"stage_sizes": (2, 2, 1.5, 0.5)}, "a stage size must be a whole number, found 1.5"),
+        ({"path_stages": 2.5}, "path_stages must be a whole number, found 2.5"),
+        ({"stages": 3}, "stages is 3 but stage_sizes lists 4; leave stages out"),
+        ({"stages": "auto"}, "path_stages goes with a number of stages"),
+        ({"pipelines": 2}, "leave out pipelines"),
+        ({"stage_sizes": (3, 1, 1, 1)}, "must be a multiple of 3, .* found 8; give 6 or 9"),
+        ({"head": "last"}, "head is 'last'; paths end on the device they start from"),
+        ({"schedule": "gpipe"}, "schedule 'gpipe' orders straight pipelines"),
+        ({"in_flight": 0}, "in_flight is 0; give at least 1"),
+    ],
+)
+def test_skipping_requests_that_do_not_fit(change: dict, message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ValueError, match=message):
+        skipping_plan(cluster_of(6), **change)
+
+
+def test_equal_stages_full_paths_and_little_memory() -> None:
+    """Equal stages keep their grid; all stages without swaps are one schedule; memory holds."""
+    equal = skipping_plan(cluster_of(8), stage_sizes=None, stages=4, max_swaps=0, path_stages=4)
+    assert equal.plan is not None
+    assert pl.check(equal) == []
+    assert equal.plan.assignment.grid is not None
+    assert [s.name for s in equal.plan.schedules] == ["full"] and equal.plan.cycle == (0,)
+    free = skipping_plan(symmetric_cluster(6)).plan
+    narrow = skipping_plan(symmetric_cluster(6), in_flight=1).plan
+    assert free is not None and narrow is not None
+    assert [max(most_live(s)) for s in narrow.schedules] == [1, 1]
+    assert max(most_live(free.schedules[0])) > 1
+    assert narrow.predicted.pipeline_s > free.predicted.pipeline_s
+    with pytest.raises(ValueError, match="GB for its state and one microbatch"):
+        skipping_plan(pl.Cluster(random_network(6), pl.Devices(1e9, 1e5)))
+
+
+def test_checker_recomputes_the_cycle() -> None:
+    """Schedule 1 counts by its share; a wrong mean, paths' makespan or bound is found."""
+    plan = skipping_plan(cluster_of(6)).plan
+    assert plan is not None
+    assert {v.rule for v in pl.check(plan.replace(cycle=(0, 1)))} == {"timeline", "step time"}
+    paths = plan.certificates["paths"]
+    assert paths.objective is not None
+    for changed, rule in (
+        (replace(paths, objective=paths.objective * 1.01), "timeline"),
+        (replace(paths, bound=paths.objective * 1.01), "bound"),
+    ):
+        wrong = plan.replace(certificates={**plan.certificates, "paths": changed})
+        assert rule in {v.rule for v in pl.check(wrong)}
+
+
+def test_measured_times_serve_paths_too() -> None:
+    """A calibration's seconds are those of plan and paths alike; then no bound is claimed."""
+    cluster, workload = symmetric_cluster(6), tiny_workload()
+    ids = cluster.network.ids
+    seconds = {"forward_s": 0.5, "backward_s": 0.75, "head_s": 0.125, "update_s": 0.0}
+    calibration = pl.Calibration(
+        "2026-01-01",
+        {"cores": 1, "threads_per_rank": 1},
+        workload.name,
+        1,
+        dict.fromkeys(ids, seconds),
+        dict.fromkeys(ids, (1, 2)),
+        0.0,
+        1e9,
+    )
+    result = skipping_plan(cluster, calibration=calibration)
+    assert result.plan is not None and result.bound is None
+    assert pl.check(result) == []
+    later = result.plan.assignment.groups[1][0]
+    assert result.plan.compute_times.forward_s[later] == 0.5
+    certificate = result.plan.certificates["paths"]
+    assert certificate.objective == pytest.approx(result.plan.predicted.pipeline_s, rel=1e-9)
+    assert certificate.objective > 8 / 2 * (0.5 + 0.75 + 0.125)
+
+
+def test_the_same_seed_gives_the_same_skipping_plan() -> None:
+    """Decisions of arrangement and paths."""
+    plans = [skipping_plan(cluster_of(6), seed=2).plan for _ in range(2)]
+    assert plans[0] is not None and plans[1] is not None
+    assert plans[0].content_hash == plans[1].content_hash
+
+
+def test_predictions_on_this_machine_follow_the_cycle() -> None:
+    """One number an iteration of the cycle: its own schedule's."""
+    from planner.local_prediction import as_executed, predict
+
+    cluster = symmetric_cluster(6)
+    plan = skipping_plan(cluster).plan
+    assert plan is not None
+    seconds = {"forward_s": 0.5, "backward_s": 0.75, "head_s": 0.125, "update_s": 0.25}
+    calibration = pl.Calibration(
+        "2026-01-01",
+        {"cores": 6, "threads_per_rank": 1},
+        plan.workload.name,
+        1,
+        dict.fromkeys(cluster.network.ids, seconds),
+        {cluster.network.ids[d]: plan.stage_layers[j] for d, j in plan.stage_of.items()},
+        0.0,
+        1e15,
+    )
+    skipping, again, full = predict(plan, as_executed(plan), calibration)
+    # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
+    assert skipping == again < full
+    assert full > 8 * (0.5 + 0.75) + 0.25

@@ -38,6 +38,33 @@ COMMANDS = (
     "run local.json --steps 10 --calibrate times.json",
     LOCAL.replace("--out", "--calibration times.json --out"),
 )
+ON_24 = (
+    "plan --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
+    "--workload llama-1.5b --batch-samples 192"
+)
+SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --seconds 60 --out skip.json"
+PATHS = (
+    "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
+    "--workload llama-1.5b --batch-samples 12 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
+    "--seconds 30"
+)
+LOCAL_SKIP = (
+    LOCAL.replace("--stages 4", "--stage-sizes 3,2,2,1 --path-stages 3 --full-every 3")
+    .replace("--batch-samples 16", "--batch-samples 12")
+    .replace("local.json", "local-skip.json")
+)
+SKIPPING = (
+    SKIP,
+    "check skip.json",
+    "simulate skip.json --schedule 1 --gantt full.png",
+    f"{ON_24} --stages 6 --path-stages 4 --seconds 60 --out skip-equal.json",
+    f"{ON_24} --stages 6 --seconds 60 --out straight.json",
+    PATHS,
+    f"{PATHS} --arrange",
+    LOCAL_SKIP,
+    "run local-skip.json --steps 10",
+)
+PARTS = {"runs": COMMANDS, "runs-skipping": SKIPPING}
 PACKAGES = ("planner", "numpy", "scipy", "ortools", "numba", "torch")
 
 
@@ -45,13 +72,15 @@ def main(argv: Sequence[str]) -> int:
     """Run everything in a temporary folder; returns the exit code."""
     parser = argparse.ArgumentParser(prog="planner bench readme", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"runs-{today}.md")
+    parser.add_argument("--part", default="runs", choices=PARTS, help="default %(default)s")
+    parser.add_argument("--out", type=Path, help="default docs/PART-DATE.md")
     args = parser.parse_args(argv)
-    out = args.out.resolve()
+    out = (args.out or Path("docs") / f"{args.part}-{today}.md").resolve()
     lines = [
         f"# What the README's commands print, {today}",
         "",
-        "Made by `planner bench readme`. Seed 0 throughout; times vary with the machine.",
+        f"Made by `planner bench readme{'' if args.part == 'runs' else f' --part {args.part}'}`. "
+        "Seed 0 throughout; times vary with the machine.",
         "",
         f"- {platform.system()} on {platform.machine()}, {_cores()} cores, "
         f"Python {platform.python_version()}",
@@ -59,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        for command in COMMANDS:
+        for command in PARTS[args.part]:
             print(f"planner {command}", file=sys.stderr)
             started = time.perf_counter()
             done = subprocess.run(

@@ -12,7 +12,7 @@ from planner.compute_times import Calibration, ComputeTimes
 from planner.parts import AssignmentPlan
 from planner.plan import CODECS, Predicted, Schedule, TrainingPlan
 from planner.problems import ProblemError
-from planner.simulate import simulate
+from planner.simulate import simulate_cycle
 from planner.workload import Workload
 
 DEFAULT_ORDER = ORDERS[0]
@@ -43,37 +43,51 @@ class Setting:
 
 def plan_for_assignment(setting: Setting, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
     """A whole plan, without certificates, for an assignment with a grid."""
+    times = compute_times(setting, shape, assignment)
+    order = _schedule(setting, shape, assignment, times)
+    return priced(setting, shape, assignment, times, (order,), (0,))
+
+
+def compute_times(setting: Setting, shape: Shape, assignment: AssignmentPlan) -> ComputeTimes:
+    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs."""
+    cluster, workload, groups = setting.cluster, setting.workload, assignment.groups
+    if setting.calibration is None:
+        return ComputeTimes.from_flops(cluster, workload, groups, shape.layers)
+    ids = cluster.network.ids
+    return setting.calibration.compute_times(ids, workload, groups, shape.layers)
+
+
+def priced(
+    setting: Setting,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedules: tuple[Schedule, ...],
+    cycle: tuple[int, ...],
+) -> TrainingPlan:
+    """The plan with these schedules, its averaging and its simulated times; no certificates."""
     if setting.codec not in CODECS:
         raise ProblemError(f"codec {setting.codec!r} is unknown; choose one of {', '.join(CODECS)}")
-    cluster, workload = setting.cluster, setting.workload
-    groups = assignment.groups
-    times = (
-        ComputeTimes.from_flops(cluster, workload, groups, shape.layers)
-        if setting.calibration is None
-        else setting.calibration.compute_times(cluster.network.ids, workload, groups, shape.layers)
-    )
-    order = _schedule(setting, shape, assignment, times)
+    cluster = setting.cluster
     unpriced = TrainingPlan(
         cluster=cluster,
         network_name=setting.network_name,
-        workload=workload,
+        workload=setting.workload,
         seed=setting.seed,
         compute_times=times,
         assignment=assignment,
         stage_layers=shape.layers,
-        schedules=(order,),
+        schedules=schedules,
+        cycle=cycle,
         averaging=tuple(
             averaging_rounds(cluster, group, setting.averaging, setting.group_size)
-            for group in groups
+            for group in assignment.groups
         ),
         codec=setting.codec,
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
     )
-    timeline = simulate(unpriced)
-    return unpriced.replace(
-        predicted=Predicted(timeline.makespan_s, timeline.averaging_s, timeline.step_s)
-    )
+    return unpriced.replace(predicted=simulate_cycle(unpriced)[0])
 
 
 def _schedule(

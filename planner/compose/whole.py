@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.mixed_devices import improve_groups, matched, sorted_by_speed
 from planner.compose.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
 from planner.compose.shape import Shape, assignment_problem, memory_room, shape_of
+from planner.compose.skipping import FULL_EVERY, Skipping, plan_skipping, sizes_for
 from planner.compute_times import Calibration
 from planner.parts import AssignmentPlan
 from planner.plan import TrainingPlan
@@ -26,11 +28,15 @@ def plan(
     cluster: Cluster,
     workload: Workload,
     *,
-    stages: int | Literal["auto"],
     stop: StoppingCriterion,
+    stages: int | Literal["auto"] | None = None,
     pipelines: int | None = None,
+    stage_sizes: Sequence[int] | None = None,
+    path_stages: int | None = None,
+    full_every: int | None = None,
+    max_swaps: int | None = None,
     schedule: str = DEFAULT_ORDER,
-    head: str = "last",
+    head: str | None = None,
     in_flight: int | None = None,
     seed: int = 0,
     method: str = "auto",
@@ -51,15 +57,27 @@ def plan(
         Their product must be the number of devices; pipelines defaults to the rest. ``"auto"``
         tries all stages and microbatch sizes that divide devices and batch, takes the fastest
         predicted step, and puts the table it chose from into the result's ``candidates``.
+    stage_sizes
+        Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
+    path_stages
+        Stages that a microbatch visits, the others are skipped (SkipPipe). The batch is split
+        evenly over the devices of stage 0, layers evenly over the stages.
+    full_every
+        With ``path_stages``: one iteration in so many visits every stage, without swaps (SkipPipe,
+        3.6), by default 10; 0: none does.
+    max_swaps
+        With ``path_stages``: pairs of neighbouring stages that a path may visit in reverse, by
+        default 1.
     stop
         When to stop searching.
     schedule
         ``"eager-1f1b"``, ``"1f1b"`` or ``"gpipe"``; see `planner.compose.schedules`.
     head
-        Whether the ``"last"`` or the ``"first"`` device of a pipeline runs head and loss.
+        Whether the ``"last"`` or the ``"first"`` device of a pipeline runs head and loss; by
+        default the last, with ``path_stages`` the first.
     in_flight
-        For eager 1F1B: microbatches a device may hold between F and B, by default what its memory
-        holds.
+        For eager 1F1B and paths: microbatches a device may hold between F and B, by default what
+        its memory holds.
     method
         Of `planner.solve_assignment`.
     calibration
@@ -76,8 +94,18 @@ def plan(
     Result
         ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds and
         ``bound`` a time that no placement with these stages, pipelines and layers can beat (with
-        ``"auto"``: with any that were tried). No bound with a calibration.
+        ``"auto"``: with any that were tried). With ``path_stages`` both are means over the cycle
+        of iterations. No bound with a calibration.
     """
+    paths = {"full_every": full_every, "max_swaps": max_swaps, "stage_sizes": stage_sizes}
+    for name, value in paths.items():
+        if path_stages is None and value is not None:
+            raise ProblemError(
+                f"{name} is {value} without path_stages; give path_stages, the number of stages "
+                "for full paths"
+            )
+    if head is None:
+        head = "last" if path_stages is None else "first"
     setting = Setting(
         cluster,
         workload,
@@ -91,6 +119,21 @@ def plan(
         group_size,
         codec,
     )
+    if path_stages is not None:
+        if stages == "auto" or pipelines is not None:
+            raise ProblemError(
+                "path_stages goes with a number of stages, or with stage_sizes; leave out pipelines"
+            )
+        sizes = sizes_for(len(cluster), stages, stage_sizes, path_stages)
+        asked = Skipping(
+            sizes,
+            path_stages,
+            FULL_EVERY if full_every is None else full_every,
+            1 if max_swaps is None else max_swaps,
+        )
+        return plan_skipping(setting, asked, stop, method)
+    if stages is None:
+        raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages != "auto":
         return _plan_shape(setting, stages, pipelines, stop, method)
     if pipelines is not None:

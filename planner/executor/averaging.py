@@ -63,6 +63,9 @@ def average_gradients(
         Devices of the stage.
     """
     if peers == 1:
+        # as below: what no microbatch of this iteration visits has a gradient of zero
+        for parameter in parameters:
+            parameter.grad = _gradient(parameter)
         return
     vector = torch.cat([_gradient(p).reshape(-1) for p in parameters]).cpu()
     for group in rounds:

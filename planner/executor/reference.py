@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from planner.executor.data import Microbatches
@@ -23,21 +24,26 @@ def train_single(
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
-    Only for straight paths: every microbatch goes through all layers in order.
+    Every microbatch goes through the stages of its planned path in that order; what none visits
+    in an iteration has a gradient of zero.
     """
     arch = require_executable(plan)
     w = plan.workload
-    model = build_stage(arch, 0, arch.layers, plan.seed)
+    stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
     head = build_head(arch, plan.seed)
-    parameters = [*model.parameters(), *head.parameters()]
+    parameters = [p for module in (*stages, head) for p in module.parameters()]
     optim = make_optimizer(optimizer, parameters, learning_rate)
     batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data)
     for step in range(count):
-        optim.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for b in range(w.batch_samples // w.microbatch_samples):
+        for b, path in enumerate(plan.schedules[plan.cycle[step % len(plan.cycle)]].paths):
             tokens = batches.tokens(step, b)
-            loss = head(model(tokens[:, :-1]), tokens[:, 1:]) / (w.batch_samples * arch.sequence)
+            x = tokens[:, :-1]
+            for d in path:
+                x = stages[plan.stage_of[d]](x)
+            loss = head(x, tokens[:, 1:]) / (w.batch_samples * arch.sequence)
             loss.backward()
             total += float(loss.detach())
         yield total, parameters

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Cluster
-from planner.workload import BACKWARD_TO_FORWARD, Workload
+from planner.compute_times import ComputeTimes
+from planner.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class StageNumbers:
     Attributes
     ----------
     transfer_s
-        ``float[N, N]`` for one microbatch's activations. Both directions of a link are averaged,
-        as SkipPipe does.
+        ``float[N, N]`` for one microbatch's activations, within the devices' limits. Both
+        directions of a link are averaged, as SkipPipe does.
     forward_s, backward_s
         ``float[stages, N]``.
     head_s
@@ -39,21 +40,20 @@ class StageNumbers:
         """For ``stages`` equal cuts of a workload on a cluster."""
         cluster.network.require_complete()
         samples, head = workload.microbatch_samples, workload.head
-        forward = np.empty((stages, len(cluster)))
-        memory = np.empty((stages, len(cluster)), dtype=np.int64)
+        shape = (stages, len(cluster))
+        forward, backward, last = np.empty(shape), np.empty(shape), np.empty(shape)
+        memory = np.empty(shape, dtype=np.int64)
         for j, cut in enumerate(workload.even_split(stages)):
             load = workload.stage(*cut)
+            times = ComputeTimes.from_flops(cluster, workload, [range(len(cluster))], [cut])
+            forward[j], backward[j], last[j] = times.forward_s, times.backward_s, times.head_s
             parameters = load.parameters + (head.parameters if j == 0 else 0)
             scratch = head.saved_bytes * samples if j == 0 else 0.0
-            forward[j] = load.forward_flops * samples / cluster.flops
             left = cluster.memory_bytes - scratch - parameters * workload.state_bytes_per_parameter
-            fits = np.minimum(left // (load.saved_bytes * samples), np.iinfo(np.int32).max)
-            memory[j] = np.maximum(0, fits).astype(np.int64)
+            fits = np.where(left >= 0, np.inf, 0.0)  # where nothing is kept for B
+            if load.saved_bytes > 0:
+                fits = left // (load.saved_bytes * samples)
+            memory[j] = np.clip(fits, 0, np.iinfo(np.int32).max).astype(np.int64)
         message = max(layer.output_bytes for layer in workload.layers) * samples
-        return cls(
-            cluster.network.symmetrised().transfer_s(message),
-            forward,
-            BACKWARD_TO_FORWARD * forward,
-            (1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples / cluster.flops,
-            memory,
-        )
+        mean = cluster.limited_network().symmetrised()
+        return cls(mean.transfer_s(message), forward, backward, last[0], memory)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.plan import TrainingPlan, save_plan
-from tests.conftest import make_plan, tiny_workload
+from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.launch import torchrun
 
 torch = pytest.importorskip("torch")
@@ -147,8 +147,6 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.compose.schedules import _ListScheduler
-    from planner.executor.data import Microbatches
-    from planner.executor.model import build_head, build_stage
     from planner.plan import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
@@ -157,27 +155,41 @@ def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     run = _ListScheduler(blank, plan.compute_times, lambda *_: 0.01, dict.fromkeys(range(3), 4))
     plan = plan.replace(schedules=(Schedule("paths", "first", paths, run.orders()),))
     ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
-
-    torch.set_num_threads(1)
-    arch = plan.workload.architecture
-    assert arch is not None
-    stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
-    head = build_head(arch, plan.seed)
-    parameters = [p for module in (*stages, head) for p in module.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
-    data = Microbatches(arch.vocabulary, arch.sequence, 1, plan.seed)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for b, path in enumerate(paths):
-            tokens = data.tokens(step, b)
-            x = tokens[:, :-1]
-            for d in path:
-                x = stages[d](x)
-            loss = head(x, tokens[:, 1:]) / (4 * arch.sequence)
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
+    losses, _ = single(plan)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    # the paths matter: all layers for every microbatch is another training
+    full, _ = single(make_plan([[0, 1, 2]], workload=plan.workload))
+    assert np.abs(np.array(full) / losses - 1).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(("sizes", "path_stages"), [((2, 2, 1, 1), 3), ((2, 1, 1), 1)])
+def test_skipping_and_full_iterations_take_turns(
+    sizes: tuple[int, ...], path_stages: int, tmp_path: Path
+) -> None:
+    """A planned cycle of two skipping and one full iteration, seven times."""
+    import planner as pl
+
+    cluster = pl.Cluster(random_network(sum(sizes), 5), pl.Devices(1e9, 16e9))
+    made = pl.plan(
+        cluster,
+        tiny_workload(batch_samples=6),
+        stage_sizes=sizes,
+        path_stages=path_stages,
+        full_every=3,
+        stop=pl.MaxIterations(2),
+    )
+    plan = made.plan
+    assert plan is not None and plan.cycle == (0, 0, 1)
+    devices = range(len(cluster))
+    visits = [[sum(d in path for path in s.paths) for s in plan.schedules] for d in devices]
+    # every later stage sees fewer microbatches where some are skipped, and some device others
+    for group in plan.assignment.groups[1:]:
+        assert sum(visits[d][0] for d in group) < sum(visits[d][1] for d in group)
+    ranks = execute(plan, tmp_path, list(cluster.network.ids))
+    losses, gradients = single(plan)
+    for rank, found in enumerate(ranks):
+        np.testing.assert_allclose(found["losses"], losses, rtol=TOLERANCE)
+        given = [visits[rank][k] for k in (0, 0, 1)]
+        assert found["given"].tolist() == [given[t % 3] for t in range(STEPS)]
+        want = expected_gradient(plan, rank, gradients["first"])
+        np.testing.assert_allclose(found["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)

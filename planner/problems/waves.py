@@ -1,0 +1,74 @@
+"""How many waves a batch needs: skipping leaves memory for more microbatches (SkipPipe, 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.problems.error import ProblemError
+from planner.problems.paths import PathProblem
+
+
+@dataclass(frozen=True)
+class Waves:
+    """The waves of one batch.
+
+    Attributes
+    ----------
+    path_stages
+        k, stages on every path.
+    per_start
+        Most microbatches from every start device in one wave.
+    count
+        Waves until every start device has sent its part of the batch.
+    visits_per_device
+        Microbatches of the batch through a device, on average over all devices.
+    """
+
+    path_stages: int
+    per_start: int
+    count: int
+    visits_per_device: float
+
+
+def count_waves(problem: PathProblem, path_stages: int | None = None) -> Waves:
+    """Fewest waves in which paths of ``path_stages`` stages complete the problem's batch.
+
+    A wave is a set of paths, equally many from every start device, that are all live at once: at
+    most ``memory`` of them through a device (TC1), stages after the first visited evenly (CC3).
+    Of n microbatches each of those S - 1 stages sees n (k - 1) / (S - 1), rounded down or up, so
+    the largest wave grows as k shrinks, until the start devices are full.
+
+    Parameters
+    ----------
+    problem
+        An iteration: ``microbatches_per_start`` is every start device's part of the batch.
+    path_stages
+        k, by default the problem's; the number of stages for full paths.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not even hold one microbatch from every start device.
+    """
+    k = problem.path_stages if path_stages is None else path_stages
+    asked = problem.replace(path_stages=k)
+    each = problem.microbatches_per_start
+    # where a wave fits, smaller ones do: the last may be one
+    most = min(int(problem.memory[d]) for d in problem.stage_devices[0])
+    for size in range(min(most, each), 0, -1):
+        if _fits(asked, size):
+            visits = len(problem.starts) * k / len(problem)
+            return Waves(k, size, -(-each // size), visits)
+    raise ProblemError(
+        f"memory does not hold one microbatch from every start device on paths of {k} stages; give "
+        "stages more devices, or devices more memory"
+    )
+
+
+def _fits(problem: PathProblem, size: int) -> bool:
+    """Whether memory holds a wave of so many microbatches a start device (TC1, CC3)."""
+    wave = problem.replace(microbatches_per_start=size)
+    fewest, most = wave.visits
+    room = [int(problem.memory[list(group)].sum()) for group in problem.stage_devices[1:]]
+    visits = len(wave.starts) * (problem.path_stages - 1)
+    return all(r >= fewest for r in room) and sum(min(r, most) for r in room) >= visits
