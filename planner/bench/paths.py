@@ -251,7 +251,7 @@ def _arrangement_lines(problem: PathProblem, seeds: Sequence[int], scale: float)
         two = problem.replace(microbatches_per_start=30 // starts, live_memory=True)
         free = ArrangedPathProblem.of(two).replace(stage_sizes=sizes)
         lines += [
-            arranged(f"{starts} start devices", free, 180 * scale, seed).line() for seed in seeds
+            arranged(f"{starts} start devices", free, 300 * scale, seed).line() for seed in seeds
         ]
     return lines
 

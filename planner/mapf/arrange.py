@@ -20,6 +20,7 @@ from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.seats import Seats
 from planner.mapf.solve import improve, inner_run
 from planner.mapf.tables import Tables
+from planner.mapf.warm import compile_kernels
 from planner.parts import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems import ArrangedPathProblem
 from planner.problems.quantities import of_kind
@@ -59,6 +60,7 @@ def arrange_paths(
         memory start.
     """
     of_kind(ArrangedPathProblem, problem)
+    compile_kernels()
     run = started(stop)
     groups = _roomiest_first(problem) if first is None else [list(g) for g in first]
     at = problem.arranged(groups)

@@ -65,7 +65,7 @@ class SearchParams:
     smooth: float = 0.1
 
 
-class _Worker:
+class Worker:
     """One state with its generator and its best."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Search:
         self.incumbent = incumbent
         self.params = params or SearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [_Worker(tables, rng, seats, self.params) for rng in rngs]
+        self.workers = [Worker(tables, rng, seats, self.params) for rng in rngs]
         size = tables.microbatches * tables.steps
         share = self.params.work // (size * tables.microbatches)
         self.moves = min(self.params.most_moves, max(16, share))
@@ -211,7 +211,7 @@ class Search:
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 
-    def _start(self, worker: _Worker) -> Ints:
+    def _start(self, worker: Worker) -> Ints:
         toll = float(worker.rng.choice(TOLLS)) * float(np.mean(self.tables.backward))
         return construct(self.tables, by_chain(self.tables, worker.rng), toll)
 

@@ -20,6 +20,7 @@ from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import Incumbent
 from planner.mapf.search import Search, first_plans
 from planner.mapf.tables import Ints, Tables
+from planner.mapf.warm import compile_kernels
 from planner.mapf.waves import (
     even,
     in_turn,
@@ -106,6 +107,7 @@ def solve_paths(
         raise ProblemError(
             f"method must be one of {', '.join(PathMethod)}, found {method!r}"
         ) from None
+    compile_kernels()
     run = started(stop)
     tables = Tables.of(of_kind(PathProblem, problem))
     reason = tables.impossible()

@@ -85,7 +85,9 @@ class ArrangedPathProblem:
         ):
             try:
                 shape = (len(sizes), len(transfer))
-                rows[name] = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), shape))
+                rows[name] = np.array(
+                    np.broadcast_to(np.asarray(value, dtype=np.float64), shape), order="C"
+                )
             except (TypeError, ValueError):
                 raise ProblemError(
                     f"{name} must be one number, {len(transfer)} or {len(sizes)} x "
