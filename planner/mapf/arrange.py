@@ -67,9 +67,9 @@ def arrange_paths(
     tables = Tables.of(at)
     reason = tables.impossible()
     if reason is not None:
-        alike = (problem.memory == problem.memory[:, :1]).all()
-        status = Status.INFEASIBLE if alike else Status.UNKNOWN
-        why = reason if alike else f"on the first arrangement {reason}"
+        certain = _never_possible(problem)
+        status = Status.INFEASIBLE if certain else Status.UNKNOWN
+        why = reason if certain else f"on the first arrangement {reason}"
         return Result(None, status, None, None, run.elapsed_s, why, seed, "auto")
     tables = tables.with_vacancies(0 if problem.fixed_sizes else VACANCIES)
     best = Arranged(tables, len(problem), run)
@@ -87,6 +87,14 @@ def arrange_paths(
             if run.check() is None:
                 _paths_alone(problem, best, run, seed)
     return _result(problem, best, run, seed)
+
+
+def _never_possible(problem: ArrangedPathProblem) -> bool:
+    """Whether what one arrangement lacks (TC1), every arrangement lacks."""
+    least = 1 if problem.live_memory else problem.microbatches_per_start
+    few = int((problem.memory[0] >= least).sum()) < problem.stage_sizes[0]
+    alike = bool((problem.memory == problem.memory[:, :1]).all())
+    return few or (alike and problem.fixed_sizes)
 
 
 def _seats(problem: ArrangedPathProblem) -> Seats:

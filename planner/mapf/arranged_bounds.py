@@ -29,7 +29,7 @@ def arranged_bound_s(problem: ArrangedPathProblem) -> float:
     elsewhere = busy[1:].min(axis=0, initial=math.inf)
     for d in range(n):
         memory = int(problem.memory[0, d]) if problem.live_memory else each
-        if memory < (1 if problem.live_memory else int(problem.memory[0, d] < each)):
+        if problem.memory[0, d] < (1 if problem.live_memory else each):
             continue
         walk = np.full(n, math.inf)
         walk[d] = 0.0

@@ -63,8 +63,7 @@ def simple_bound_s(tables: Tables) -> float:
             chain,
         )
         best = max(best, span)
-    near = tables.hop[starts].min(axis=0) + float(tables.forward[starts].min())
-    back = tables.hop[:, starts].min(axis=1) + float(tables.backward[starts].min())
+    near, back = _ways(tables, starts)
     for s in range(1, len(tables.fewest)):
         group = [
             d
@@ -74,6 +73,20 @@ def simple_bound_s(tables: Tables) -> float:
         if group and tables.fewest[s] > 0:
             best = max(best, _stage_bound_s(tables, group, int(tables.fewest[s]), near, back))
     return best * ROUNDING
+
+
+def _ways(tables: Tables, starts: list[int]) -> tuple[Floats, Floats]:
+    """Least seconds before F can begin on each device, and after B has ended there.
+
+    Over any devices on the way: links need not satisfy the triangle inequality.
+    """
+    forward, backward, hop = tables.forward, tables.backward, tables.hop
+    near = (forward[starts, None] + hop[starts]).min(axis=0)
+    back = (hop[:, starts] + backward[starts]).min(axis=1)
+    for _ in range(tables.path_stages - 2):
+        near = np.minimum(near, (near[:, None] + forward[:, None] + hop).min(axis=0))
+        back = np.minimum(back, (hop + backward + back).min(axis=1))
+    return near, back
 
 
 def _stage_bound_s(

@@ -172,6 +172,8 @@ def _auto(
 
 def improve(search: Search, exact: Exact, run: StopRun) -> None:
     """Annealing and CP-SAT in turn until the rule says stop."""
+    if run.check() is not None:
+        return
     if math.isfinite(run.remaining_s):
         _by_time(search, exact, run)
     else:
@@ -245,7 +247,7 @@ def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Inc
 
 def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
     """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
-    started, limit = run.elapsed_s, run.remaining_s
+    started, limit = run.elapsed_s, max(1e-6, run.remaining_s)
     short = min(SETTLED_ANNEALING, SHORT_ANNEALING_S / limit)
     share = SETTLED_ANNEALING if search.settled else max(ANNEALING, short)
     seconds = min(SMALL_ANNEALING_S, limit) if exact.small else limit

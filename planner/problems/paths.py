@@ -18,6 +18,9 @@ from planner.workload import Workload
 
 Floats = NDArray[np.float64]
 
+MOST = 1 << 53
+"""Whole numbers under this are exact as floats."""
+
 
 @dataclass(frozen=True, init=False, eq=False)
 class PathProblem:
@@ -109,8 +112,8 @@ class PathProblem:
                 f"max_total_swaps is {max_total_swaps}; it must be >= 0, or None for no limit"
             )
         room = np.array(np.broadcast_to(np.asarray(memory), (n,)))
-        if not (room == np.floor(room)).all() or (room < 0).any():
-            raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0")
+        if not (room == np.floor(room)).all() or not ((room >= 0) & (room < MOST)).all():
+            raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0, under {MOST}")
         room = room.astype(np.int64)
         times = {
             name: per_item(name, value, n, "device")

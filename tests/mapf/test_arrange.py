@@ -95,6 +95,12 @@ def test_infeasible_and_bad_input() -> None:
     problem = ArrangedPathProblem.of(random_problem(0))
     little = problem.replace(memory=1)
     assert arrange_paths(little, MaxIterations(3)).status is Status.INFEASIBLE
+    other_sizes = ArrangedPathProblem(np.zeros((6, 6)), (2, 1, 3), 1.0, 1.0, 0.0, 3, 2, 2)
+    assert arrange_paths(other_sizes, MaxIterations(1)).status is Status.UNKNOWN
+    fixed = other_sizes.replace(fixed_sizes=True)
+    assert arrange_paths(fixed, MaxIterations(1)).status is Status.INFEASIBLE
+    with pytest.raises(ProblemError, match="memory is inf"):
+        random_problem(0, memory=np.inf)
     with pytest.raises(ProblemError, match=r"add up to the 7 devices, found \[2, 2\]"):
         problem.replace(stage_sizes=(2, 2))
     with pytest.raises(ProblemError, match="forward_s must be one number, 7 or 4 x 7"):

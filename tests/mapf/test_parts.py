@@ -131,3 +131,24 @@ def test_followed_times(seed: int, spread: float) -> None:
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
     read = timed_by_rank(problem, plan.paths, rank)
     assert read is not None and read.makespan_s == pytest.approx(makespan)
+
+
+def test_bound_without_triangle_inequality() -> None:
+    """A device that is near by way of another stage: brute force is 40 s, by hand."""
+    links = [[0, 0, 10], [0, 0, 0], [10, 0, 0]]
+    problem = PathProblem(links, [[0], [1], [2]], [0, 0, 5], [0, 0, 5], 0, 3, 3, 3)
+    assert simple_bound_s(Tables.of(problem)) <= 40
+    result = solve_paths(problem, MaxIterations(4))
+    assert check(result, problem) == [] and result.objective is not None
+    assert result.objective <= 40 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bound_of_wild_links(seed: int) -> None:
+    """Links spread over four orders of magnitude: the bound holds for the best plan found."""
+    problem = random_problem(seed, (1, 2, 2, 1), memory=6, each=3)
+    wild = 10.0 ** np.random.default_rng(seed).uniform(-2, 2, problem.transfer_s.shape)
+    problem = problem.replace(transfer_s=wild, live_memory=seed % 2 == 0)
+    found = solve_paths(problem, MaxIterations(4), seed)
+    assert found.objective is not None
+    assert simple_bound_s(Tables.of(problem)) <= found.objective * (1 + 1e-9)
