@@ -1,6 +1,7 @@
 """Plans for training large models over slow, uneven, unreliable networks.
 
-``import planner as pl`` loads numpy only; solvers and their libraries come with their first use.
+``import planner as pl`` loads NumPy only; every other library comes with the first use of what
+needs it.
 """
 
 from __future__ import annotations
@@ -8,93 +9,136 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Bound here, before anything else can import the submodules of the same names, so that
-# ``pl.plan``, ``pl.check`` and ``pl.simulate`` stay functions.
-from planner.check import check
-from planner.cluster import GPUS, Cluster, Devices
-from planner.compose import plan
-from planner.compute_times import Calibration
-from planner.datasets import list_networks, load_network
-from planner.network import Network, NetworkError
-from planner.plan import PlanError, TrainingPlan, load_plan, save_plan
-from planner.problems import (
-    ArrangedPathProblem,
-    AssignmentProblem,
-    AveragingProblem,
-    PathProblem,
-    ProblemError,
-)
-from planner.result import Certificate, Result, Status
-from planner.simulate import SimulationError, simulate
-from planner.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
-from planner.timeline import Timeline
-from planner.violation import Violation
-from planner.workload import Workload
-
 if TYPE_CHECKING:
-    from planner.genetic import solve_assignment
-    from planner.lp import optimal_group_size, solve_averaging
-    from planner.mapf import arrange_paths, solve_paths
-    from planner.matching import bottleneck_assignment, open_path
+    from planner.checker.dispatch import check as check
+    from planner.checker.violation import Violation as Violation
+    from planner.clock.simulator import (
+        SimulationError as SimulationError,
+    )
+    from planner.clock.simulator import (
+        simulate as simulate,
+    )
+    from planner.clock.timeline import Timeline as Timeline
+    from planner.compose.whole import plan as plan
+    from planner.genetic.solve import solve_assignment as solve_assignment
+    from planner.lp.groups import optimal_group_size as optimal_group_size
+    from planner.lp.solve import solve_averaging as solve_averaging
+    from planner.mapf.arrange import arrange_paths as arrange_paths
+    from planner.mapf.solve import solve_paths as solve_paths
+    from planner.matching.bottleneck import bottleneck_assignment as bottleneck_assignment
+    from planner.matching.open_path import open_path as open_path
+    from planner.network.catalogue import (
+        list_networks as list_networks,
+    )
+    from planner.network.catalogue import (
+        load_network as load_network,
+    )
+    from planner.network.cluster import (
+        Cluster as Cluster,
+    )
+    from planner.network.cluster import (
+        Devices as Devices,
+    )
+    from planner.network.error import NetworkError as NetworkError
+    from planner.network.gpus import GPUS as GPUS
+    from planner.network.network import Network as Network
+    from planner.problems import (
+        ArrangedPathProblem as ArrangedPathProblem,
+    )
+    from planner.problems import (
+        AssignmentProblem as AssignmentProblem,
+    )
+    from planner.problems import (
+        AveragingProblem as AveragingProblem,
+    )
+    from planner.problems import (
+        PathProblem as PathProblem,
+    )
+    from planner.problems import (
+        ProblemError as ProblemError,
+    )
+    from planner.search.certificate import Certificate as Certificate
+    from planner.search.certificate import Status as Status
+    from planner.search.result import Result as Result
+    from planner.search.stop import (
+        AnyOf as AnyOf,
+    )
+    from planner.search.stop import (
+        MaxIterations as MaxIterations,
+    )
+    from planner.search.stop import (
+        MaxRuntime as MaxRuntime,
+    )
+    from planner.search.stop import (
+        NoImprovement as NoImprovement,
+    )
+    from planner.search.stop import (
+        TargetGap as TargetGap,
+    )
+    from planner.training_plan.error import PlanError as PlanError
+    from planner.training_plan.file import (
+        load_plan as load_plan,
+    )
+    from planner.training_plan.file import (
+        save_plan as save_plan,
+    )
+    from planner.training_plan.model import TrainingPlan as TrainingPlan
+    from planner.workload.calibration import Calibration as Calibration
+    from planner.workload.workload import Workload as Workload
 
-_LAZY = {
-    "arrange_paths": "planner.mapf",
-    "optimal_group_size": "planner.lp",
-    "solve_averaging": "planner.lp",
-    "solve_paths": "planner.mapf",
-    "bottleneck_assignment": "planner.matching",
-    "open_path": "planner.matching",
-    "solve_assignment": "planner.genetic",
+_HOME = {
+    "GPUS": "network.gpus",
+    "AnyOf": "search.stop",
+    "ArrangedPathProblem": "problems",
+    "AssignmentProblem": "problems",
+    "AveragingProblem": "problems",
+    "Calibration": "workload.calibration",
+    "Certificate": "search.certificate",
+    "Cluster": "network.cluster",
+    "Devices": "network.cluster",
+    "MaxIterations": "search.stop",
+    "MaxRuntime": "search.stop",
+    "Network": "network.network",
+    "NetworkError": "network.error",
+    "NoImprovement": "search.stop",
+    "PathProblem": "problems",
+    "PlanError": "training_plan.error",
+    "ProblemError": "problems",
+    "Result": "search.result",
+    "SimulationError": "clock.simulator",
+    "Status": "search.certificate",
+    "TargetGap": "search.stop",
+    "Timeline": "clock.timeline",
+    "TrainingPlan": "training_plan.model",
+    "Violation": "checker.violation",
+    "Workload": "workload.workload",
+    "arrange_paths": "mapf.arrange",
+    "bottleneck_assignment": "matching.bottleneck",
+    "check": "checker.dispatch",
+    "list_networks": "network.catalogue",
+    "load_network": "network.catalogue",
+    "load_plan": "training_plan.file",
+    "open_path": "matching.open_path",
+    "optimal_group_size": "lp.groups",
+    "plan": "compose.whole",
+    "save_plan": "training_plan.file",
+    "simulate": "clock.simulator",
+    "solve_assignment": "genetic.solve",
+    "solve_averaging": "lp.solve",
+    "solve_paths": "mapf.solve",
 }
+"""Public names and the module each is defined in."""
 
-__all__ = [
-    "GPUS",
-    "AnyOf",
-    "ArrangedPathProblem",
-    "AssignmentProblem",
-    "AveragingProblem",
-    "Calibration",
-    "Certificate",
-    "Cluster",
-    "Devices",
-    "MaxIterations",
-    "MaxRuntime",
-    "Network",
-    "NetworkError",
-    "NoImprovement",
-    "PathProblem",
-    "PlanError",
-    "ProblemError",
-    "Result",
-    "SimulationError",
-    "Status",
-    "TargetGap",
-    "Timeline",
-    "TrainingPlan",
-    "Violation",
-    "Workload",
-    "arrange_paths",
-    "bottleneck_assignment",
-    "check",
-    "list_networks",
-    "load_network",
-    "load_plan",
-    "open_path",
-    "optimal_group_size",
-    "plan",
-    "save_plan",
-    "simulate",
-    "solve_assignment",
-    "solve_averaging",
-    "solve_paths",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"planner.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

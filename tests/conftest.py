@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from planner.cluster import Cluster, Devices
 from planner.compose.pricing import Setting, plan_for_assignment
 from planner.compose.shape import Shape
-from planner.network import Network
-from planner.parts import AssignmentPlan
-from planner.plan import TrainingPlan
-from planner.presets import transformer
-from planner.workload import Architecture, Workload
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture
+from planner.workload.workload import Workload
 
 # machines are noisy: how long an example takes proves nothing
 settings.register_profile("planner", deadline=None, derandomize=True)
@@ -33,7 +33,7 @@ def tiny_workload(kind: str = "gpt2", **changes: int) -> Workload:
     """A transformer that trains in milliseconds, 4 layers, batch 8."""
     arch = Architecture(kind, 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
     fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
-    return transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
+    return Workload.transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
 
 
 def random_network(n: int, seed: int = 0) -> Network:

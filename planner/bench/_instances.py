@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.datasets import load_network
-from planner.network import Network
+from planner.network.catalogue import load_network
+from planner.network.network import Network
 from planner.problems import AssignmentProblem
 
 ACTIVATION_BYTES = 471249222.7554321

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from planner.bench._instances import dtfm_case, jittered, skyplane
 from planner.genetic import solve_assignment
-from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem
-from planner.result import Result
-from planner.stop import MaxIterations, MaxRuntime
+from planner.problems.answers import AssignmentPlan
+from planner.search.result import Result
+from planner.search.stop import MaxIterations, MaxRuntime
 
 OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
 """Proven optima of the five cases, to compare with; no solver reads them."""

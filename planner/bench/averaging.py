@@ -30,7 +30,7 @@ from planner.lp.literal import literal_model
 from planner.lp.solve import Promises, promises, solve_averaging
 from planner.lp.sparse import solve_relaxed
 from planner.problems import AveragingProblem
-from planner.stop import MaxRuntime
+from planner.search.stop import MaxRuntime
 
 GBIT = 125e6
 """Bytes per second of 1 Gb/s."""

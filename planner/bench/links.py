@@ -28,11 +28,11 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.files import write_text
-from planner.fluid import Fluid
+from planner.clock.fluid import Fluid
 from planner.lp.baselines import all_reduce_s
 from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
+from planner.network.atomic import write_text
 from planner.problems import AveragingProblem
 
 MBIT = 1e6 / 8

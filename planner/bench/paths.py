@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.check import check
-from planner.datasets import load_network
+from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.bounds import shortest_chain_s
 from planner.mapf.tables import Tables
-from planner.network import Network
-from planner.parts import ArrangedPathPlan, PathPlan
+from planner.network.catalogue import load_network
+from planner.network.network import Network
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
-from planner.result import Result
-from planner.stop import MaxRuntime
+from planner.problems.answers import ArrangedPathPlan, PathPlan
+from planner.search.result import Result
+from planner.search.stop import MaxRuntime
 
 PUBLIC_WAVE_S = 41.5
 """The public code's paths on the reference instance, executed first in, first out."""

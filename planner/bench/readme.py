@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from planner.files import write_text
+from planner.network.atomic import write_text
 
 FIRST = (
     "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"planner {command}", file=sys.stderr)
             started = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, "-m", "planner.cli", *command.split()],
+                [sys.executable, "-m", "planner.cli.main", *command.split()],
                 cwd=folder,
                 capture_output=True,
                 text=True,

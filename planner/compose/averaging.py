@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cluster import Cluster
-from planner.plan import AveragingGroup
+from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem, ProblemError
+from planner.training_plan.model import AveragingGroup
 
 SHARES = ("equal", "adaptive")
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cluster import Cluster
-from planner.workload import BACKWARD_TO_FORWARD, Workload
+from planner.network.cluster import Cluster
+from planner.workload.workload import BACKWARD_TO_FORWARD, Workload
 
 ROUNDING = 1 - 1e-9
 """Sums of floats may come out too high by far less than this."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planner.cluster import Cluster
-from planner.result import Result
-from planner.workload import Workload
+from planner.network.cluster import Cluster
+from planner.search.result import Result
+from planner.workload.workload import Workload
 
 PlanT = TypeVar("PlanT")
 

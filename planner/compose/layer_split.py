@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from planner.cluster import Cluster
+from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.workload import BACKWARD_TO_FORWARD, Workload
+from planner.workload.workload import BACKWARD_TO_FORWARD, Workload
 
 
 def is_uniform(cluster: Cluster) -> bool:

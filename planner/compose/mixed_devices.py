@@ -14,10 +14,10 @@ import numpy as np
 from planner.compose.layer_split import balanced_split
 from planner.compose.pricing import Setting
 from planner.compose.shape import Shape, assignment_problem
-from planner.parts import AssignmentPlan
 from planner.problems import AssignmentProblem, ProblemError
-from planner.stop import StopRun
-from planner.workload import BACKWARD_TO_FORWARD
+from planner.problems.answers import AssignmentPlan
+from planner.search.stop import StopRun
+from planner.workload.workload import BACKWARD_TO_FORWARD
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cluster import Cluster
+from planner.clock.simulator import simulate_cycle
 from planner.compose.averaging import averaging_rounds
-from planner.compose.schedules import ORDERS, eager_schedule, fixed_schedule, most_live
+from planner.compose.schedules import ORDERS, eager_schedule, fixed_schedule
 from planner.compose.shape import Shape, memory_room
-from planner.compute_times import Calibration, ComputeTimes
-from planner.parts import AssignmentPlan
-from planner.plan import CODECS, Predicted, Schedule, TrainingPlan
+from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.simulate import simulate_cycle
-from planner.workload import Workload
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.model import CODECS, Predicted, Schedule, TrainingPlan
+from planner.workload.calibration import Calibration
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.workload import Workload
 
 DEFAULT_ORDER = ORDERS[0]
 
@@ -25,7 +26,7 @@ class Setting:
     Attributes
     ----------
     schedule, head, in_flight, calibration, averaging, group_size, codec
-        As in `planner.plan`.
+        As in `planner.training_plan.model`.
     """
 
     cluster: Cluster
@@ -123,7 +124,7 @@ def _schedule(
             room,
         )
     made = fixed_schedule(name, grid, shape.microbatches, shape.head, len(cluster))
-    for d, held in enumerate(most_live(made)):
+    for d, held in enumerate(made.most_live()):
         if d in room and held > room[d]:
             raise ProblemError(
                 f"{name} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.compose.pricing import Setting, plan_for_assignment
 from planner.compose.shape import Shape, assignment_problem
-from planner.parts import AssignmentPlan
+from planner.problems.answers import AssignmentPlan
 
 
 @dataclass(frozen=True)

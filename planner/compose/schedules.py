@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.compute_times import ComputeTimes
-from planner.plan import Operation, Schedule
+from planner.training_plan.model import Operation, Schedule
+from planner.workload.compute_times import ComputeTimes
 
 ORDERS = ("eager-1f1b", "1f1b", "gpipe")
 
@@ -71,18 +71,6 @@ def _device_order(mine: list[int], flight: int, head: str | None) -> tuple[Opera
 
 def _backward(b: int, head: str | None) -> list[Operation]:
     return [("H", b), ("B", b)] if head == "before" else [("B", b)]
-
-
-def most_live(schedule: Schedule) -> list[int]:
-    """Per device, the most microbatches it holds between their F and B."""
-    held = []
-    for ops in schedule.order:
-        live = most = 0
-        for kind, _ in ops:
-            live += {"F": 1, "H": 0, "B": -1}[kind]
-            most = max(most, live)
-        held.append(most)
-    return held
 
 
 def eager_schedule(

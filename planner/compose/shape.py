@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.cluster import Cluster
+from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, ProblemError
-from planner.workload import Workload
+from planner.workload.workload import Workload
 
 
 @dataclass(frozen=True)

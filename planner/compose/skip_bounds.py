@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.cluster import Cluster
 from planner.compose.bounds import ROUNDING
+from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem
 from planner.problems.stage_numbers import StageNumbers
-from planner.workload import Workload
+from planner.workload.workload import Workload
 
 
 def cycle_bound_s(

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.cluster import Cluster, Devices
+from planner.clock.simulator import simulate_cycle
 from planner.compose.layer_split import is_uniform
 from planner.compose.pricing import DEFAULT_ORDER, Setting, compute_times, priced
 from planner.compose.shape import Shape, memory_room
 from planner.compose.skip_bounds import cycle_bound_s
-from planner.compute_times import ComputeTimes
-from planner.parts import AssignmentPlan, PathPlan
-from planner.plan import Schedule, TrainingPlan
+from planner.network.cluster import Cluster, Devices
 from planner.problems import AssignmentProblem, PathProblem, ProblemError
+from planner.problems.answers import AssignmentPlan, PathPlan
 from planner.problems.quantities import whole
-from planner.result import Result
-from planner.simulate import simulate_cycle
-from planner.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion, portion
+from planner.search.result import Result
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion, portion
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.workload.compute_times import ComputeTimes
 
 FULL_EVERY = 10
 """One iteration in so many is full (3.6)."""

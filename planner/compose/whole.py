@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from planner.cluster import Cluster
 from planner.compose.bounds import step_bound_s
 from planner.compose.degrees import candidates, choose
 from planner.compose.layer_split import balanced_split, is_uniform
@@ -15,13 +14,15 @@ from planner.compose.mixed_devices import improve_groups, matched, sorted_by_spe
 from planner.compose.pricing import DEFAULT_ORDER, Setting, plan_for_assignment
 from planner.compose.shape import Shape, assignment_problem, memory_room, shape_of
 from planner.compose.skipping import FULL_EVERY, Skipping, plan_skipping, sizes_for
-from planner.compute_times import Calibration
-from planner.parts import AssignmentPlan
-from planner.plan import TrainingPlan
+from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.result import Certificate, Result
-from planner.stop import StoppingCriterion, portion
-from planner.workload import Workload
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, portion
+from planner.training_plan.model import TrainingPlan
+from planner.workload.calibration import Calibration
+from planner.workload.workload import Workload
 
 
 def plan(

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner.clock.timeline import from_records
 from planner.executor.binding import join
 from planner.executor.calibrate import calibrate
 from planner.executor.train import Worker
-from planner.files import write_text
-from planner.plan import load_plan
-from planner.timeline import from_records
+from planner.network.atomic import write_text
+from planner.training_plan.file import load_plan
 
 
 def main(argv: list[str] | None = None) -> int:

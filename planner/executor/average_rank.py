@@ -18,7 +18,7 @@ import torch.distributed as dist
 from planner.executor.averaging import average_vector
 from planner.executor.codec import error_bound
 from planner.executor.transport import Transport
-from planner.plan import AveragingGroup
+from planner.training_plan.model import AveragingGroup
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from planner.executor.codec import decode, encode, message_length
 from planner.executor.transport import Pending, Transport
-from planner.plan import AveragingGroup
-from planner.shares import Range, share_ranges
+from planner.training_plan.model import AveragingGroup
+from planner.training_plan.shares import Range, share_ranges
 
 TAG = 1 << 28
 """Above all tags of the pipeline."""

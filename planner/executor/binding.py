@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from planner.plan import TrainingPlan
+from planner.training_plan.model import TrainingPlan
 
 TIMEOUT = timedelta(minutes=10)
 

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from planner.compute_times import FIELDS, Calibration
 from planner.executor.train import Worker
+from planner.workload.calibration import Calibration
+from planner.workload.compute_times import FIELDS
 
 REPEATS = 5
 SMALL_BYTES = 1 << 10

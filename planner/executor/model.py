@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.workload import Architecture
+from planner.workload.layers import Architecture
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

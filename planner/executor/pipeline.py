@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.executor.model import Head, Stage
 from planner.executor.transport import Pending, Transport
-from planner.plan import Schedule
+from planner.training_plan.model import Schedule
 
 POSTED_AHEAD = 16
 """Receives asked for before they are needed, so that transfers overlap with computation."""

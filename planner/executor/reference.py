@@ -11,7 +11,7 @@ from torch import nn
 from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.train import make_optimizer, require_executable
-from planner.plan import TrainingPlan
+from planner.training_plan.model import TrainingPlan
 
 
 def train_single(

@@ -17,9 +17,10 @@ from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.pipeline import PipelineWorker, Record
 from planner.executor.transport import Transport
-from planner.plan import PlanError, TrainingPlan
-from planner.plan_rules import contradictions
-from planner.workload import Architecture
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rules import contradictions
+from planner.workload.layers import Architecture
 
 WEIGHT_DECAY = 0.01
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.matching.bottleneck import _match
-from planner.rng import next_below, next_unit
+from planner.search.rng import next_below, next_unit
 
 REVERSALS = 0.03
 """Share of moves that reverse stages, times N: such a move costs about N others."""

@@ -308,7 +308,7 @@ def can_keep(
     """
     from ortools.sat.python import cp_model
 
-    from planner.matching.cp_sat import solve_interruptibly
+    from planner.search.cp_sat import solve_interruptibly
 
     sizes = tables.sizes
     n, stages = len(tables.stage), len(sizes)

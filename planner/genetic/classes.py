@@ -130,7 +130,7 @@ def solve_classes(
     """
     from ortools.sat.python import cp_model
 
-    from planner.matching.cp_sat import solve_interruptibly
+    from planner.search.cp_sat import solve_interruptibly
 
     sizes = tables.sizes
     stages, classes = len(sizes), len(costs.members)

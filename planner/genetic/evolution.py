@@ -19,7 +19,7 @@ from planner.genetic.anneal import exact_cost
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.order import best_order
 from planner.genetic.tables import Ints, Tables
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 CUTS = 5
 """Cut points of the crossover."""

@@ -7,7 +7,7 @@ import numpy as np
 from planner.genetic.anneal import group_levels
 from planner.genetic.tables import Ints, Tables
 from planner.matching.open_path import EXACT_NODES, open_path
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 
 
 def best_order(tables: Tables, slots: Ints) -> Ints:

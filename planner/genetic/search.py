@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from planner.genetic.anneal import anneal, current_cost, exact_cost
 from planner.genetic.order import best_order
 from planner.genetic.tables import Ints, Tables
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 PACED = 10
 """Iterations after which the speed is known well enough to plan the descent."""

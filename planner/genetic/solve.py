@@ -25,12 +25,12 @@ from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search
 from planner.genetic.tables import Ints, Tables, tables_of
 from planner.matching.open_path import open_path
-from planner.network import Network
-from planner.parts import AssignmentPlan
+from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
+from planner.problems.answers import AssignmentPlan
 from planner.problems.quantities import of_kind
-from planner.result import Result
-from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
+from planner.search.result import Result
+from planner.search.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
 
 
 class Method(enum.StrEnum):

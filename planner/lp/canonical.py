@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.highs import milp
 from planner.lp.rates import attained_scale, best_rates, links_fit
 from planner.lp.search import ENUMERATED, all_sets
 from planner.problems import AveragingProblem
-from planner.stop import StopRun
+from planner.search.highs import milp
+from planner.search.stop import StopRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.highs import milp
 from planner.lp.relaxation import split_caps
-from planner.stop import StopRun
+from planner.search.highs import milp
+from planner.search.stop import StopRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.highs import milp
 from planner.lp.sparse import big_m
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import of_kind
+from planner.search.highs import milp
 
 Floats = NDArray[np.float64]
 SOLVERS = ("highs", "cbc")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.lp.solve import solve_from
-from planner.parts import AveragingPlan
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.answers import AveragingPlan
 from planner.problems.quantities import of_kind
-from planner.result import Result
-from planner.stop import StoppingCriterion
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion
 
 
 def replan_averaging(

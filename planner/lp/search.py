@@ -28,7 +28,7 @@ from planner.lp.counted import Counted, attainable, exchange
 from planner.lp.rates import Rates, best_rates
 from planner.lp.relaxation import knapsack
 from planner.problems import AveragingProblem
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -14,11 +14,12 @@ from planner.lp.rates import attained_scale
 from planner.lp.relaxed import paper_rule
 from planner.lp.search import Search
 from planner.lp.sparse import lp_bound
-from planner.parts import AveragingPlan
 from planner.problems import AveragingProblem, ProblemError
+from planner.problems.answers import AveragingPlan
 from planner.problems.quantities import of_kind
-from planner.result import Result, Status
-from planner.stop import StoppingCriterion, TargetGap, started
+from planner.search.certificate import Status
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, TargetGap, started
 
 METHODS = ("exact", "relaxed")
 FITTED = 1e-10

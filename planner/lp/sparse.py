@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.highs import milp
 from planner.lp.rates import best_rates
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import of_kind
+from planner.search.highs import milp
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.int64]

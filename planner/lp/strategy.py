@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.parts import AveragingPlan
+from planner.problems.answers import AveragingPlan
 
 SAME = 1e-6
 """Shares of the vector closer than this are equal; smaller parts of a mix are not named."""

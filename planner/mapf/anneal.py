@@ -26,7 +26,7 @@ from planner.mapf.moves import (
 )
 from planner.mapf.seats import Seats, exchange, partner, vacate
 from planner.mapf.tables import Floats, Ints
-from planner.rng import next_below, next_unit
+from planner.search.rng import next_below, next_unit
 
 
 @njit(cache=True, nogil=True)

@@ -21,11 +21,12 @@ from planner.mapf.seats import Seats
 from planner.mapf.solve import improve, inner_run
 from planner.mapf.tables import Tables
 from planner.mapf.warm import compile_kernels
-from planner.parts import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems import ArrangedPathProblem
+from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
-from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import StoppingCriterion, StopRun, started
+from planner.search.certificate import OPTIMAL_GAP, Status
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, StopRun, started
 
 SEARCH = SearchParams(
     first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.mapf.incumbent import BETTER, Incumbent
 from planner.mapf.tables import Floats, Ints, Tables
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 
 class Arranged(Incumbent):

@@ -21,7 +21,7 @@ from planner.mapf.intervals import Forbidden, Stay, conflicts
 from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, SWAPS, Route, Router
 from planner.mapf.tables import Tables
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 CANDIDATES = 32
 """Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1)."""

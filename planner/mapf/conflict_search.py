@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from planner.mapf.focal import FocalQueue
-from planner.stop import StopRun
+from planner.search.stop import StopRun
 
 RouteT = TypeVar("RouteT")
 RuleT = TypeVar("RuleT")

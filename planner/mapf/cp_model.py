@@ -21,8 +21,8 @@ from ortools.sat.python import cp_model
 
 from planner.mapf.chains import Path
 from planner.mapf.moves import count_swaps
-from planner.parts import PathOp, PathPlan
 from planner.problems import PathProblem
+from planner.problems.answers import PathOp, PathPlan
 
 TICKS = 1 << 24
 """Integer steps of the horizon: rounding costs less than 1e-6 of the makespan."""

@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from planner.mapf.tables import Floats, Ints, Tables
-from planner.parts import PathOp, PathPlan
+from planner.problems.answers import PathOp, PathPlan
 
 LATE = 1e300
 PULL = 0.01

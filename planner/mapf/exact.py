@@ -14,8 +14,8 @@ from planner.mapf.incumbent import Incumbent
 from planner.mapf.relax import relaxed
 from planner.mapf.tables import Tables
 from planner.mapf.timing import timed_by_rank
-from planner.matching.cp_sat import solve_interruptibly
 from planner.problems import PathProblem
+from planner.search.cp_sat import solve_interruptibly
 
 MOST_PATHS = 3000
 """Most paths of a start device, swapped ones left out, for which all are listed."""

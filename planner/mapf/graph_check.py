@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 
+from planner.checker.violation import Violation
 from planner.mapf.graph_mapf import GraphPlan, GraphProblem
-from planner.violation import Violation
 
 TOLERANCE = 1e-9
 """Of the last end or of the longest edge: intervals may overlap by rounding."""

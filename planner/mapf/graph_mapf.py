@@ -26,8 +26,9 @@ from planner.mapf.conflict_search import Branch, ConflictSearch, Options
 from planner.mapf.intervals import Entry, Stay, conflicts
 from planner.mapf.sipp import Move, safe_path, seconds_to
 from planner.problems.error import ProblemError
-from planner.result import Result, Status
-from planner.stop import StoppingCriterion, started
+from planner.search.certificate import Status
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, started
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""

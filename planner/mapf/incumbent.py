@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.mapf.dispatch import plan_of
 from planner.mapf.tables import Floats, Ints, Tables
-from planner.parts import PathPlan
-from planner.stop import StopRun
+from planner.problems.answers import PathPlan
+from planner.search.stop import StopRun
 
 BETTER = 1 - 1e-9
 """A plan must be shorter by more than rounding to replace another."""

@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from planner.mapf.tables import Ints, Tables
-from planner.rng import next_below, next_unit
+from planner.search.rng import next_below, next_unit
 
 Word = NDArray[np.uint64]
 

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from planner.mapf.chains import Path, chain_s
 from planner.mapf.tables import Tables
 from planner.mapf.turnover import waits
-from planner.matching.cp_sat import solve_interruptibly
+from planner.search.cp_sat import solve_interruptibly
 
 STEPS = 1 << 22
 """Integer steps of the horizon."""

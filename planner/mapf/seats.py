@@ -15,7 +15,7 @@ from numba import njit
 from planner.mapf.dispatch import Numbers
 from planner.mapf.moves import Rules, Use, Word, place_of
 from planner.mapf.tables import Floats, Ints, Tables
-from planner.rng import next_below
+from planner.search.rng import next_below
 
 
 class Seats(NamedTuple):

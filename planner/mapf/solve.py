@@ -29,11 +29,12 @@ from planner.mapf.waves import (
     repeats_evenly,
     wave_problem,
 )
-from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
+from planner.problems.answers import PathPlan
 from planner.problems.quantities import of_kind
-from planner.result import OPTIMAL_GAP, Result, Status
-from planner.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
+from planner.search.certificate import OPTIMAL_GAP, Status
+from planner.search.result import Result
+from planner.search.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
 
 ANNEALING = 0.25
 """Share of a time limit for annealing before CP-SAT begins."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner.parts import PathOp, PathPlan
 from planner.problems import PathProblem
+from planner.problems.answers import PathOp, PathPlan
 
 Key = tuple[int, str, int]
 

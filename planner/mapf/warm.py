@@ -13,7 +13,7 @@ from planner.mapf.router import Router
 from planner.mapf.search import SearchParams, Worker, first_plans
 from planner.mapf.tables import Tables
 from planner.problems import PathProblem
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 
 
 @cache

@@ -10,8 +10,8 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from planner.matching.bottleneck import MatchingError
-from planner.result import Result
-from planner.stop import MaxRuntime, StoppingCriterion, StopRun, started
+from planner.search.result import Result
+from planner.search.stop import MaxRuntime, StoppingCriterion, StopRun, started
 
 EXACT_NODES = 16
 """Up to this many nodes Held-Karp takes well under a second."""
@@ -229,7 +229,7 @@ def _circuit(
     """CP-SAT from the incumbent; returns the better order and the better bound."""
     from ortools.sat.python import cp_model
 
-    from planner.matching.cp_sat import solve_interruptibly
+    from planner.search.cp_sat import solve_interruptibly
 
     n = len(cost)
     scale = 1e9 / max(float(np.abs(cost).max()), 1e-300) / n

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.cluster import Cluster
+from planner.network.cluster import Cluster
 from planner.problems.error import ProblemError
 from planner.problems.paths import PathProblem
 from planner.problems.quantities import whole
 from planner.problems.stage_numbers import StageNumbers
-from planner.workload import Workload
+from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
 

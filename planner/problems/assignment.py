@@ -1,7 +1,7 @@
 """Which device holds which stage: DT-FM's question with its exact cost.
 
 The cost functions here are the definitions: clear, not fast. Solvers have compiled twins, and
-`planner.check` recomputes everything on its own.
+`planner.checker.dispatch` recomputes everything on its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network import Network
+from planner.network.network import Network
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
 

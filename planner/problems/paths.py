@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.cluster import Cluster
-from planner.parts import AssignmentPlan
+from planner.network.cluster import Cluster
+from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item
 from planner.problems.stage_numbers import StageNumbers
-from planner.workload import Workload
+from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
 

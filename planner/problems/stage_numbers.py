@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cluster import Cluster
-from planner.compute_times import ComputeTimes
-from planner.workload import Workload
+from planner.network.cluster import Cluster
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from planner.executor.binding import join
 from planner.executor.train import Worker
-from planner.plan import load_plan
+from planner.training_plan.file import load_plan
 
 
 def main() -> None:

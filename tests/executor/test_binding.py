@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.plan import save_plan
+from planner.training_plan.file import save_plan
 from tests.conftest import make_plan
 from tests.executor.launch import torchrun
 

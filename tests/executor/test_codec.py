@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.averaging import chunk_ranges  # noqa: E402
 from planner.executor.codec import decode, encode, error_bound, message_length  # noqa: E402
-from planner.plan import CODECS  # noqa: E402
-from planner.shares import share_ranges  # noqa: E402
+from planner.training_plan.model import CODECS  # noqa: E402
+from planner.training_plan.shares import share_ranges  # noqa: E402
 
 
 @given(st.integers(0, 3000), st.sampled_from(sorted(CODECS)), st.integers(0, 1000))

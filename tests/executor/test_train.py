@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.plan import TrainingPlan, save_plan
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.launch import torchrun
 
@@ -119,7 +120,8 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
 def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
     """Four peers in two rounds of pairs; rounds that mix too little are refused."""
     from planner.executor.train import require_executable
-    from planner.plan import AveragingGroup, PlanError
+    from planner.training_plan.error import PlanError
+    from planner.training_plan.model import AveragingGroup
 
     plan = make_plan([[0], [1], [2], [3]], workload=tiny_workload(batch_samples=8))
     pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
@@ -147,7 +149,7 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.compose.schedules import _ListScheduler
-    from planner.plan import Schedule
+    from planner.training_plan.model import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
     paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.genetic.solve import Method
 from planner.matching import open_path
-from planner.network import Network
-from planner.parts import AssignmentPlan
+from planner.network.network import Network
 from planner.problems import AssignmentProblem
-from planner.result import Result, Status
-from planner.stop import MaxIterations, MaxRuntime
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Status
+from planner.search.result import Result
+from planner.search.stop import MaxIterations, MaxRuntime
 
 SHAPES = [
     {"stages": 1, "pipelines": 4},
@@ -185,11 +186,11 @@ def test_tiny_time_limit_still_gives_a_plan() -> None:
 
 SCRIPT = """
 import numpy as np
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
-from planner.network import Network
+from planner.network.network import Network
 from planner.problems import AssignmentProblem
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 rng = np.random.default_rng(5)
 network = Network(rng.uniform(0.001, 0.1, (24, 24)), rng.uniform(1e8, 5e9, (24, 24)))
 problem = AssignmentProblem(network, 4, 6, 3e8, 5e8)

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner.check_averaging import check_averaging
+from planner.checker.averaging import check_averaging
 from planner.lp.solve import plan_of, solve_averaging
-from planner.parts import AveragingPlan
 from planner.problems import AveragingProblem
+from planner.problems.answers import AveragingPlan
 
 PROBLEM = AveragingProblem(
     [1, 1, 1, 0],

@@ -10,13 +10,13 @@ from scipy.optimize import linprog
 
 import planner.lp.sparse as sparse
 from planner.bench.averaging import instance
-from planner.check_averaging import check_averaging
+from planner.checker.averaging import check_averaging
 from planner.lp.literal import literal_model
 from planner.lp.relaxed import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
 from planner.lp.sparse import big_m, lp_bound, solve_relaxed
 from planner.problems import AveragingProblem, ProblemError
-from planner.result import Status
+from planner.search.certificate import Status
 
 
 def violation_of_lp5(problem, solution):

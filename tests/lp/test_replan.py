@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from planner.bench.averaging import instance
-from planner.check_averaging import check_averaging
+from planner.checker.averaging import check_averaging
 from planner.lp.replan import replan_averaging
 from planner.lp.solve import solve_averaging
 from planner.problems import ProblemError
-from planner.result import Status
+from planner.search.certificate import Status
 
 
 @pytest.mark.parametrize(("peers", "ratio"), [(10, 0.8), (24, 0.8), (24, 1.0), (64, 1.0)])

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 import planner.lp.canonical as canonical_module
 import planner.lp.search as search_module
 from planner.bench.averaging import instance
-from planner.check_averaging import check_averaging
+from planner.checker.averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
-from planner.lp.highs import milp
 from planner.lp.rates import best_rates, links_fit
 from planner.lp.solve import promises, solve_averaging
 from planner.problems import AveragingProblem, ProblemError
-from planner.result import Status
-from planner.stop import MaxIterations, MaxRuntime
+from planner.search.certificate import Status
+from planner.search.highs import milp
+from planner.search.stop import MaxIterations, MaxRuntime
 
 
 def assert_best(problem, expected):

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.arranged_bounds import arranged_bound_s
 from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
-from planner.result import Status
-from planner.stop import MaxIterations, MaxRuntime
+from planner.search.certificate import Status
+from planner.search.stop import MaxIterations, MaxRuntime
 from tests.mapf.conftest import random_problem, reference
 from tests.mapf.test_solve import brute_force
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.cbs import Crowd, Microbatches
 from planner.mapf.chains import all_paths, chain_s
@@ -19,8 +19,8 @@ from planner.mapf.intervals import Forbidden, earliest
 from planner.mapf.router import ALWAYS, Router
 from planner.mapf.tables import Tables
 from planner.problems import PathProblem
-from planner.result import Status
-from planner.stop import MaxIterations
+from planner.search.certificate import Status
+from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
 
 

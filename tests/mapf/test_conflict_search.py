@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.mapf.conflict_search import Branch, ConflictSearch, Node, Objective, Options
 from planner.mapf.focal import FocalQueue
 from planner.mapf.intervals import Entry, Stay, Window, conflicts, earliest, windows
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 
 times = st.integers(0, 12).map(float)
 

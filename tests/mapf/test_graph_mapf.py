@@ -16,8 +16,8 @@ from planner.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_gr
 from planner.mapf.intervals import Entry
 from planner.mapf.sipp import Move, safe_path, seconds_to
 from planner.problems import ProblemError
-from planner.result import Status
-from planner.stop import MaxIterations, StoppingCriterion, StopRun
+from planner.search.certificate import Status
+from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
 from tests.mapf.graphs import grid, joint_optimum, random_graph, solvable
 
 OPEN_3 = ["...", "...", "..."]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.mapf.bounds import shortest_chain_s, simple_bound_s
 from planner.mapf.chains import all_paths, chain_s, count_paths
 from planner.mapf.construct import by_chain, construct
@@ -21,7 +21,7 @@ from planner.mapf.tables import Tables
 from planner.mapf.timing import timed_by_rank
 from planner.mapf.turnover import waits
 from planner.problems import PathProblem
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
 
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.mapf import PathMethod, solve_paths
 from planner.mapf.timing import chain_of
 from planner.mapf.waves import repeats_evenly, wave_problem
-from planner.parts import PathPlan
 from planner.problems import PathProblem, ProblemError
-from planner.result import Status
-from planner.stop import AnyOf, MaxIterations, MaxRuntime, TargetGap
+from planner.problems.answers import PathPlan
+from planner.search.certificate import Status
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, TargetGap
 from tests.mapf.conftest import random_problem, reference
 
 
@@ -275,7 +275,7 @@ def test_same_plan_in_another_process_with_other_threads() -> None:
     code = (
         "import hashlib\n"
         "from planner.mapf import solve_paths\n"
-        "from planner.stop import MaxIterations\n"
+        "from planner.search.stop import MaxIterations\n"
         "from tests.mapf.conftest import random_problem\n"
         "p = random_problem(5, (2, 3, 2, 2), memory=4, each=2)\n"
         "r = solve_paths(p, MaxIterations(20), seed=3)\n"

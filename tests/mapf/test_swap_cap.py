@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check import check
+from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.chains import all_paths
 from planner.mapf.exact import Exact
@@ -20,7 +20,7 @@ from planner.mapf.search import first_plans
 from planner.mapf.tables import Tables
 from planner.mapf.waves import wave_problem
 from planner.problems import PathProblem
-from planner.stop import MaxIterations
+from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
 from tests.mapf.test_solve import best_order, swaps_of
 

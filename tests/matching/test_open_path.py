@@ -9,8 +9,8 @@ import pytest
 
 from planner.matching import open_path
 from planner.matching.open_path import EXACT_NODES, path_length
-from planner.result import Status
-from planner.stop import MaxIterations, MaxRuntime
+from planner.search.certificate import Status
+from planner.search.stop import MaxIterations, MaxRuntime
 
 
 def brute_force(cost: np.ndarray) -> float:

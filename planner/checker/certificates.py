@@ -1,0 +1,27 @@
+"""What every certificate must satisfy: gap and status follow from objective and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.checker.violation import Violation
+from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
+
+TOLERANCE = 1e-6
+"""Relative, between a stored and a recomputed time."""
+
+
+def same(
+    actual: float, stored: float | None, rule: str, where: str, tolerance: float = TOLERANCE
+) -> Iterator[Violation]:
+    if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
+        yield Violation(rule, where, f"recomputed {actual:.9g} s, found {stored} s")
+
+
+def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
+    gap = relative_gap(c.objective, c.bound)
+    if (gap is None) != (c.gap is None) or (gap is not None and abs(gap - (c.gap or 0.0)) > 1e-9):
+        yield Violation("gap", where, f"objective and bound give gap {gap}, found {c.gap}")
+    closed = gap is not None and gap <= OPTIMAL_GAP
+    if closed != (c.status is Status.OPTIMAL):
+        yield Violation("status", where, f"status is {c.status} with a gap of {gap}")

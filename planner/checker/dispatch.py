@@ -1,0 +1,122 @@
+"""Independent verifier of any plan: recomputes it from the definitions.
+
+Imports no solver and shares no code with the solvers it judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any
+
+from planner.checker.assignment import assignment_cost_s, check_assignment
+from planner.checker.averaging import check_averaging
+from planner.checker.certificates import check_certificate, same
+from planner.checker.paths import check_arrangement, check_paths
+from planner.checker.training_plan import check_training_plan
+from planner.checker.violation import Violation
+from planner.network.cluster import Cluster
+from planner.problems import (
+    ArrangedPathProblem,
+    AssignmentProblem,
+    AveragingProblem,
+    PathProblem,
+)
+from planner.problems.answers import ArrangedPathPlan, AssignmentPlan, AveragingPlan, PathPlan
+from planner.search.certificate import Status
+from planner.search.result import Result
+from planner.training_plan.model import TrainingPlan
+
+ANSWERS: dict[type, type] = {
+    AssignmentPlan: AssignmentProblem,
+    AveragingPlan: AveragingProblem,
+    PathPlan: PathProblem,
+    ArrangedPathPlan: ArrangedPathProblem,
+    TrainingPlan: Cluster,
+}
+"""What each kind of plan is checked against."""
+
+
+def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
+    """Verify a plan, a part of one, or a solver's result.
+
+    Parameters
+    ----------
+    plan
+        A `TrainingPlan`, an `AssignmentPlan`, an `AveragingPlan`, or a `Result` with one.
+    problem_or_cluster
+        The problem that a part answers; for a `TrainingPlan` the cluster it is meant
+        for, by default the one it holds.
+
+    Returns
+    -------
+    list of Violation
+        Empty: valid.
+    """
+    subject = plan.plan if isinstance(plan, Result) else plan
+    wanted = next((t for kind, t in ANSWERS.items() if isinstance(subject, kind)), None)
+    optional = isinstance(subject, TrainingPlan) and problem_or_cluster is None
+    if wanted is not None and not optional and not isinstance(problem_or_cluster, wanted):
+        raise TypeError(
+            f"a {type(subject).__name__} is checked against a {wanted.__name__}, found "
+            f"{type(problem_or_cluster).__name__}; pass it as the second argument"
+        )
+    if isinstance(plan, Result):
+        return list(_result(plan, problem_or_cluster))
+    return list(_check(plan, problem_or_cluster))
+
+
+@singledispatch
+def _check(plan: Any, _: Any) -> Iterator[Violation]:
+    raise TypeError(
+        f"cannot check a {type(plan).__name__}; give a TrainingPlan, a part of one, or a Result"
+    )
+
+
+@_check.register
+def _(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Violation]:
+    yield from check_assignment(plan, problem)
+
+
+@_check.register
+def _(plan: AveragingPlan, problem: AveragingProblem) -> Iterator[Violation]:
+    yield from check_averaging(plan, problem)
+
+
+@_check.register
+def _(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
+    yield from check_paths(plan, problem)
+
+
+@_check.register
+def _(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> Iterator[Violation]:
+    wrong = check_arrangement(plan, problem)
+    yield from wrong or check_paths(plan.paths, problem.arranged(plan.groups))
+
+
+@_check.register
+def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
+    yield from check_training_plan(plan, cluster)
+
+
+def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
+    yield from check_certificate(result.certificate(), "result")
+    if result.plan is None:
+        if result.status in (Status.OPTIMAL, Status.FEASIBLE):
+            yield Violation("status", "result", f"status {result.status} needs a plan, found none")
+        return
+    yield from _check(result.plan, problem)
+    if isinstance(result.plan, AssignmentPlan):
+        cost = assignment_cost_s(
+            result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
+        )
+        yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+    if isinstance(result.plan, PathPlan | ArrangedPathPlan):
+        paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
+        yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
+    if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
+        yield Violation(
+            "steps per second",
+            "result.objective",
+            f"the plan makes {result.plan.steps_per_s} steps/s, found {result.objective}",
+        )

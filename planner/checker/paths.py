@@ -1,0 +1,172 @@
+"""Independent verifier of microbatch paths: SkipPipe's constraints and the timeline, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.checker.violation import Violation
+from planner.problems import ArrangedPathProblem, PathProblem
+from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
+
+TOLERANCE = 1e-9
+"""Of the makespan: intervals may touch or overlap by rounding."""
+
+
+def check_paths(plan: PathPlan, problem: PathProblem) -> list[Violation]:
+    """Every constraint that a plan breaks."""
+    wrong = list(_paths(plan, problem))
+    return wrong if wrong else list(_timeline(plan, problem))
+
+
+def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> list[Violation]:
+    """Whether every device holds one stage, and the stages have the sizes they must have."""
+    wrong = []
+    held = sorted(d for group in plan.groups for d in group)
+    if held != list(range(len(problem))):
+        wrong.append(Violation("groups", "groups", f"each device once, found {held}"))
+    sizes = tuple(len(group) for group in plan.groups)
+    if sizes != problem.stage_sizes:
+        given = problem.stage_sizes
+        as_many = len(sizes) == len(given) and 0 not in sizes and sizes[0] == given[0]
+        if problem.fixed_sizes or not as_many:
+            wrong.append(Violation("groups", "groups", f"sizes {given}, found {sizes}"))
+    return wrong
+
+
+def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
+    starts, stage_of = problem.starts, problem.stage_of
+    if len(plan.paths) != len(starts):
+        yield Violation("paths", "paths", f"expected {len(starts)} paths, found {len(plan.paths)}")
+        return
+    for b, path in enumerate(plan.paths):
+        where = f"paths[{b}]"
+        strange = [d for d in path if not 0 <= d < len(stage_of)]
+        if strange or not path:
+            yield Violation("paths", where, f"expected devices of the problem, found {list(path)}")
+            return
+        if path[0] != starts[b]:
+            yield Violation("CC1", where, f"must start at device {starts[b]}, found {path[0]}")
+        stages = [stage_of[d] for d in path]
+        if len(path) != problem.path_stages:
+            yield Violation(
+                "skip", where, f"must visit {problem.path_stages} stages, found {len(path)}"
+            )
+        if len(set(stages)) < len(stages):
+            yield Violation("paths", where, f"visits a stage twice: {stages}")
+        swaps = _swaps(stages[1:])
+        if swaps is None or swaps > problem.max_swaps:
+            yield Violation(
+                "CC2",
+                where,
+                f"stages may ascend with at most {problem.max_swaps} swaps of neighbours, found "
+                f"{stages}",
+            )
+    swapped = sum(_swaps([stage_of[d] for d in path[1:]]) or 0 for path in plan.paths)
+    if problem.max_total_swaps is not None and swapped > problem.max_total_swaps:
+        yield Violation(
+            "CC2",
+            "paths",
+            f"may have {problem.max_total_swaps} swaps together (D.2), found {swapped}",
+        )
+    fewest, most = problem.visits
+    for s in range(1, len(problem.stage_devices)):
+        visits = sum(stage_of[d] == s for path in plan.paths for d in path)
+        if not fewest <= visits <= most:
+            yield Violation(
+                "CC3", f"stage {s}", f"must be visited {fewest} to {most} times, found {visits}"
+            )
+    if not problem.live_memory:
+        for d, room in enumerate(problem.memory.tolist()):
+            through = sum(d in path for path in plan.paths)
+            if through > room:
+                yield Violation("TC1", f"device {d}", f"may hold {room} paths, found {through}")
+
+
+def _swaps(stages: Sequence[int]) -> int | None:
+    """Pairs s + 1, s among otherwise ascending stages; None if the order is something else."""
+    order = list(stages)
+    swaps = k = 0
+    while k + 1 < len(order):
+        if order[k] == order[k + 1] + 1:
+            order[k], order[k + 1] = order[k + 1], order[k]
+            swaps += 1
+            k += 2
+        else:
+            k += 1
+    return swaps if order == sorted(order) else None
+
+
+def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
+    slack = TOLERANCE * max((op.end_s for op in plan.ops), default=0.0)
+    seconds = {"F": problem.forward_s, "B": problem.backward_s, "H": problem.head_s}
+    found: dict[tuple[int, str, int], PathOp] = {}
+    for op in plan.ops:
+        key = (op.microbatch, op.kind, op.device)
+        if key in found:
+            yield Violation("timeline", f"ops of microbatch {op.microbatch}", f"{key} is twice")
+            return
+        found[key] = op
+    wanted = 0
+    for b, path in enumerate(plan.paths):
+        chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
+        wanted += len(chain)
+        ready, at = 0.0, path[0]
+        for kind, d in chain:
+            op_or_none = found.get((b, kind, d))
+            where = f"{kind} of microbatch {b} on device {d}"
+            if op_or_none is None:
+                yield Violation("timeline", where, "is missing")
+                return
+            begins = ready + float(problem.transfer_s[at, d])
+            if op_or_none.start_s < begins - slack:
+                yield Violation(
+                    "timeline",
+                    where,
+                    f"cannot start before {begins:.9g} s, found {op_or_none.start_s:.9g} s",
+                )
+            takes = op_or_none.end_s - op_or_none.start_s
+            if abs(takes - float(seconds[kind][d])) > slack:
+                yield Violation(
+                    "timeline", where, f"takes {seconds[kind][d]:.9g} s, found {takes:.9g} s"
+                )
+            ready, at = op_or_none.end_s, d
+    if wanted != len(plan.ops):
+        yield Violation("timeline", "ops", f"expected {wanted} operations, found {len(plan.ops)}")
+    yield from _collisions(plan, problem, slack)
+    if problem.live_memory:
+        yield from _live_memory(plan, problem, slack)
+
+
+def _collisions(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:
+    for d in range(len(problem)):
+        mine = sorted((op for op in plan.ops if op.device == d), key=lambda o: (o.start_s, o.end_s))
+        free = 0.0
+        for op in mine:
+            # operations that take no time cannot collide
+            if op.start_s < free - slack and op.end_s > op.start_s:
+                yield Violation(
+                    "TC2",
+                    f"device {d}",
+                    f"{op.kind}{op.microbatch} starts at {op.start_s:.9g} s, before "
+                    f"{free:.9g} s when the device is free",
+                )
+            free = max(free, op.end_s)
+
+
+def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:
+    for d, room in enumerate(problem.memory.tolist()):
+        events = []
+        for op in plan.ops:
+            if op.device == d and op.kind == "F":
+                events.append((op.start_s + slack, 1))
+            elif op.device == d and op.kind == "B":
+                # half-open: what ends makes room for what starts at the same time
+                events.append((op.end_s - slack, -1))
+        live = most = 0
+        for _, change in sorted(events):
+            live += change
+            most = max(most, live)
+        if most > room:
+            yield Violation(
+                "TC1", f"device {d}", f"may hold {room} microbatches at a time, found {most}"
+            )

@@ -1,0 +1,292 @@
+"""Independent verifier of a whole training plan: form, memory, times, certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from planner.checker.assignment import assignment_cost_s, grid_violations
+from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.violation import Violation
+from planner.network.cluster import Cluster
+from planner.search.certificate import Certificate, Status
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.rules import contradictions
+from planner.workload.compute_times import FROM_FLOPS
+
+
+def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
+    """Every rule that a plan breaks; ``cluster`` is the one it is meant for, None: its own."""
+    for text in contradictions(plan):
+        where, _, message = text.partition(": ")
+        yield Violation("form", where, message)
+        return  # the rest presumes a plan that hangs together
+    if cluster is not None:
+        yield from _same_cluster(plan.cluster, cluster)
+    yield from _assignment(plan)
+    yield from _memory(plan)
+    yield from _compute_times(plan)
+    yield from _times(plan)
+    for part, certificate in plan.certificates.items():
+        where = f"certificates.{part}"
+        yield from check_certificate(certificate, where)
+        if certificate.status not in (Status.OPTIMAL, Status.FEASIBLE):
+            yield Violation("status", where, f"a plan is there, found {certificate.status}")
+    if "paths" in plan.certificates:
+        yield from _paths_certificate(plan, plan.certificates["paths"])
+    if "step" in plan.certificates:
+        yield from _step_certificate(plan, plan.certificates["step"])
+
+
+def _same_cluster(own: Cluster, given: Cluster) -> Iterator[Violation]:
+    if own.network.content_hash != given.network.content_hash:
+        yield Violation(
+            "network", "network.hash", "the plan was made for another network; plan again for this"
+        )
+        return
+    for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
+        if not np.array_equal(getattr(own, name), getattr(given, name)):
+            yield Violation(
+                "devices", f"devices.{name}", "the plan was made for other devices; plan again"
+            )
+
+
+def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
+    yield from same(plan.predicted.step_s, c.objective, "step time", "certificates.step.objective")
+    if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
+        yield Violation(
+            "bound",
+            "certificates.step.bound",
+            f"must be 0 to the step time {plan.predicted.step_s:g} s, found {c.bound:g} s",
+        )
+
+
+def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
+    """Mean makespan over the cycle in the path solver's seconds: both directions averaged."""
+    spans = [_makespan_s(plan, s, _mean_pair_s) for s in plan.schedules]
+    where = "certificates.paths"
+    if None in spans:
+        yield Violation("order", where, "devices wait for each other: a deadlock")
+        return
+    mean = sum(spans[k] or 0.0 for k in plan.cycle) / len(plan.cycle)
+    yield from same(mean, c.objective, "timeline", f"{where}.objective")
+    if c.bound is not None and not 0 <= c.bound <= mean * (1 + TOLERANCE):
+        yield Violation(
+            "bound", f"{where}.bound", f"must be 0 to the makespan {mean:g} s, found {c.bound:g} s"
+        )
+
+
+def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
+    """Where times are said to follow from FLOPs, they must."""
+    if plan.compute_times.source != FROM_FLOPS:
+        return
+    w = plan.workload
+    for d, j in plan.stage_of.items():
+        start, stop = plan.stage_layers[j]
+        flops = sum(layer.forward_flops for layer in w.layers[start:stop])
+        flops += w.stem.forward_flops if j == 0 else 0.0
+        forward = flops * w.microbatch_samples / float(plan.cluster.flops[d])
+        head = 3 * w.head.forward_flops * w.microbatch_samples / float(plan.cluster.flops[d])
+        for name, value in (
+            ("forward_s", forward),
+            ("backward_s", 2 * forward),
+            ("head_s", head),
+            ("update_s", 0.0),
+        ):
+            stored = getattr(plan.compute_times, name)[d]
+            yield from same(value, stored, "FLOPs", f"compute_times.{name}[{d}]")
+
+
+def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
+    grid = plan.assignment.grid
+    if grid is None and len({len(group) for group in plan.assignment.groups}) == 1:
+        yield Violation("grid", "assignment.grid", "equal groups need a grid, found none")
+    certificate = plan.certificates.get("assignment")
+    if certificate is None:
+        return
+    samples = plan.workload.microbatch_samples
+    activations = [
+        plan.workload.layers[stop - 1].output_bytes * samples for _, stop in plan.stage_layers[:-1]
+    ]
+    cost = assignment_cost_s(
+        plan.assignment.groups, plan.cluster.network, activations, list(_gradients(plan).values())
+    )
+    yield from same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
+    if certificate.bound is not None and not 0 <= certificate.bound <= cost * (1 + TOLERANCE):
+        yield Violation(
+            "bound",
+            "certificates.assignment.bound",
+            f"must be 0 to the cost {cost:g} s, found {certificate.bound:g} s",
+        )
+    if grid is not None:
+        yield from grid_violations(plan.assignment, plan.cluster.network, activations)
+
+
+def _stage_parameters(plan: TrainingPlan) -> dict[int, int]:
+    """Parameters per stage, embedding with the first and head where the schedule puts it."""
+    last = len(plan.stage_layers) - 1
+    head_stage = last if plan.schedules[0].head == "last" else 0
+    owned = {}
+    for j, (start, stop) in enumerate(plan.stage_layers):
+        owned[j] = sum(layer.parameters for layer in plan.workload.layers[start:stop])
+        owned[j] += plan.workload.stem.parameters if j == 0 else 0
+        owned[j] += plan.workload.head.parameters if j == head_stage else 0
+    return owned
+
+
+def _gradients(plan: TrainingPlan) -> dict[int, float]:
+    each = plan.workload.gradient_bytes_per_parameter
+    return {j: count * each for j, count in _stage_parameters(plan).items()}
+
+
+def _memory(plan: TrainingPlan) -> Iterator[Violation]:
+    """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
+    w = plan.workload
+    parameters = _stage_parameters(plan)
+    for k, s in enumerate(plan.schedules):
+        for d, order in enumerate(s.order):
+            if d not in plan.stage_of:
+                continue
+            j = plan.stage_of[d]
+            start, stop = plan.stage_layers[j]
+            saved = sum(layer.saved_bytes for layer in w.layers[start:stop])
+            saved += w.stem.saved_bytes if j == 0 else 0
+            live = most = 0
+            for kind, _ in order:
+                live += {"F": 1, "H": 0, "B": -1}[kind]
+                most = max(most, live)
+            head = w.head.saved_bytes if any(kind == "H" for kind, _ in order) else 0.0
+            need = (
+                parameters[j] * w.state_bytes_per_parameter
+                + (most * saved + head) * w.microbatch_samples
+            )
+            have = float(plan.cluster.memory_bytes[d])
+            if need > have * (1 + 1e-9):
+                yield Violation(
+                    "memory",
+                    f"paths.schedules[{k}].order[{d}]",
+                    f"device {plan.cluster.network.ids[d]!r} needs {need / 1e9:.3g} GB for "
+                    f"{most} live microbatches, it has {have / 1e9:.3g} GB",
+                )
+
+
+def _times(plan: TrainingPlan) -> Iterator[Violation]:
+    spans: list[float] = []
+    for k, s in enumerate(plan.schedules):
+        span = _makespan_s(plan, s)
+        if span is None:
+            where = f"paths.schedules[{k}].order"
+            yield Violation("order", where, "devices wait for each other: a deadlock")
+            return
+        spans.append(span)
+    makespan = sum(spans[k] for k in plan.cycle) / len(plan.cycle)
+    averaging = _averaging_s(plan)
+    update = max(plan.compute_times.update_s)
+    yield from same(makespan, plan.predicted.pipeline_s, "timeline", "predicted.pipeline_s")
+    yield from same(averaging, plan.predicted.averaging_s, "eq. 2", "predicted.averaging_s")
+    step = makespan + averaging / plan.sync.every_steps + update
+    yield from same(step, plan.predicted.step_s, "step time", "predicted.step_s")
+
+
+def _rate(plan: TrainingPlan, i: int, j: int) -> float:
+    cluster = plan.cluster
+    rate = cluster.network.bandwidth_bytes_per_s[i, j]
+    if cluster.upload_bytes_per_s is not None:
+        rate = min(rate, cluster.upload_bytes_per_s[i])
+    if cluster.download_bytes_per_s is not None:
+        rate = min(rate, cluster.download_bytes_per_s[j])
+    return float(rate)
+
+
+def _pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+    return float(plan.cluster.network.latency_s[i, j]) + message_bytes / _rate(plan, i, j)
+
+
+def _mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
+    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent."""
+    latency = plan.cluster.network.latency_s
+    rate = (_rate(plan, i, j) + _rate(plan, j, i)) / 2
+    w = plan.workload
+    message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
+    return float(latency[i, j] + latency[j, i]) / 2 + message / rate
+
+
+def _makespan_s(
+    plan: TrainingPlan,
+    s: Schedule,
+    pair_s: Callable[[TrainingPlan, int, int, float], float] = _pair_s,
+) -> float | None:
+    """Longest path through the operations, None if they wait in a circle."""
+    seconds = {
+        "F": plan.compute_times.forward_s,
+        "H": plan.compute_times.head_s,
+        "B": plan.compute_times.backward_s,
+    }
+    sent = {
+        d: plan.workload.layers[plan.stage_layers[j][1] - 1].output_bytes
+        * plan.workload.microbatch_samples
+        for d, j in plan.stage_of.items()
+    }
+    follows: dict[tuple[str, int, int], list[tuple[tuple[str, int, int], float]]] = {}
+    waits: dict[tuple[str, int, int], int] = {}
+
+    def edge(a: tuple[str, int, int], b: tuple[str, int, int], delay: float) -> None:
+        follows.setdefault(a, []).append((b, delay))
+        waits[b] = waits.get(b, 0) + 1
+
+    for b in range(len(s.paths)):
+        path = s.paths[b]
+        head = path[-1] if s.head == "last" else path[0]
+        chain = [*(("F", d) for d in path), ("H", head), *(("B", d) for d in path[::-1])]
+        for (kind, d), (next_kind, e) in pairwise(chain):
+            size = sent[e] if next_kind == "B" else sent[d]
+            delay = 0.0 if d == e else pair_s(plan, d, e, size)
+            edge((kind, d, b), (next_kind, e, b), delay)
+    for d, order in enumerate(s.order):
+        for (kind, b), (next_kind, c) in pairwise(order):
+            edge((kind, d, b), (next_kind, d, c), 0.0)
+    total = sum(len(order) for order in s.order)
+    ready = {(k, d, b): 0.0 for d, o in enumerate(s.order) for k, b in o if (k, d, b) not in waits}
+    earliest: Mapping[tuple[str, int, int], float] = dict(ready)
+    start, done, latest = dict(earliest), 0, 0.0
+    stack = list(ready)
+    while stack:
+        op = stack.pop()
+        done += 1
+        end = start[op] + seconds[op[0]][op[1]]
+        latest = max(latest, end)
+        for after, delay in follows.get(op, ()):
+            start[after] = max(start.get(after, 0.0), end + delay)
+            waits[after] -= 1
+            if waits[after] == 0:
+                stack.append(after)
+    return latest if done == total else None
+
+
+def _averaging_s(plan: TrainingPlan) -> float:
+    gradient = _gradients(plan)
+    # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
+    wire = {"none": 1.0, "int8": 1028 / 4096}[plan.codec]
+    longest = 0.0
+    for j, rounds in enumerate(plan.averaging):
+        stage = 0.0
+        for groups in rounds:
+            slowest = 0.0
+            for g in groups:
+                m, bytes_of = g.members, [share * wire * gradient[j] for share in g.shares]
+                phases = []
+                for returning in (False, True):
+                    cost = np.zeros((len(m), len(m)))
+                    for a in range(len(m)):
+                        for b in range(len(m)):
+                            owner = a if returning else b
+                            silent = g.shares[owner] == 0 or not (returning or g.contributes[a])
+                            if a != b and not silent:
+                                cost[a, b] = _pair_s(plan, m[a], m[b], bytes_of[owner])
+                    phases.append(max(cost.sum(axis=0).max(), cost.sum(axis=1).max()))
+                slowest = max(slowest, sum(phases))
+            stage += slowest
+        longest = max(longest, stage)
+    return float(longest)

@@ -1,0 +1,77 @@
+"""What a cycle of skipping and full iterations takes, and how many waves a batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planner.clock.simulator import simulate_cycle
+from planner.problems import PathProblem, ProblemError
+from planner.problems.waves import count_waves
+from planner.training_plan.model import TrainingPlan
+
+
+def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
+    """Makespan of every schedule, and waves; JSON-ready."""
+    _, timelines = simulate_cycle(plan)
+    problem = PathProblem.from_assignment(
+        plan.cluster,
+        plan.workload,
+        plan.assignment,
+        path_stages=len(plan.schedules[0].paths[0]),
+        microbatches_per_start=len(plan.schedules[0].paths) // len(plan.assignment.groups[0]),
+        live_memory=True,
+    )
+    return {
+        "schedules": [
+            {
+                "name": s.name,
+                "iterations": plan.cycle.count(k),
+                "pipeline_s": timeline.makespan_s,
+                "step_s": timeline.step_s,
+            }
+            for k, (s, timeline) in enumerate(zip(plan.schedules, timelines, strict=True))
+        ],
+        "cycle": list(plan.cycle),
+        "waves": waves_data(problem),
+    }
+
+
+def cycle_lines(data: Mapping[str, Any]) -> list[str]:
+    """The same as text."""
+    every = len(data["cycle"])
+    return [
+        *(
+            f"  {s['name']:<22}{s['pipeline_s']:10.4f} s pipeline in {s['iterations']} of {every} "
+            "iterations"
+            for s in data["schedules"]
+        ),
+        *waves_lines(data["waves"]),
+    ]
+
+
+def waves_data(problem: PathProblem) -> list[dict[str, Any]]:
+    """Waves of the batch on the problem's paths and on full ones; JSON-ready."""
+    found: list[dict[str, Any]] = []
+    for k in sorted({problem.path_stages, len(problem.stage_devices)}):
+        try:
+            found.append(asdict(count_waves(problem, k)))
+        except ProblemError as error:
+            found.append({"path_stages": k, "refused": str(error)})
+    return found
+
+
+def waves_lines(waves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same as text, a line a length of paths."""
+    lines = []
+    for w in waves:
+        what = f"waves, {w['path_stages']} stages a path"
+        if "refused" in w:
+            lines.append(f"{what:<24}{'none':>8}   {w['refused'].split(';')[0]}")
+        else:
+            lines.append(
+                f"{what:<24}{w['count']:8d}   {w['per_start']} microbatches a start device in "
+                f"each, {w['visits_per_device']:.1f} visits a device in all"
+            )
+    return lines

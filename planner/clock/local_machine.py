@@ -1,0 +1,105 @@
+"""What a plan needs and takes when all its ranks run on this machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from planner.clock.simulator import simulate_cycle
+from planner.network.network import Network
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.workload.calibration import Calibration
+from planner.workload.workload import Workload
+
+PROCESS_BYTES = 350e6
+"""A Python process with torch loaded, before any tensor."""
+USABLE = 0.9
+"""Of the memory that is available now."""
+
+
+def as_executed(plan: TrainingPlan) -> Workload:
+    """The workload in the executor's 32-bit activations."""
+    w = plan.workload
+    if w.architecture is None:
+        raise PlanError(
+            f"workload.architecture: {w.name!r} cannot be built by the executor; plan for a GPT-2 "
+            "or LLaMA workload"
+        )
+    return Workload.transformer(
+        w.name,
+        w.architecture,
+        batch_samples=w.batch_samples,
+        microbatch_samples=w.microbatch_samples,
+        activation_bytes_per_element=4.0,
+    )
+
+
+def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
+    """Memory of all ranks together: processes, weights, gradients, moments, activations."""
+    total = len(plan.cluster) * PROCESS_BYTES
+    held = [s.most_live() for s in plan.schedules]
+    heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
+    for d, j in plan.stage_of.items():
+        stage = workload.stage(*plan.stage_layers[j])
+        parameters = stage.parameters + (workload.head.parameters if d in heads else 0)
+        total += 16.0 * parameters
+        live = max(h[d] for h in held)
+        total += live * stage.saved_bytes * workload.microbatch_samples
+        if d in heads:  # logits, their softmax and gradient
+            total += 3 * workload.head.saved_bytes * workload.microbatch_samples
+    return total
+
+
+def available_bytes() -> float:
+    """Memory that this machine can still give."""
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable"))
+        return float(found.split()[1]) * 1024
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def require_memory(plan: TrainingPlan, workload: Workload) -> None:
+    """Refuse a plan that this machine cannot hold, with the numbers."""
+    need, have = need_bytes(plan, workload), available_bytes()
+    if need > USABLE * have:
+        raise PlanError(
+            f"the plan's {len(plan.cluster)} processes need about {need / 1e9:.1f} GB, this "
+            f"machine has {have / 1e9:.1f} GB available and {USABLE:.0%} of it may be "
+            "used; plan a smaller model, sequence or batch, or fewer devices, or run on several "
+            "machines"
+        )
+
+
+def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> list[float]:
+    """Step time of every iteration of the cycle on this machine.
+
+    Measured compute times, its cores shared, its own links.
+    """
+    n = len(plan.cluster)
+    off = np.ones((n, n))
+    network = Network(
+        off * calibration.link_latency_s,
+        off * calibration.link_bandwidth_bytes_per_s,
+        plan.cluster.network.ids,
+    )
+    times = calibration.compute_times(
+        network.ids, workload, plan.assignment.groups, plan.stage_layers
+    )
+    here = replace(
+        plan.cluster,
+        network=network,
+        devices=replace(plan.cluster.devices, upload_bytes_per_s=None, download_bytes_per_s=None),
+    )
+    share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
+    local = plan.replace(compute_times=times)
+    _, timelines = simulate_cycle(local, here, workload, cores=share)
+    # ranks that update at the same time share the processors too
+    waves = -(-n // share)
+    steps = [timeline.step_s + (waves - 1) * timeline.update_s for timeline in timelines]
+    return [steps[k] for k in plan.cycle]

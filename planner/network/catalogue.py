@@ -1,0 +1,120 @@
+"""The networks that ship with the package: measured tables, and networks built from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.network.error import NetworkError
+from planner.network.network import Network
+
+_PACKAGE = Path(__file__).parent.parent
+# in a wheel the tables lie inside the package, in a checkout beside it
+FOLDER = next(
+    (d for d in (_PACKAGE / "netmeasure", _PACKAGE.parent / "datasets/netmeasure") if d.is_dir()),
+    _PACKAGE / "netmeasure",
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of a link, SI units."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@cache
+def _catalog() -> dict[str, Any]:
+    catalog: dict[str, Any] = json.loads((FOLDER / "catalog.json").read_text())
+    return catalog
+
+
+def list_networks() -> dict[str, str]:
+    """Name and one-line description of every shipped network."""
+    catalog = _catalog()
+    return {
+        name: entry["about"]
+        for section in ("measured", "built")
+        for name, entry in catalog[section].items()
+    }
+
+
+def load_network(name_or_path: str | Path) -> Network:
+    """A shipped network by name, or one from a ``.csv`` or ``.json`` file.
+
+    Raises
+    ------
+    NetworkError
+        No such name or file, or the file's content is not a network.
+    """
+    catalog = _catalog()
+    name = str(name_or_path)
+    if name in catalog["measured"]:
+        return _measured(name, catalog["measured"][name])
+    if name in catalog["built"]:
+        return _built(catalog["built"][name])
+    if Path(name).suffix in (".csv", ".json"):
+        return Network.load(name)
+    raise NetworkError(
+        f"no network {name!r}: give a name that 'planner networks' lists, or a .csv or .json file"
+    )
+
+
+def intra_link(name: str) -> Link | None:
+    """The link inside one region that a network's source assumes, None if it states none."""
+    entry = _catalog()["measured"].get(name, {})
+    return _link(entry["intra"]) if "intra" in entry else None
+
+
+def _link(entry: Mapping[str, Any]) -> Link:
+    return Link(entry["latency_ms"] * 1e-3, entry["bandwidth_gbps"] * 1e9 / 8)
+
+
+def _measured(name: str, entry: Mapping[str, Any]) -> Network:
+    network = Network.load(FOLDER / f"{entry.get('file', name)}.csv")
+    if "repair" not in entry:
+        return network
+    bandwidth = network.bandwidth_bytes_per_s.copy()
+    for fix in entry["repair"]:
+        pair = network.index_of(fix["source"]), network.index_of(fix["destination"])
+        bandwidth[pair] = fix["bandwidth_gbps"] * 1e9 / 8
+    return network.replace(bandwidth_bytes_per_s=bandwidth)
+
+
+def _built(entry: Mapping[str, Any]) -> Network:
+    if "base" in entry:
+        inside = _link(entry["intra"])
+        return load_network(entry["base"]).replicate(
+            entry["counts"],
+            intra_latency_s=inside.latency_s,
+            intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+        )
+    counts: dict[str, int] = {}
+    latency: dict[str, float] = {}
+    bandwidth: dict[str, float] = {}
+    for site, spec in entry["sites"].items():
+        inside = _link(spec.get("intra", entry.get("intra")))
+        for k in range(spec["count"]):
+            name = site if spec["count"] == 1 else f"{site}{k}"
+            counts[name] = spec["devices"]
+            latency[name] = inside.latency_s
+            bandwidth[name] = inside.bandwidth_bytes_per_s
+    names = list(counts)
+    arrays = np.full((2, len(names), len(names)), np.nan)
+    if "between" in entry:
+        between = _link(entry["between"])
+        arrays[0], arrays[1] = between.latency_s, between.bandwidth_bytes_per_s
+    for raw in entry.get("links", ()):
+        link = _link(raw)
+        i, j = names.index(raw["source"]), names.index(raw["destination"])
+        arrays[:, i, j] = link.latency_s, link.bandwidth_bytes_per_s
+    return Network(arrays[0], arrays[1], names).replicate(
+        counts, intra_latency_s=latency, intra_bandwidth_bytes_per_s=bandwidth
+    )

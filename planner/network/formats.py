@@ -1,0 +1,268 @@
+"""Matrices of a network from and to files, NetworkX graphs and pandas frames.
+
+Files that people write may use milliseconds and gigabits; everything is converted here, by the unit
+in the column's name, and nowhere else. `planner.network.network.Network` validates what is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner.network.atomic import write_text
+from planner.network.error import NetworkError
+
+FORMAT = "planner.network"
+SCHEMA_VERSION = 1
+
+# column name -> factor to SI; an RTT counts both ways, so it is halved
+LATENCY_COLUMNS = {"latency_s": 1.0, "latency_ms": 1e-3, "rtt_s": 0.5, "rtt_ms": 0.5e-3}
+BANDWIDTH_COLUMNS = {
+    "bandwidth_bytes_per_s": 1.0,
+    "bandwidth_gbps": 1e9 / 8,
+    "bandwidth_mbps": 1e6 / 8,
+}
+
+
+class Matrices(NamedTuple):
+    """What `Network` is built from, and keeps; NaN where a pair was not measured.
+
+    Attributes
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        N x N, row is the source.
+    """
+
+    latency_s: Any
+    bandwidth_bytes_per_s: Any
+    ids: Sequence[str]
+    regions: Sequence[str] | None = None
+
+
+def read(path: str | Path) -> Matrices:
+    """Read a ``.csv`` or ``.json`` file."""
+    path = Path(path)
+    readers = {".csv": from_csv_text, ".json": from_json_text}
+    if path.suffix not in readers:
+        raise NetworkError(f"{path}: unknown format {path.suffix!r}; give a .csv or .json file")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise NetworkError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise NetworkError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    try:
+        return readers[path.suffix](text)
+    except NetworkError as error:
+        raise NetworkError(f"{path}: {error}") from None
+
+
+def write(network: Matrices, path: str | Path) -> None:
+    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written."""
+    path = Path(path)
+    writers = {".csv": to_csv_text, ".json": to_json_text}
+    if path.suffix not in writers:
+        raise NetworkError(f"{path}: unknown format {path.suffix!r}; name it .csv or .json")
+    write_text(path, writers[path.suffix](network))
+
+
+def from_csv_text(text: str) -> Matrices:
+    """Parse ``source,destination,<latency column>,<bandwidth column>`` with a header row."""
+    reader = csv.DictReader(io.StringIO(text))
+    return from_rows(reader, columns=reader.fieldnames or [])
+
+
+def from_frame(frame: Any) -> Matrices:
+    """From a pandas frame with the same columns as the CSV files."""
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return from_rows(rows, columns=[str(c) for c in frame.columns])
+
+
+def to_frame(network: Matrices) -> Any:
+    """A pandas frame: one row an ordered pair, SI units."""
+    import pandas
+
+    return pandas.read_csv(io.StringIO(to_csv_text(network)))
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matrices:
+    """From records, one an ordered pair; pairs without a row are missing."""
+    names = [c.strip() for c in columns]
+    latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
+    bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
+    for column in ("source", "destination"):
+        if column not in names:
+            raise NetworkError(f"column {column!r} is missing; found {', '.join(names) or 'none'}")
+    place: dict[str, int] = {}
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for line, raw in enumerate(rows, start=2):
+        row = {str(key).strip(): value for key, value in raw.items() if key is not None}
+        ends = [str(row.get(c) or "").strip() for c in ("source", "destination")]
+        if not all(ends):
+            raise NetworkError(f"line {line}: source and destination must both be given")
+        i, j = (place.setdefault(name, len(place)) for name in ends)
+        if i == j:
+            continue
+        if (i, j) in found:
+            raise NetworkError(
+                f"line {line}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
+            )
+        found[i, j] = (
+            _number(row.get(latency_column), LATENCY_COLUMNS[latency_column], latency_column, line),
+            _number(
+                row.get(bandwidth_column),
+                BANDWIDTH_COLUMNS[bandwidth_column],
+                bandwidth_column,
+                line,
+            ),
+        )
+    if not place:
+        raise NetworkError("no rows; give one row per ordered pair of devices")
+    arrays = np.full((2, len(place), len(place)), np.nan)
+    for (i, j), values in found.items():
+        arrays[:, i, j] = values
+    return Matrices(arrays[0], arrays[1], list(place))
+
+
+def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
+    present = [c for c in known if c in names]
+    if len(present) != 1:
+        raise NetworkError(
+            f"exactly one {what} column is needed, found {present or 'none'}; "
+            f"name it one of {', '.join(known)}"
+        )
+    return present[0]
+
+
+def _number(value: Any, factor: float, column: str, line: int) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise NetworkError(
+            f"line {line}: {column} is {value!r}; give a number, or leave it empty if not measured"
+        )
+    return number * factor
+
+
+def to_csv_text(network: Matrices) -> str:
+    """CSV in SI units, with every digit; missing values are empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["source", "destination", "latency_s", "bandwidth_bytes_per_s"])
+    for i, source in enumerate(network.ids):
+        for j, destination in enumerate(network.ids):
+            if i != j:
+                pair = (network.latency_s[i, j], network.bandwidth_bytes_per_s[i, j])
+                writer.writerow(
+                    [source, destination, *("" if np.isnan(x) else repr(float(x)) for x in pair)]
+                )
+    return out.getvalue()
+
+
+def to_dict(network: Matrices) -> dict[str, Any]:
+    """JSON-ready form: matrices with null where not measured and on the diagonal."""
+
+    def rows(array: np.ndarray[Any, Any]) -> list[list[float | None]]:
+        return [[x if math.isfinite(x) else None for x in row] for row in array.tolist()]
+
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "ids": list(network.ids),
+        "regions": list(network.regions or network.ids),
+        "latency_s": rows(network.latency_s),
+        "bandwidth_bytes_per_s": rows(network.bandwidth_bytes_per_s),
+    }
+
+
+def from_dict(data: Any) -> Matrices:
+    """From the form that `to_dict` makes."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise NetworkError(f"not a network: field 'format' must be {FORMAT!r}")
+    if data.get("schema_version") != SCHEMA_VERSION:
+        raise NetworkError(
+            f"schema_version is {data.get('schema_version')!r}; this release reads {SCHEMA_VERSION}"
+        )
+    for field in ("latency_s", "bandwidth_bytes_per_s"):
+        if field not in data:
+            raise NetworkError(f"field {field!r} is missing; give an N x N matrix")
+
+    def matrix(field: str) -> list[list[float]]:
+        try:
+            return [[math.nan if x is None else float(x) for x in row] for row in data[field]]
+        except (TypeError, ValueError):
+            raise NetworkError(
+                f"{field} must be a matrix of numbers, null where not measured"
+            ) from None
+
+    latency = matrix("latency_s")
+    ids = data.get("ids")
+    names = [str(i) for i in range(len(latency))] if ids is None else ids
+    return Matrices(latency, matrix("bandwidth_bytes_per_s"), names, data.get("regions"))
+
+
+def to_json_text(network: Matrices) -> str:
+    """Canonical JSON text."""
+    return json.dumps(to_dict(network), allow_nan=False) + "\n"
+
+
+def from_json_text(text: str) -> Matrices:
+    """Parse what `to_json_text` wrote."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise NetworkError(f"not JSON: {error}") from None
+    return from_dict(data)
+
+
+def from_networkx(graph: Any) -> Matrices:
+    """From a NetworkX graph with edge attributes in any of the CSV files' units.
+
+    An undirected edge counts for both directions; a node attribute ``region`` is taken over.
+    """
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    if not place:
+        raise NetworkError("the graph has no nodes; add one per device")
+    arrays = np.full((2, len(place), len(place)), np.nan)
+    for u, v, data in graph.edges(data=True):
+        names = [str(key) for key in data]
+        values = []
+        for known, what in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
+            column = _one_of(names, known, what)
+            values.append(float(data[column]) * known[column])
+        arrays[:, place[u], place[v]] = values
+        if not graph.is_directed():
+            arrays[:, place[v], place[u]] = values
+    regions = [str(graph.nodes[node].get("region", node)) for node in place]
+    return Matrices(arrays[0], arrays[1], [str(node) for node in place], regions)
+
+
+def to_networkx(network: Matrices) -> Any:
+    """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges."""
+    import networkx
+
+    graph: Any = networkx.DiGraph()
+    for name, region in zip(network.ids, network.regions or network.ids, strict=True):
+        graph.add_node(name, region=region)
+    measured = ~np.isnan(network.latency_s) & ~np.isnan(network.bandwidth_bytes_per_s)
+    for i, u in enumerate(network.ids):
+        for j, v in enumerate(network.ids):
+            if i != j and measured[i, j]:
+                graph.add_edge(
+                    u,
+                    v,
+                    latency_s=float(network.latency_s[i, j]),
+                    bandwidth_bytes_per_s=float(network.bandwidth_bytes_per_s[i, j]),
+                )
+    return graph

@@ -1,0 +1,42 @@
+"""Data-sheet figures of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Data-sheet figures of one GPU.
+
+    Attributes
+    ----------
+    peak_flops
+        Dense 16-bit matrix FLOP/s with 32-bit accumulation, without sparsity.
+    memory_bytes
+        As sold, in bytes.
+    source
+        Where the figures come from.
+    """
+
+    peak_flops: float
+    memory_bytes: float
+    source: str
+
+
+GIB = 2.0**30
+
+GPUS: dict[str, Gpu] = {
+    "T4": Gpu(65e12, 16 * GIB, "NVIDIA T4 data sheet"),
+    "V100": Gpu(125e12, 16 * GIB, "NVIDIA V100 data sheet; peak as in the DT-FM paper, section 1"),
+    "V100-32GB": Gpu(125e12, 32 * GIB, "NVIDIA V100 data sheet"),
+    "A10": Gpu(125e12, 24 * GIB, "NVIDIA A10 data sheet"),
+    "A40": Gpu(149.7e12, 48 * GIB, "NVIDIA A40 data sheet; DT-FM paper, section 10.5"),
+    "L4": Gpu(121e12, 24 * GIB, "NVIDIA L4 data sheet, half of the figure with sparsity"),
+    "A100": Gpu(312e12, 40 * GIB, "NVIDIA A100 data sheet"),
+    "A100-80GB": Gpu(312e12, 80 * GIB, "NVIDIA A100 data sheet"),
+    "H100": Gpu(989e12, 80 * GIB, "NVIDIA H100 SXM data sheet, without sparsity"),
+    "H200": Gpu(989e12, 141e9, "NVIDIA H200 SXM data sheet, without sparsity"),
+    "RTX3090": Gpu(71e12, 24 * GIB, "NVIDIA GA102 white paper, FP16 with FP32 accumulate"),
+    "RTX4090": Gpu(165.2e12, 24 * GIB, "NVIDIA Ada white paper, FP16 with FP32 accumulate"),
+}

@@ -1,0 +1,349 @@
+"""Measured networks: latency and bandwidth between every ordered pair of devices.
+
+Arrays are in SI units and indexed ``[source, destination]``. Other forms are read and written by
+`planner.network.formats`, the shipped tables by `planner.network.catalogue`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.network import formats
+from planner.network.error import NetworkError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Latency and bandwidth between N devices.
+
+    Parameters
+    ----------
+    latency_s
+        N x N, one-way latency in seconds, ``>= 0``. NaN: not measured.
+    bandwidth_bytes_per_s
+        N x N, bytes per second, ``> 0`` and finite. NaN: not measured.
+    ids
+        Unique names, by default ``"0"`` ... ``"N-1"``.
+    regions
+        Where each device stands, by default its id.
+
+    The diagonals are ignored: they are stored as latency 0 and bandwidth infinity, so that a
+    transfer from a device to itself takes no time.
+    """
+
+    latency_s: Floats
+    bandwidth_bytes_per_s: Floats
+    ids: tuple[str, ...]
+    regions: tuple[str, ...]
+
+    def __init__(
+        self,
+        latency_s: ArrayLike,
+        bandwidth_bytes_per_s: ArrayLike,
+        ids: Sequence[str] | None = None,
+        regions: Sequence[str] | None = None,
+    ) -> None:
+        latency = _square("latency_s", latency_s)
+        bandwidth = _square("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
+        n = len(latency)
+        if len(bandwidth) != n:
+            raise NetworkError(
+                f"latency_s is {n} x {n} but bandwidth_bytes_per_s is {len(bandwidth)} x "
+                f"{len(bandwidth)}; give both for the same devices"
+            )
+        names = tuple(str(i) for i in range(n)) if ids is None else tuple(str(i) for i in ids)
+        places = names if regions is None else tuple(str(r) for r in regions)
+        for field, values in (("ids", names), ("regions", places)):
+            if len(values) != n:
+                raise NetworkError(
+                    f"{field} has {len(values)} entries for {n} devices; give one per device"
+                )
+        if len(set(names)) != n:
+            twice = next(name for name in names if names.count(name) > 1)
+            raise NetworkError(f"id {twice!r} is used twice; ids must be unique, rename one")
+        np.fill_diagonal(latency, 0.0)
+        np.fill_diagonal(bandwidth, np.inf)
+        off = ~np.eye(n, dtype=bool)
+        _reject(latency, names, off & ~(np.isnan(latency) | (latency >= 0)), "latency_s", ">= 0")
+        _reject(latency, names, off & np.isinf(latency), "latency_s", "finite")
+        good = np.isnan(bandwidth) | ((bandwidth > 0) & np.isfinite(bandwidth))
+        _reject(bandwidth, names, off & ~good, "bandwidth_bytes_per_s", "> 0 and finite")
+        latency.setflags(write=False)
+        bandwidth.setflags(write=False)
+        for field, value in (
+            ("latency_s", latency),
+            ("bandwidth_bytes_per_s", bandwidth),
+            ("ids", names),
+            ("regions", places),
+        ):
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Network:
+        """From a NetworkX graph whose edges have a latency and a bandwidth, unit in the name.
+
+        Raises
+        ------
+        NetworkError
+            An edge lacks one of them, or the values are no network.
+        """
+        return cls(*formats.from_networkx(graph))
+
+    @classmethod
+    def from_pandas(cls, frame: Any) -> Network:
+        """From a pandas frame with the columns of the CSV files, a row an ordered pair."""
+        return cls(*formats.from_frame(frame))
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Network:
+        """From records with the columns of the CSV files; pairs without a row are missing."""
+        return cls(*formats.from_rows(rows, columns))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Network:
+        """From a ``.csv`` or ``.json`` file.
+
+        Raises
+        ------
+        NetworkError
+            One line with the path and what is wrong.
+        """
+        try:
+            return cls(*formats.read(path))
+        except NetworkError as error:
+            named = str(error).startswith(f"{path}: ")
+            raise error if named else NetworkError(f"{path}: {error}") from None
+
+    def matrices(self) -> formats.Matrices:
+        """The fields as they go into files."""
+        return formats.Matrices(self.latency_s, self.bandwidth_bytes_per_s, self.ids, self.regions)
+
+    def to_networkx(self) -> Any:
+        """A ``networkx.DiGraph`` with an edge per measured pair, SI units."""
+        return formats.to_networkx(self.matrices())
+
+    def to_pandas(self) -> Any:
+        """A pandas frame, a row an ordered pair, SI units."""
+        return formats.to_frame(self.matrices())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form: matrices with null where not measured and on the diagonal."""
+        return formats.to_dict(self.matrices())
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.csv`` or ``.json`` file that `planner.load_network` reads."""
+        formats.write(self.matrices(), path)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Network)
+            and self.content_hash == other.content_hash
+            and self.regions == other.regions
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
+    def __repr__(self) -> str:
+        return f"Network({len(self)} devices, {len(self.missing_pairs())} missing pairs)"
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of ids and measurements, equal on every machine that loaded the same network."""
+        digest = hashlib.sha256(b"planner.network\0")
+        for name in self.ids:
+            digest.update(name.encode() + b"\0")
+        for array in (self.latency_s, self.bandwidth_bytes_per_s):
+            # one NaN pattern and no negative zero, so that equal values give equal bytes
+            canonical = np.where(np.isnan(array), np.nan, array + 0.0).astype("<f8")
+            digest.update(canonical.tobytes())
+        return digest.hexdigest()
+
+    def missing_pairs(self) -> list[tuple[int, int]]:
+        """Ordered pairs for which latency or bandwidth was not measured."""
+        missing = np.isnan(self.latency_s) | np.isnan(self.bandwidth_bytes_per_s)
+        return [(int(i), int(j)) for i, j in np.argwhere(missing)]
+
+    def require_complete(self) -> None:
+        """Raise `NetworkError` if a pair is missing."""
+        missing = self.missing_pairs()
+        if missing:
+            i, j = missing[0]
+            raise NetworkError(
+                f"{len(missing)} ordered pairs are not measured, the first is {self.ids[i]!r} to "
+                f"{self.ids[j]!r}; measure them, or plan on network.complete()"
+            )
+
+    def transfer_s(self, message_bytes: float) -> Floats:
+        """N x N seconds for one message: ``latency_s + bytes / bandwidth``; 0 on the diagonal."""
+        seconds: Floats = self.latency_s + message_bytes / self.bandwidth_bytes_per_s
+        return seconds
+
+    def subset(self, devices: Sequence[int] | Sequence[str]) -> Network:
+        """The network of some devices, given by index or id, in that order."""
+        index = [self.index_of(d) for d in devices]
+        grid = np.ix_(index, index)
+        return Network(
+            self.latency_s[grid],
+            self.bandwidth_bytes_per_s[grid],
+            [self.ids[i] for i in index],
+            [self.regions[i] for i in index],
+        )
+
+    def index_of(self, device: int | str) -> int:
+        """Index of a device given by index or id."""
+        if isinstance(device, str):
+            if device not in self.ids:
+                raise NetworkError(
+                    f"no device {device!r} in this network; it has {', '.join(self.ids[:8])}"
+                    + (", ..." if len(self) > 8 else "")
+                )
+            return self.ids.index(device)
+        if not 0 <= device < len(self):
+            raise NetworkError(f"no device {device}; indices run from 0 to {len(self) - 1}")
+        return int(device)
+
+    def complete(self) -> Network:
+        """The largest sub-network without missing pairs.
+
+        Exact (a minimum vertex cover of the missing pairs); of several largest ones, the one that
+        drops the lexicographically smallest set of indices.
+        """
+        dropped = _minimum_cover({(min(p), max(p)) for p in self.missing_pairs()})
+        return self.subset([i for i in range(len(self)) if i not in dropped])
+
+    def replicate(
+        self,
+        counts: Mapping[str, int],
+        *,
+        intra_latency_s: float | Mapping[str, float],
+        intra_bandwidth_bytes_per_s: float | Mapping[str, float],
+    ) -> Network:
+        """Several devices in each region.
+
+        Parameters
+        ----------
+        counts
+            Devices per region (an id of this network), in the order they shall have.
+        intra_latency_s, intra_bandwidth_bytes_per_s
+            Between two devices of one region: one value, or one per region.
+
+        Returns
+        -------
+        Network
+            Devices ``"Oregon/0"``, ``"Oregon/1"``, ... with region ``"Oregon"``.
+        """
+        sources: list[int] = []
+        ids: list[str] = []
+        for region, count in counts.items():
+            if isinstance(count, bool) or int(count) != count or count < 1:
+                raise NetworkError(
+                    f"region {region!r} asks for {count} devices; give a whole number of at least 1"
+                )
+            index = self.index_of(region)
+            sources += [index] * int(count)
+            ids += [f"{region}/{k}" for k in range(int(count))]
+        if not sources:
+            raise NetworkError("replicate() got no regions; name at least one, such as {'a': 8}")
+        grid = np.ix_(sources, sources)
+        latency, bandwidth = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
+        regions = [self.ids[i] for i in sources]
+        same = np.equal.outer(sources, sources)
+        for array, inside in (
+            (latency, intra_latency_s),
+            (bandwidth, intra_bandwidth_bytes_per_s),
+        ):
+            per_device = np.array(
+                [float(inside[r] if isinstance(inside, Mapping) else inside) for r in regions]
+            )
+            array[same] = np.broadcast_to(per_device[:, None], same.shape)[same]
+        return Network(latency, bandwidth, ids, regions)
+
+    def symmetrised(self) -> Network:
+        """Both directions replaced by their mean, as DT-FM and SkipPipe do."""
+        return Network(
+            (self.latency_s + self.latency_s.T) / 2,
+            (self.bandwidth_bytes_per_s + self.bandwidth_bytes_per_s.T) / 2,
+            self.ids,
+            self.regions,
+        )
+
+    def replace(self, **changes: Any) -> Network:
+        """A copy with some fields changed."""
+        fields = {
+            "latency_s": self.latency_s,
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "ids": self.ids,
+            "regions": self.regions,
+        }
+        return Network(**{**fields, **changes})
+
+
+def _square(field: str, values: ArrayLike) -> Floats:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise NetworkError(f"{field} must be an N x N array of numbers: {error}") from None
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or len(array) < 1:
+        raise NetworkError(f"{field} must be N x N with N >= 1, found shape {array.shape}")
+    return array
+
+
+def _reject(
+    array: Floats, ids: Sequence[str], bad: NDArray[np.bool_], field: str, rule: str
+) -> None:
+    if bad.any():
+        i, j = (int(k) for k in np.argwhere(bad)[0])
+        raise NetworkError(
+            f"{field} from {ids[i]!r} to {ids[j]!r} is {array[i, j]:g}; it must be {rule} "
+            "(NaN where it was not measured)"
+        )
+
+
+def _minimum_cover(pairs: set[tuple[int, int]]) -> set[int]:
+    """Lexicographically smallest of the smallest sets that touch every pair."""
+    if not pairs:
+        return set()
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    nodes = sorted({i for pair in pairs for i in pair})
+    place = {node: k for k, node in enumerate(nodes)}
+    rows = np.zeros((len(pairs), len(nodes)))
+    for row, (i, j) in zip(rows, sorted(pairs), strict=True):
+        row[place[i]] = row[place[j]] = 1
+    lower, upper = np.zeros(len(nodes)), np.ones(len(nodes))
+
+    def solve() -> tuple[int, Floats]:
+        found = milp(
+            np.ones(len(nodes)),
+            integrality=np.ones(len(nodes)),
+            bounds=Bounds(lower, upper),
+            constraints=LinearConstraint(rows, lb=1.0),
+        )
+        return (round(found.fun), found.x) if found.success else (len(nodes) + 1, lower)
+
+    smallest, cover = solve()
+    for k in range(len(nodes)):
+        if lower[:k].sum() == smallest:
+            upper[k:] = 0
+            break
+        lower[k] = 1.0
+        if cover[k] < 0.5:
+            size, candidate = solve()
+            if size > smallest:
+                lower[k] = upper[k] = 0.0
+            else:
+                cover = candidate
+    return {node for node, taken in zip(nodes, lower, strict=True) if taken}

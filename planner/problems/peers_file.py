@@ -1,0 +1,108 @@
+"""Peers of an averaging as a file: who computes how fast, over which links."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from planner.network.network import Network
+from planner.problems import AveragingProblem, ProblemError
+
+MBIT = 1e6 / 8
+REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")
+OPTIONAL = ("can_compute", "can_aggregate")
+TRUTH = {"": True, "yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Named peers, in the order of their file; SI units."""
+
+    names: tuple[str, ...]
+    samples_per_s: tuple[float, ...]
+    upload_bytes_per_s: tuple[float, ...]
+    download_bytes_per_s: tuple[float, ...]
+    can_compute: tuple[bool, ...]
+    can_aggregate: tuple[bool, ...]
+
+    def problem(
+        self, batch_samples: float, gradient_bytes: float, links: Network | None, overlap: bool
+    ) -> AveragingProblem:
+        """The averaging problem; ``links`` gives the pairwise limits by the peers' names."""
+        pairs = None
+        if links is not None:
+            mine = links.subset(self.names)
+            mine.require_complete()
+            pairs = mine.bandwidth_bytes_per_s
+        return AveragingProblem(
+            self.samples_per_s,
+            self.upload_bytes_per_s,
+            self.download_bytes_per_s,
+            batch_samples,
+            gradient_bytes,
+            pairs,
+            self.can_compute,
+            self.can_aggregate,
+            overlap,
+        )
+
+
+def load_peers(path: str | Path) -> Peers:
+    """Read ``name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]``."""
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemError(f"{path}: cannot be read ({error}); check the file") from None
+    missing = [c for c in REQUIRED if c not in columns]
+    if missing or not rows:
+        what = f"column {missing[0]!r} is missing" if missing else "has no rows"
+        raise ProblemError(f"{path}: {what}; give {','.join(REQUIRED)} and one row a peer")
+
+    unknown = [c for c in columns if c not in (*REQUIRED, *OPTIONAL)]
+    if unknown:
+        raise ProblemError(
+            f"{path}: column {unknown[0]!r} is unknown; give {','.join(REQUIRED)} and, if need be, "
+            f"{','.join(OPTIONAL)}"
+        )
+    for line, row in enumerate(rows, start=2):
+        if None in row:
+            raise ProblemError(
+                f"{path}: line {line}: more fields than the {len(columns)} columns; remove the rest"
+            )
+
+    def number(line: int, row: dict[str, str], column: str) -> float:
+        try:
+            value = float(row[column])
+        except (TypeError, ValueError):
+            value = float("nan")
+        if not np.isfinite(value):
+            raise ProblemError(
+                f"{path}: line {line}: {column} is {row[column]!r}; give a finite number"
+            )
+        return value
+
+    def truth(line: int, row: dict[str, str], column: str) -> bool:
+        text = (row.get(column) or "").strip().lower()
+        if text not in TRUTH:
+            raise ProblemError(f"{path}: line {line}: {column} is {text!r}; write yes or no")
+        return TRUTH[text]
+
+    lines = list(enumerate(rows, start=2))
+    names = tuple(row["name"] for row in rows)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ProblemError(f"{path}: peer {twice!r} is listed twice; rename one")
+    return Peers(
+        names,
+        tuple(number(k, row, "samples_per_s") for k, row in lines),
+        tuple(number(k, row, "upload_mbps") * MBIT for k, row in lines),
+        tuple(number(k, row, "download_mbps") * MBIT for k, row in lines),
+        tuple(truth(k, row, "can_compute") for k, row in lines),
+        tuple(truth(k, row, "can_aggregate") for k, row in lines),
+    )

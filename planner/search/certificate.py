@@ -1,0 +1,58 @@
+"""The proof that goes into a plan file beside a part: how good it is, and what says so."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OPTIMAL_GAP = 1e-6
+"""Relative gap at or under which a result counts as closed."""
+
+Witness = Mapping[str, Any]
+"""JSON-ready: ``kind`` names the argument, the other entries are what it needs."""
+
+
+class Status(enum.StrEnum):
+    """How far a solver came."""
+
+    OPTIMAL = "OPTIMAL"
+    FEASIBLE = "FEASIBLE"
+    INFEASIBLE = "INFEASIBLE"
+    UNKNOWN = "UNKNOWN"
+
+
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """``|objective - bound| / max(|objective|, 1e-12)``, or None if either is missing."""
+    if objective is None or bound is None:
+        return None
+    return abs(objective - bound) / max(abs(objective), 1e-12)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good a part of a plan is, and why the search stopped.
+
+    Attributes
+    ----------
+    method
+        The solver that made the part.
+    objective, bound, gap
+        See `planner.search.result.Result`; ``gap`` is None where there is no bound.
+    basis
+        What the bound stands on: an argument, or the solver whose word it is.
+    witness
+        What a checker recomputes the bound from; None where it takes the solver's word.
+    """
+
+    method: str
+    status: Status
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    stop_reason: str
+    runtime_s: float
+    seed: int
+    basis: str = ""
+    witness: Witness | None = None

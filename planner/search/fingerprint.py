@@ -1,0 +1,42 @@
+"""A short hash of a problem, to name it in messages."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def fingerprint(problem: Any) -> str:
+    """Twelve hexadecimal digits, the same for equal problems on every machine.
+
+    Parameters
+    ----------
+    problem
+        Frozen data: dataclasses, arrays, networks, sequences, plain values.
+    """
+    digest = hashlib.sha256()
+    _feed(digest, problem)
+    return digest.hexdigest()[:12]
+
+
+def _feed(digest: Any, value: Any) -> None:
+    content = getattr(value, "content_hash", None)
+    if isinstance(content, str):
+        digest.update(content.encode())
+    elif isinstance(value, np.ndarray):
+        digest.update(str(value.shape).encode())
+        digest.update(np.ascontiguousarray(value, dtype="<f8").tobytes())
+    elif is_dataclass(value) and not isinstance(value, type):
+        digest.update(type(value).__name__.encode())
+        for field in fields(value):
+            digest.update(field.name.encode())
+            _feed(digest, getattr(value, field.name))
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"[{len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(repr(value).encode())

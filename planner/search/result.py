@@ -1,0 +1,124 @@
+"""What a solver returns: a plan with a status, an objective and a proven bound."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, Witness, relative_gap
+
+PlanT = TypeVar("PlanT")
+
+
+class Sense(enum.StrEnum):
+    """Whether a smaller or a larger objective is better."""
+
+    MINIMISE = "minimise"
+    MAXIMISE = "maximise"
+
+
+@dataclass(frozen=True)
+class Result(Generic[PlanT]):
+    """Outcome of a solve.
+
+    Attributes
+    ----------
+    plan
+        The best plan found; None when infeasible or when nothing was found.
+    status
+        ``OPTIMAL`` exactly when ``gap <= 1e-6``. Derived in `Result.of`.
+    objective
+        Its cost, in the unit the solver states (seconds, steps per second).
+    bound
+        Proven: no plan is better than this. Below the objective when minimising,
+        above it when maximising. None when there is none.
+    history
+        ``(time_s, objective)`` of each improvement.
+    method
+        Name of the solver that produced the plan.
+    candidates
+        The table that a choice was made from, if there was one.
+    basis
+        What the bound stands on, in words; empty without a bound.
+    witness
+        Small data from which `planner.check` recomputes the bound, if there is such.
+    """
+
+    plan: PlanT | None
+    status: Status
+    objective: float | None
+    bound: float | None
+    runtime_s: float
+    stop_reason: str
+    seed: int
+    method: str
+    history: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    candidates: Sequence[Any] = field(default_factory=tuple)
+    basis: str = ""
+    witness: Witness | None = None
+
+    @classmethod
+    def of(
+        cls,
+        plan: PlanT,
+        objective: float,
+        bound: float | None,
+        *,
+        runtime_s: float,
+        stop_reason: str,
+        seed: int,
+        method: str,
+        history: Sequence[tuple[float, float]] = (),
+        candidates: Sequence[Any] = (),
+        basis: str = "",
+        witness: Witness | None = None,
+    ) -> Result[PlanT]:
+        """A result with a plan; its status follows from the gap."""
+        gap = relative_gap(objective, bound)
+        status = Status.OPTIMAL if gap is not None and gap <= OPTIMAL_GAP else Status.FEASIBLE
+        return cls(
+            plan,
+            status,
+            objective,
+            bound,
+            runtime_s,
+            stop_reason,
+            seed,
+            method,
+            tuple(history),
+            tuple(candidates),
+            basis,
+            witness,
+        )
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance of objective and bound, None without a bound."""
+        return relative_gap(self.objective, self.bound)
+
+    def certificate(self) -> Certificate:
+        """The part of this result that is stored in a plan file."""
+        return Certificate(
+            self.method,
+            self.status,
+            self.objective,
+            self.bound,
+            self.gap,
+            self.stop_reason,
+            self.runtime_s,
+            self.seed,
+            self.basis,
+            self.witness,
+        )
+
+    def __str__(self) -> str:
+        def show(value: float | None, spec: str) -> str:
+            return "-" if value is None else format(value, spec)
+
+        return (
+            f"{self.status} objective={show(self.objective, '.6g')} bound={show(self.bound, '.6g')}"
+            f" gap={show(self.gap, '.2%')} method={self.method} seed={self.seed}"
+            f" time={self.runtime_s:.2f}s stopped by: {self.stop_reason}"
+        )

@@ -1,0 +1,191 @@
+"""The plan file: read, validated and written.
+
+Its structure is stated by ``plan.schema.json`` (checked by `planner.training_plan.schema`), the
+rules between fields by `planner.training_plan.rules`. What a plan costs and whether its bounds hold
+is the checker's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.network.atomic import write_text
+from planner.network.cluster import Cluster, Devices
+from planner.network.error import NetworkError
+from planner.network.network import Network
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate, Status
+from planner.training_plan import schema
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import (
+    FORMAT,
+    SCHEMA_VERSION,
+    AveragingGroup,
+    OuterOptimizer,
+    Predicted,
+    Schedule,
+    Sync,
+    TrainingPlan,
+)
+from planner.training_plan.rules import contradictions
+from planner.workload.compute_times import FIELDS, ComputeTimes
+from planner.workload.workload import Workload
+
+
+def from_dict(data: Any) -> TrainingPlan:
+    """Validate and build; raises `PlanError` at the first rule broken."""
+    _require_version(data)
+    for error in schema.errors(data, schema.load_schema("plan")):
+        raise PlanError(str(error))
+    cluster = _cluster(data)
+    plan = _build(data, cluster)
+    for problem in contradictions(plan):
+        raise PlanError(problem)
+    for name, stored, actual in (
+        ("network.hash", data["network"]["hash"], cluster.network.content_hash),
+        ("content_hash", data["content_hash"], plan.content_hash),
+    ):
+        if stored != actual:
+            raise PlanError(
+                f"{name}: is {stored[:12]}... but the content gives {actual[:12]}...; the file "
+                "was changed after it was written, make the plan again"
+            )
+    return plan
+
+
+def save_plan(plan: TrainingPlan, path: str | Path) -> None:
+    """Write the plan file; nothing half written."""
+    # a line per top-level field, so that plans can be read and compared
+    lines = (
+        f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for name, value in plan.to_dict().items()
+    )
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def load_plan(path: str | Path) -> TrainingPlan:
+    """Read and validate a plan file.
+
+    Raises
+    ------
+    PlanError
+        One line with field, value and remedy.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"{path}: is not JSON ({error}); make the plan again") from None
+    try:
+        return from_dict(data)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    except OverflowError:
+        raise PlanError(f"{path}: holds a number beyond 1e308; make the plan again") from None
+
+
+def _require_version(data: Any) -> None:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = schema.show(data.get("format") if isinstance(data, dict) else data)
+        raise PlanError(f"format: must be {FORMAT!r}, found {found}; give a file of planner plan")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise PlanError(
+            f"schema_version: this release reads {SCHEMA_VERSION}, found {schema.show(version)}; "
+            "install the release that wrote the plan, or make it again"
+        )
+
+
+def _cluster(data: dict[str, Any]) -> Cluster:
+    raw = data["network"]
+    n = len(raw["ids"])
+    for name in ("latency_s", "bandwidth_bytes_per_s"):
+        if len(raw[name]) != n or any(len(row) != n for row in raw[name]):
+            raise PlanError(f"network.{name}: must be {n} x {n} for {n} ids; correct it")
+        for i, row in enumerate(raw[name]):
+            for j, value in enumerate(row):
+                if value is None and i != j:
+                    raise PlanError(
+                        f"network.{name}[{i}][{j}]: {raw['ids'][i]!r} cannot reach "
+                        f"{raw['ids'][j]!r}, found null; measure the pair, or plan on "
+                        "network.complete()"
+                    )
+    try:
+        latency, bandwidth = (
+            [[math.nan if x is None else float(x) for x in row] for row in raw[name]]
+            for name in ("latency_s", "bandwidth_bytes_per_s")
+        )
+        network = Network(latency, bandwidth, raw["ids"], raw["regions"])
+        for name, values in data["devices"].items():
+            if values is not None and len(values) != n:
+                raise PlanError(
+                    f"devices.{name}: must have {n} entries, found {len(values)}; give one per "
+                    "device"
+                )
+        return Cluster(network, Devices(**data["devices"]))
+    except NetworkError as error:
+        raise PlanError(f"network: {error}") from None
+
+
+def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
+    assignment, paths, sync = data["assignment"], data["paths"], data["sync"]
+    grid = assignment["grid"]
+    if grid is not None:
+        if len({len(row) for row in grid}) != 1:
+            raise PlanError("assignment.grid: rows differ in length; give pipelines x stages")
+        grid = np.array(grid, dtype=np.int64)
+        grid.setflags(write=False)
+    outer = None if sync["outer"] is None else OuterOptimizer(**sync["outer"])
+    return TrainingPlan(
+        cluster=cluster,
+        network_name=data["network"]["name"],
+        workload=Workload.from_dict(data["workload"]),
+        seed=int(data["seed"]),
+        compute_times=ComputeTimes(
+            data["compute_times"]["source"],
+            *(tuple(float(x) for x in data["compute_times"][name]) for name in FIELDS),
+        ),
+        assignment=AssignmentPlan(
+            tuple(tuple(int(d) for d in group) for group in assignment["groups"]), grid
+        ),
+        stage_layers=tuple((int(a), int(b)) for a, b in assignment["layers"]),
+        schedules=tuple(
+            Schedule(
+                s["name"],
+                s["head"],
+                tuple(tuple(int(d) for d in path) for path in s["paths"]),
+                tuple(tuple((op[0], int(op[1:])) for op in ops) for ops in s["order"]),
+            )
+            for s in paths["schedules"]
+        ),
+        averaging=tuple(
+            tuple(
+                tuple(
+                    AveragingGroup(
+                        tuple(int(d) for d in g["members"]),
+                        tuple(float(x) for x in g["shares"]),
+                        tuple(g["contributes"]),
+                    )
+                    for g in groups
+                )
+                for groups in stage["rounds"]
+            )
+            for stage in data["averaging"]["stages"]
+        ),
+        predicted=Predicted(**{key: float(x) for key, x in data["predicted"].items()}),
+        certificates={
+            part: Certificate(**{**c, "status": Status(c["status"])})
+            for part, c in data["certificates"].items()
+        },
+        cycle=tuple(int(k) for k in paths["cycle"]),
+        codec=data["averaging"]["codec"],
+        wiring=data["wiring"]["kind"],
+        sync=Sync(int(sync["every_steps"]), outer),
+        package_version=data["package_version"],
+    )

@@ -1,0 +1,254 @@
+"""A training plan as frozen data: five parts, what they were made from, how good each is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.workload import Workload
+
+FORMAT = "planner.plan"
+SCHEMA_VERSION = 1
+CODECS = {"none": 1.0, "int8": (1 + 4 / 1024) / 4}
+"""Bytes on the wire over bytes of 32-bit gradients: 8-bit levels and a 4-byte scale per 1024."""
+
+Operation = tuple[str, int]
+"""``("F" | "H" | "B", microbatch)``."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which devices each microbatch visits, and the order in which each device works.
+
+    Attributes
+    ----------
+    head
+        ``"last"`` or ``"first"``: the device of each path that runs head and loss.
+    paths
+        Per microbatch, the devices in the order visited.
+    order
+        Per device, its operations in the order it does them.
+    """
+
+    name: str
+    head: str
+    paths: tuple[tuple[int, ...], ...]
+    order: tuple[tuple[Operation, ...], ...]
+
+    def head_device(self, microbatch: int) -> int:
+        """The device that runs H of a microbatch."""
+        return self.paths[microbatch][-1 if self.head == "last" else 0]
+
+    def most_live(self) -> list[int]:
+        """Per device, the most microbatches it holds between their F and B."""
+        held = []
+        for ops in self.order:
+            live = most = 0
+            for kind, _ in ops:
+                live += {"F": 1, "H": 0, "B": -1}[kind]
+                most = max(most, live)
+            held.append(most)
+        return held
+
+    def chain(self, microbatch: int) -> list[tuple[str, int]]:
+        """``(kind, device)`` in dependency order: F along the path, H, B back."""
+        path = self.paths[microbatch]
+        return [
+            *(("F", d) for d in path),
+            ("H", self.head_device(microbatch)),
+            *(("B", d) for d in reversed(path)),
+        ]
+
+
+@dataclass(frozen=True)
+class AveragingGroup:
+    """Devices that average together: member k sums ``shares[k]`` of the vector."""
+
+    members: tuple[int, ...]
+    shares: tuple[float, ...]
+    contributes: tuple[bool, ...]
+
+    @classmethod
+    def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
+        """Everybody contributes and everybody sums the same share."""
+        n = len(members)
+        return cls(members, (1.0 / n,) * n, (True,) * n)
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """DiLoCo's outer step."""
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+
+    def __post_init__(self) -> None:
+        # one form of every number, so that equal plans have equal hashes
+        object.__setattr__(self, "learning_rate", float(self.learning_rate))
+        object.__setattr__(self, "momentum", float(self.momentum))
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Average every ``every_steps`` steps, with an outer optimizer if more than one."""
+
+    every_steps: int = 1
+    outer: OuterOptimizer | None = None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Simulated seconds of one step, on average over the cycle of schedules."""
+
+    pipeline_s: float
+    averaging_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """Everything an executor needs, and the proof of how good it is.
+
+    Attributes
+    ----------
+    cluster, network_name, workload, seed, compute_times
+        What the plan was made from.
+    assignment, stage_layers
+        Which device holds which stage, and which layers each stage has.
+    schedules, cycle
+        Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
+    averaging
+        Per stage, rounds of disjoint groups.
+    wiring, sync
+        ``"fixed"`` paths; how often gradients are averaged.
+    certificates
+        Per part. ``paths``: mean makespan over the cycle with both directions of every link
+        averaged, as the path solver counts, and a bound for this arrangement.
+    """
+
+    cluster: Cluster
+    network_name: str
+    workload: Workload
+    seed: int
+    compute_times: ComputeTimes
+    assignment: AssignmentPlan
+    stage_layers: tuple[tuple[int, int], ...]
+    schedules: tuple[Schedule, ...]
+    averaging: tuple[tuple[tuple[AveragingGroup, ...], ...], ...]
+    predicted: Predicted
+    certificates: Mapping[str, Certificate]
+    cycle: tuple[int, ...] = (0,)
+    codec: str = "none"
+    wiring: str = "fixed"
+    sync: Sync = field(default_factory=Sync)
+    package_version: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.package_version:
+            object.__setattr__(self, "package_version", _package_version())
+
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Stage of each device."""
+        return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
+        data = self._inputs() | self._decisions()
+        # what a node calls its file of the same measurement says nothing
+        data["network"] = {k: v for k, v in data["network"].items() if k != "name"}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def replace(self, **changes: Any) -> TrainingPlan:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def _inputs(self) -> dict[str, Any]:
+        network = self.cluster.network.to_dict()
+        devices = self.cluster.devices
+        limits = {
+            name: None if (value := getattr(devices, name)) is None else np.asarray(value).tolist()
+            for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+        }
+        return {
+            "seed": self.seed,
+            "network": {
+                "name": self.network_name,
+                "hash": self.cluster.network.content_hash,
+                **{key: network[key] for key in ("ids", "regions")},
+                **{key: network[key] for key in ("latency_s", "bandwidth_bytes_per_s")},
+            },
+            "devices": limits,
+            "workload": self.workload.to_dict(),
+            "compute_times": _lists(asdict(self.compute_times)),
+        }
+
+    def _decisions(self) -> dict[str, Any]:
+        grid = self.assignment.grid
+        return {
+            "assignment": {
+                "groups": _lists(self.assignment.groups),
+                "grid": None if grid is None else grid.tolist(),
+                "layers": _lists(self.stage_layers),
+            },
+            "paths": {
+                "schedules": [
+                    {
+                        "name": s.name,
+                        "head": s.head,
+                        "paths": _lists(s.paths),
+                        "order": [[f"{kind}{b}" for kind, b in ops] for ops in s.order],
+                    }
+                    for s in self.schedules
+                ],
+                "cycle": list(self.cycle),
+            },
+            "averaging": {
+                "codec": self.codec,
+                "stages": [
+                    {"rounds": [[_lists(asdict(g)) for g in groups] for groups in rounds]}
+                    for rounds in self.averaging
+                ],
+            },
+            "wiring": {"kind": self.wiring},
+            "sync": asdict(self.sync),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, as ``plan.schema.json`` describes it; `from_dict` reads it again."""
+        return {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "package_version": self.package_version,
+            "content_hash": self.content_hash,
+            **self._inputs(),
+            **self._decisions(),
+            "predicted": asdict(self.predicted),
+            "certificates": {part: asdict(c) for part, c in self.certificates.items()},
+        }
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("planner")
+    except metadata.PackageNotFoundError:  # run from a checkout, as on a bare GPU node
+        return "unknown"
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

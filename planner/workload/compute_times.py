@@ -1,0 +1,60 @@
+"""Seconds of F, H, B and update per device, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.network.cluster import Cluster
+from planner.workload.workload import BACKWARD_TO_FORWARD, Workload
+
+FROM_FLOPS = "FLOPs of the workload over FLOP/s of the device"
+FIELDS = ("forward_s", "backward_s", "head_s", "update_s")
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Seconds for one microbatch on each device, and where they come from.
+
+    Attributes
+    ----------
+    forward_s, backward_s
+        F and B of the stage that the device holds.
+    head_s
+        H, head and loss with their own backward pass, if this device runs it.
+    update_s
+        The optimizer step, once an iteration.
+    """
+
+    source: str
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    head_s: tuple[float, ...]
+    update_s: tuple[float, ...]
+
+    @classmethod
+    def from_flops(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        groups: Sequence[Sequence[int]],
+        layers: Sequence[tuple[int, int]],
+    ) -> ComputeTimes:
+        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free."""
+        n = len(cluster)
+        forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
+        for group, part in zip(groups, layers, strict=True):
+            stage = workload.stage(*part).forward_flops * workload.microbatch_samples
+            last = workload.head.forward_flops * workload.microbatch_samples
+            for d in group:
+                flops = float(cluster.flops[d])
+                forward[d] = stage / flops
+                backward[d] = BACKWARD_TO_FORWARD * stage / flops
+                head[d] = (1 + BACKWARD_TO_FORWARD) * last / flops
+        return cls(
+            FROM_FLOPS,
+            tuple(forward),
+            tuple(backward),
+            tuple(head),
+            (0.0,) * n,
+        )

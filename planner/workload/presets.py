@@ -1,0 +1,342 @@
+"""Workloads of the papers, and any transformer from its Hugging Face ``config.json``.
+
+Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
+token; attention adds ``4 s h`` per token (scores and values, Narayanan et al. 2021, section 5.1).
+A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
+attention scores recomputed), and hands on ``s h`` elements.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner.workload.layers import Architecture, Layer
+
+Fields = dict[str, Any]
+"""Fields of a `planner.workload.workload.Workload`."""
+
+SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
+
+
+def transformer(
+    name: str,
+    arch: Architecture,
+    *,
+    batch_samples: int,
+    microbatch_samples: int = 1,
+    activation_bytes_per_element: float = 2.0,
+    source: str = "",
+) -> Fields:
+    """A decoder-only transformer.
+
+    Parameters
+    ----------
+    batch_samples, microbatch_samples
+        Samples of one optimizer step, and of what travels together.
+    activation_bytes_per_element
+        2 where training is in 16 bits, 4 in 32.
+    """
+    if arch.kind not in ("gpt2", "llama"):
+        raise ValueError(f"architecture kind {arch.kind!r} is unknown; use 'gpt2' or 'llama'")
+    h, s = arch.hidden, arch.sequence
+    if h % arch.heads or arch.heads % arch.kv_heads:
+        raise ValueError(
+            f"hidden {h} must be a multiple of heads {arch.heads}, and heads one of kv_heads "
+            f"{arch.kv_heads}"
+        )
+    kv = h // arch.heads * arch.kv_heads
+    if arch.kind == "gpt2":
+        weights = h * (h + 2 * kv) + h * h + 2 * h * arch.ffn
+        extra = (h + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
+        stem_parameters = (arch.vocabulary + s) * h
+        final_norm = 2 * h
+    else:
+        weights = h * (h + 2 * kv) + h * h + 3 * h * arch.ffn
+        extra = 2 * h  # two RMSNorms
+        stem_parameters = arch.vocabulary * h
+        final_norm = h
+    handed_on = s * h * activation_bytes_per_element
+    layer = Layer(
+        "layer",
+        weights + extra,
+        2.0 * weights * s + 4.0 * s * s * h,
+        handed_on,
+        SAVED_ELEMENTS * s * h * activation_bytes_per_element,
+    )
+    stem = Layer("embedding", stem_parameters, 0.0, handed_on, 0.0)
+    head = Layer(
+        "head",
+        final_norm + (0 if arch.tied else arch.vocabulary * h),
+        2.0 * s * h * arch.vocabulary,
+        0.0,
+        # logits and their gradient are alive only while the head runs
+        s * arch.vocabulary * activation_bytes_per_element,
+    )
+    return Fields(
+        name=name,
+        stem=stem,
+        layers=tuple(replace(layer, name=f"layer{k}") for k in range(arch.layers)),
+        head=head,
+        batch_samples=batch_samples,
+        microbatch_samples=microbatch_samples,
+        architecture=arch,
+        source=source,
+    )
+
+
+def _gpt(
+    layers: int, hidden: int, heads: int, sequence: int, batch: int, source: str
+) -> Callable[[str], Fields]:
+    arch = Architecture("gpt2", layers, hidden, heads, heads, 4 * hidden, 50257, sequence)
+    return lambda name: transformer(name, arch, batch_samples=batch, source=source)
+
+
+def _llama_ffn(hidden: int) -> int:
+    """Two thirds of 4 h, rounded up to a multiple of 256 (Touvron et al. 2023)."""
+    return -(-(8 * hidden // 3) // 256) * 256
+
+
+def _llama(
+    layers: int, hidden: int, heads: int, sequence: int, batch_tokens: int, source: str
+) -> Callable[[str], Fields]:
+    arch = Architecture("llama", layers, hidden, heads, heads, _llama_ffn(hidden), 32000, sequence)
+    batch = max(1, batch_tokens // sequence)
+    return lambda name: transformer(name, arch, batch_samples=batch, source=source)
+
+
+def _swarm_encoder(hidden: int, heads: int, note: str) -> Callable[[str], Fields]:
+    # no embedding or head: the paper times bare TransformerEncoderLayers
+    arch = Architecture("gpt2", 12, hidden, heads, heads, 4 * hidden, 1, 512)
+
+    def build(name: str) -> Fields:
+        bare = transformer(name, arch, batch_samples=1, source=note)
+        nothing = Layer("none", 0, 0.0, bare["stem"].output_bytes, 0.0)
+        last = replace(nothing, output_bytes=0.0)
+        return bare | {"stem": nothing, "head": last, "architecture": None}
+
+    return build
+
+
+def _albert_large(name: str) -> Fields:
+    """All 24 layers share one set of weights, so only the first owns parameters."""
+    hidden, ffn, embedding, vocabulary, s = 1024, 4096, 128, 30000, 512
+    arch = Architecture("gpt2", 24, hidden, 16, 16, ffn, vocabulary, s)
+    like_gpt = transformer(name, arch, batch_samples=4096)
+    first, *others = like_gpt["layers"]
+    layers = (first, *(replace(layer, parameters=0) for layer in others))
+    stem = Layer(
+        "embedding",
+        # words, positions, token types, LayerNorm, projection to the hidden size
+        (vocabulary + s + 2 + 2) * embedding + embedding * hidden + hidden,
+        2.0 * s * embedding * hidden,
+        like_gpt["stem"].output_bytes,
+        0.0,
+    )
+    head = Layer(
+        "head",  # the projection to words is tied to the embedding
+        hidden * embedding + embedding + 2 * embedding + vocabulary,
+        2.0 * s * (hidden * embedding + embedding * vocabulary),
+        0.0,
+        like_gpt["head"].saved_bytes,
+    )
+    return Fields(
+        name=name,
+        stem=stem,
+        layers=layers,
+        head=head,
+        batch_samples=4096,
+        source="Lan et al. 2020 (ALBERT-large, batch 4096), which DeDLOC, section 4.2, follows",
+    )
+
+
+def _resnet_50(name: str) -> Fields:
+    """Bottleneck blocks at 224 x 224, counted convolution by convolution."""
+
+    def conv(cin: int, cout: int, kernel: int, side: int) -> tuple[int, float]:
+        weights = cin * cout * kernel * kernel
+        return weights + 2 * cout, 2.0 * weights * side * side  # BatchNorm's scale and shift
+
+    layers: list[Layer] = []
+    cin, side = 64, 56
+    for stage, (width, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for k in range(count):
+            stride = 2 if stage and k == 0 else 1
+            inner = side  # the stride sits on the 3 x 3 convolution
+            side //= stride
+            parts = [
+                conv(cin, width, 1, inner),
+                conv(width, width, 3, side),
+                conv(width, 4 * width, 1, side),
+            ]
+            if k == 0:
+                parts.append(conv(cin, 4 * width, 1, side))
+            cin = 4 * width
+            elements = inner * inner * width + side * side * (width + cin)
+            layers.append(
+                Layer(
+                    f"block{stage + 1}.{k}",
+                    sum(p for p, _ in parts),
+                    sum(f for _, f in parts),
+                    side * side * cin * 2.0,
+                    2 * elements * 2.0,  # convolution outputs before and after normalisation
+                )
+            )
+    parameters, flops = conv(3, 64, 7, 112)
+    stem = Layer("stem", parameters, flops, 56 * 56 * 64 * 2.0, 2 * 112 * 112 * 64 * 2.0)
+    head = Layer("head", 2048 * 1000 + 1000, 2.0 * 2048 * 1000, 0.0, 0.0)
+    return Fields(
+        name=name,
+        stem=stem,
+        layers=tuple(layers),
+        head=head,
+        batch_samples=32768,
+        microbatch_samples=32,
+        source="He et al. 2016 (ResNet-50, 224 x 224); batch 32,768 of DeDLOC, section 4.1",
+    )
+
+
+_DTFM = (
+    "DT-FM paper, section 4.1 (GPT3-1.3B of Brown et al. 2020, {} layers, batch 1024); untied head"
+)
+_SKIP = "SkipPipe paper, Table 2; feed-forward width by the LLaMA rule, vocabulary 32000"
+_DILOCO = "DiLoCo-SWARM paper, Table 1 and section 4.2 (untied head, batch 512, sequence 1024)"
+_SWARM = "SWARM paper, Appendix F: {}; 12 layers, 1 x 512 tokens, no embedding or head"
+
+PRESETS: dict[str, Callable[[str], Fields]] = {
+    "gpt3-1.3b": _gpt(24, 2048, 16, 2048, 1024, _DTFM.format(24)),
+    "gpt3-1.3b-32l": _gpt(32, 2048, 16, 2048, 1024, _DTFM.format(32)),
+    "gpt3-1.3b-40l": _gpt(40, 2048, 16, 2048, 1024, _DTFM.format(40)),
+    "llama-50m": _llama(12, 288, 6, 256, 500_000, _SKIP),
+    "llama-500m": _llama(24, 1024, 16, 1024, 500_000, _SKIP),
+    "llama-1.5b": _llama(24, 2048, 16, 4096, 184_320, _SKIP + "; batch of its Table 3"),
+    "llama-3-1b": lambda name: transformer(
+        name,
+        Architecture("llama", 16, 2048, 32, 8, 8192, 128256, 8192, tied=True),
+        batch_samples=61,
+        source="SkipPipe paper, Table 2; key-value heads, width and vocabulary of Llama 3.2 1B "
+        "(Dubey et al. 2024); 500k tokens a batch",
+    ),
+    "gpt2-tiny": _gpt(4, 128, 4, 1024, 512, _DILOCO),
+    "gpt2-small": _gpt(12, 768, 12, 1024, 512, _DILOCO),
+    "gpt2-medium": _gpt(24, 1024, 16, 1024, 512, _DILOCO),
+    "gpt2-large": _gpt(36, 1280, 20, 1024, 512, _DILOCO),
+    "albert-large": _albert_large,
+    "resnet-50": _resnet_50,
+    "swarm-base": _swarm_encoder(768, 12, _SWARM.format("'base', d_model 768")),
+    "swarm-xxlarge": _swarm_encoder(4096, 32, _SWARM.format("'xxlarge', d_model 4096")),
+    "swarm-gpt3": _swarm_encoder(12288, 96, _SWARM.format("'GPT-3', d_model 12288")),
+    "swarm-ours": _swarm_encoder(
+        4096, 32, _SWARM.format("'Ours', d_model 4096, meant for 3 layers a stage")
+    ),
+}
+
+WORKLOAD_FIELDS = (
+    "batch_samples",
+    "microbatch_samples",
+    "gradient_bytes_per_parameter",
+    "state_bytes_per_parameter",
+)
+
+
+def preset(name: str, **changes: Any) -> Fields:
+    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed."""
+    if name not in PRESETS:
+        raise ValueError(f"no workload {name!r}; choose one of {', '.join(PRESETS)}")
+    return _changed(PRESETS[name](name), changes)
+
+
+def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
+    changes = {key: value for key, value in changes.items() if value is not None}
+    sequence = changes.pop("sequence", None)
+    element = changes.pop("activation_bytes_per_element", None)
+    unknown = set(changes) - set(WORKLOAD_FIELDS)
+    if unknown:
+        raise ValueError(
+            f"a workload has no field {sorted(unknown)[0]!r} to change; it has sequence, "
+            f"activation_bytes_per_element, {', '.join(WORKLOAD_FIELDS)}"
+        )
+    if sequence is not None or element is not None:
+        if workload.get("architecture") is None:
+            raise ValueError(
+                f"workload {workload['name']!r} has no sequence or element size to set"
+            )
+        if sequence is not None and sequence < 1:
+            raise ValueError(f"sequence is {sequence}; it must be at least 1")
+        arch = workload["architecture"]
+        arch = replace(arch, sequence=sequence or arch.sequence)
+        workload = transformer(
+            workload["name"],
+            arch,
+            batch_samples=workload["batch_samples"],
+            microbatch_samples=workload.get("microbatch_samples", 1),
+            activation_bytes_per_element=element or 2.0,
+            source=workload["source"],
+        )
+    return workload | changes
+
+
+def from_hf_config(path: str | Path, **changes: Any) -> Fields:
+    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2)."""
+    try:
+        config = json.loads(Path(path).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
+
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
+
+    def need(*names: str) -> int:
+        for name in names:
+            value = config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{path}: {name} is {value!r}; it must be a whole number >= 1")
+            return int(value)
+        raise ValueError(f"{path}: field {names[0]!r} is missing; it is needed for its size")
+
+    kind = config.get("model_type")
+    if kind == "gpt2":
+        hidden = need("n_embd")
+        heads = need("n_head")
+        arch = Architecture(
+            "gpt2",
+            need("n_layer"),
+            hidden,
+            heads,
+            heads,
+            need("n_inner") if config.get("n_inner") else 4 * hidden,
+            need("vocab_size"),
+            need("n_positions", "n_ctx"),
+            bool(config.get("tie_word_embeddings", True)),
+        )
+    elif kind in ("llama", "mistral", "qwen2"):
+        heads = need("num_attention_heads")
+        arch = Architecture(
+            "llama",
+            need("num_hidden_layers"),
+            need("hidden_size"),
+            heads,
+            need("num_key_value_heads") if config.get("num_key_value_heads") else heads,
+            need("intermediate_size"),
+            need("vocab_size"),
+            need("max_position_embeddings"),
+            bool(config.get("tie_word_embeddings", False)),
+        )
+    else:
+        raise ValueError(
+            f"{path}: model_type {kind!r} is not supported; it must be gpt2, llama, mistral or "
+            "qwen2"
+        )
+    batch = changes.pop("batch_samples", None) or 512
+    workload = transformer(
+        str(config.get("_name_or_path") or Path(path).stem),
+        arch,
+        batch_samples=batch,
+        source=f"Hugging Face config.json, model_type {kind}",
+    )
+    return _changed(workload, changes)

@@ -1,0 +1,164 @@
+"""What is trained: layers with parameters, FLOPs and activations, batch sizes.
+
+A `Workload` is a stem (embedding), a chain of layers that can be cut into stages, and a head
+(final norm, output projection, loss). All figures are per sample; the presets with their sources
+are in `planner.workload.presets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from dataclasses import replace as _replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from planner.workload import presets
+from planner.workload.layers import Architecture, Layer, StageLoad
+
+BACKWARD_TO_FORWARD = 2.0
+"""FLOPs of a backward over a forward pass: gradients of inputs and of weights."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and its batch.
+
+    Attributes
+    ----------
+    batch_samples
+        Samples of one optimizer step, over all pipelines.
+    microbatch_samples
+        Samples that travel together.
+    gradient_bytes_per_parameter
+        What averaging sends per parameter.
+    state_bytes_per_parameter
+        Weights, gradients and optimizer state on a device, per parameter.
+    architecture
+        Set where the executor can build the model.
+    source
+        Where the figures come from.
+    """
+
+    name: str
+    stem: Layer
+    layers: tuple[Layer, ...]
+    head: Layer
+    batch_samples: int
+    microbatch_samples: int = 1
+    gradient_bytes_per_parameter: float = 4.0
+    state_bytes_per_parameter: float = 16.0
+    architecture: Architecture | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if not self.layers:
+            raise ValueError(f"workload {self.name!r} has no layers; give at least one")
+        for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for field in ("batch_samples", "microbatch_samples"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Workload:
+        """A model of the papers by name, with fields changed, e.g. ``batch_samples=2048``.
+
+        Parameters
+        ----------
+        name
+            One of `planner.workload.presets.PRESETS`.
+        changes
+            ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or fields of
+            `planner.workload.presets.WORKLOAD_FIELDS`; None leaves one as it is.
+
+        Raises
+        ------
+        ValueError
+            No such preset or field.
+        """
+        return cls(**presets.preset(name, **changes))
+
+    @classmethod
+    def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
+        """From a Hugging Face ``config.json``; see `planner.workload.presets.from_hf_config`."""
+        return cls(**presets.from_hf_config(path, **changes))
+
+    @classmethod
+    def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
+        """A decoder-only transformer; see `planner.workload.presets.transformer`."""
+        return cls(**presets.transformer(name, architecture, **fields))
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, stem and head included."""
+        return sum(layer.parameters for layer in (self.stem, *self.layers, self.head))
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """FLOPs of one sample's forward pass, head included."""
+        return sum(layer.forward_flops for layer in (self.stem, *self.layers, self.head))
+
+    def stage(self, start: int, stop: int) -> StageLoad:
+        """Load of the layers ``start`` to ``stop - 1``; layer 0 brings the stem."""
+        inside = list(self.layers[start:stop])
+        if start == 0:
+            inside.insert(0, self.stem)
+        return StageLoad(
+            sum(layer.parameters for layer in inside),
+            sum(layer.forward_flops for layer in inside),
+            inside[-1].output_bytes,
+            sum(layer.saved_bytes for layer in inside),
+        )
+
+    def even_split(self, stages: int) -> tuple[tuple[int, int], ...]:
+        """Layer ranges of nearly equal length, the longer ones first."""
+        n = len(self.layers)
+        if not 1 <= stages <= n:
+            raise ValueError(
+                f"{self.name} has {n} layers and cannot be cut into {stages} stages; "
+                f"ask for 1 to {n}"
+            )
+        short, longer = divmod(n, stages)
+        cuts = [0]
+        for j in range(stages):
+            cuts.append(cuts[-1] + short + (j < longer))
+        return tuple(pairwise(cuts))
+
+    def activation_bytes(self, split: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+        """Bytes of one sample over each boundary of a split."""
+        return tuple(self.layers[stop - 1].output_bytes for _, stop in split[:-1])
+
+    def gradient_bytes(
+        self, split: Sequence[tuple[int, int]], head_stage: int
+    ) -> tuple[float, ...]:
+        """Bytes of each stage's gradients, the head's on ``head_stage``."""
+        return tuple(
+            (self.stage(*part).parameters + (self.head.parameters if j == head_stage else 0))
+            * self.gradient_bytes_per_parameter
+            for j, part in enumerate(split)
+        )
+
+    def replace(self, **changes: Any) -> Workload:
+        """A copy with some fields changed."""
+        return _replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        data = asdict(self)
+        data["layers"] = [asdict(layer) for layer in self.layers]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        """From the form that `to_dict` makes (and that a plan file holds)."""
+        known = {field.name for field in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])
+        values["layers"] = tuple(Layer(**layer) for layer in data["layers"])
+        if data.get("architecture") is not None:
+            values["architecture"] = Architecture(**data["architecture"])
+        return cls(**values)

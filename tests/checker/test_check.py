@@ -1,0 +1,163 @@
+"""The checker: own arithmetic against brute force, and every rule must be able to fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.checker.assignment import assignment_cost_s, smallest_bottleneck
+from planner.checker.dispatch import check
+from planner.network.cluster import Cluster, Devices
+from planner.problems import AssignmentProblem
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate, Status
+from planner.search.result import Result
+from planner.training_plan.model import Predicted
+from tests.conftest import make_plan, random_network
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))
+def test_smallest_bottleneck_against_all_matchings(rows: int, columns: int, seed: int) -> None:
+    """Rectangular, with ties."""
+    cost = np.random.default_rng(seed).integers(0, 6, (rows, columns)).astype(float)
+    small = cost if rows <= columns else cost.T
+    best = min(
+        max(small[i, j] for i, j in enumerate(chosen))
+        for chosen in permutations(range(small.shape[1]), small.shape[0])
+    )
+    assert smallest_bottleneck(cost) == best
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10_000))
+def test_cost_agrees_with_the_problems_definition(stages: int, pipelines: int, seed: int) -> None:
+    """Two implementations of eq. 1-4, with bytes that differ per stage and boundary."""
+    rng = np.random.default_rng(seed)
+    n = stages * pipelines
+    network = random_network(n, seed)
+    activations = rng.uniform(1e6, 1e8, stages - 1).tolist()
+    gradients = rng.uniform(1e6, 1e8, stages).tolist()
+    problem = AssignmentProblem(network, stages, pipelines, activations, gradients)
+    groups = rng.permutation(n).reshape(stages, pipelines).tolist()
+    assert assignment_cost_s(groups, network, activations, gradients) == pytest.approx(
+        problem.cost(groups), rel=1e-12
+    )
+
+
+def problem4() -> AssignmentProblem:
+    """Four devices, 2 x 2."""
+    return AssignmentProblem(random_network(4), 2, 2, 1e8, 1e8)
+
+
+@pytest.mark.parametrize(
+    ("plan", "rule"),
+    [
+        (AssignmentPlan.of_groups([[0, 1, 2], [3]]), "eq. 1"),
+        (AssignmentPlan(((0, 1), (1, 3)), np.array([[0, 1], [1, 3]])), "eq. 1"),
+        (AssignmentPlan(((0, 1), (2, 3)), None), "grid"),
+        (AssignmentPlan(((0, 1), (2, 3)), np.array([[0, 1], [2, 3]])), "grid"),
+    ],
+)
+def test_broken_assignments(plan: AssignmentPlan, rule: str) -> None:
+    """Wrong sizes, a device twice, no grid, another grid."""
+    assert rule in {v.rule for v in check(plan, problem4())}
+
+
+def test_rows_must_realise_the_matching() -> None:
+    """Of the two grids over the same groups exactly one has the smaller bottleneck."""
+    grids = [[[0, 2], [1, 3]], [[0, 3], [1, 2]]]
+    found = [check(AssignmentPlan.of_grid(grid), problem4()) for grid in grids]
+    assert sorted(len(violations) for violations in found) == [0, 1]
+    assert next(v for vs in found for v in vs).rule == "eq. 3"
+
+
+def test_results_must_state_their_own_cost() -> None:
+    """A wrong objective, a status against the gap, a plan missing."""
+    problem = problem4()
+    plan = next(
+        p
+        for p in (AssignmentPlan.of_grid(g) for g in ([[0, 2], [1, 3]], [[0, 3], [1, 2]]))
+        if not check(p, problem)
+    )
+    cost = problem.cost(plan.groups)
+    about = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    assert not check(Result.of(plan, cost, cost / 2, **about), problem)
+    assert [v.rule for v in check(Result.of(plan, cost * 1.1, None, **about), problem)] == ["eq. 1"]
+    bad = Result(plan, Status.OPTIMAL, cost, cost / 2, 0.0, "", 0, "")
+    assert [v.rule for v in check(bad, problem)] == ["status"]
+    none = Result(None, Status.FEASIBLE, None, None, 0.0, "", 0, "")
+    assert [v.rule for v in check(none, problem)] == ["status"]
+
+
+def test_broken_training_plans() -> None:
+    """Wrong prediction, too little memory, another network, a bound above the cost."""
+    plan = make_plan([[0, 1]])
+    assert check(plan) == []
+    slow = plan.replace(predicted=Predicted(1.0, 1.0, 2.0))
+    assert {v.rule for v in check(slow)} == {"timeline", "eq. 2", "step time"}
+    small = plan.replace(cluster=plan.cluster.replace(devices=Devices(1e12, 1e5)))
+    assert {v.rule for v in check(small)} == {"memory"}
+    other = Cluster(random_network(2, seed=5), Devices(1e12, 16e9))
+    assert {v.rule for v in check(plan, other)} == {"network"}
+    groups = plan.assignment.groups
+    cost = assignment_cost_s(groups, plan.cluster.network, [9999.0], [1.0, 1.0])
+    lying = Certificate("m", Status.FEASIBLE, cost, cost * 1e9, None, "", 0.0, 0)
+    rules = {v.rule for v in check(plan.replace(certificates={"assignment": lying}))}
+    assert {"eq. 1", "bound"} <= rules
+
+
+def test_unknown_things_cannot_be_checked() -> None:
+    """A clear type error."""
+    with pytest.raises(TypeError, match="cannot check a dict"):
+        check({})
+
+
+def certified(**changes: object) -> list[str]:
+    """Rules that a plan breaks whose step certificate is changed."""
+    plan = make_plan([[0, 1]])
+    step = plan.predicted.step_s
+    fields = {"objective": step, "bound": step / 2, "gap": 0.5, "status": Status.FEASIBLE}
+    made = Certificate(
+        **{"method": "m", "stop_reason": "", "runtime_s": 0.0, "seed": 0, **fields, **changes}
+    )
+    return sorted({v.rule for v in check(plan.replace(certificates={"step": made}))})
+
+
+def test_certificates_must_agree_with_the_plan() -> None:
+    """Objective, bound, gap and status of the step."""
+    step = make_plan([[0, 1]]).predicted.step_s
+    assert certified() == []
+    assert certified(objective=step / 2, bound=step / 4) == ["step time"]
+    assert certified(bound=2 * step, gap=1.0) == ["bound"]
+    assert certified(bound=-step, gap=2.0) == ["bound"]
+    assert certified(gap=None) == ["gap"]
+    assert certified(status=Status.OPTIMAL) == ["status"]
+    assert certified(status=Status.INFEASIBLE) == ["status"]
+
+
+def test_compute_times_must_follow_from_flops_if_they_say_so() -> None:
+    """A thousandth of the time is no plan; another source is believed."""
+    plan = make_plan([[0, 1]])
+    times = plan.compute_times
+    fast = replace(times, forward_s=tuple(x / 1000 for x in times.forward_s))
+    assert "FLOPs" in {v.rule for v in check(plan.replace(compute_times=fast))}
+    told = replace(fast, source="a stopwatch")
+    assert "FLOPs" not in {v.rule for v in check(plan.replace(compute_times=told))}
+
+
+def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
+    """Other devices are a violation, a wrong second argument an error."""
+    plan = make_plan([[0, 1]])
+    other = plan.cluster.replace(devices=Devices(1e12, 8e9))
+    assert {v.rule for v in check(plan, other)} == {"devices"}
+    assert check(plan, plan.cluster) == []
+    with pytest.raises(TypeError, match="is checked against a Cluster, found AssignmentProblem"):
+        check(plan, problem4())
+    with pytest.raises(TypeError, match="against a AssignmentProblem, found NoneType"):
+        check(AssignmentPlan.of_grid([[0, 2], [1, 3]]))
+    without = plan.replace(assignment=AssignmentPlan(plan.assignment.groups, None))
+    assert "grid" in {v.rule for v in check(without)}

@@ -1,0 +1,180 @@
+"""The checker of microbatch paths on an instance small enough to follow by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.checker.dispatch import check
+from planner.network.cluster import Cluster, Devices
+from planner.problems import PathProblem, ProblemError
+from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
+from planner.workload.workload import Workload
+from tests.conftest import random_network
+
+INSTANCE = Path(__file__).parent.parent / "data" / "gcp20_skip33.json"
+
+
+def small(**changes: object) -> PathProblem:
+    """Start device 0, stages {1}, {2}, {3}; every transfer 1 s, F 1 s, H 1 s, B 2 s."""
+    fields: dict[str, object] = {
+        "transfer_s": np.ones((4, 4)),
+        "stage_devices": [[0], [1], [2], [3]],
+        "forward_s": 1,
+        "backward_s": 2,
+        "head_s": 1,
+        "path_stages": 3,
+        "memory": 3,
+        "microbatches_per_start": 1,
+    }
+    return PathProblem(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def timed(paths: list[list[int]]) -> PathPlan:
+    """One microbatch after the other, as early as its own chain allows."""
+    ops, now = [], 0.0
+    for b, path in enumerate(paths):
+        at = path[0]
+        chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in path[::-1])]
+        for kind, d in chain:
+            now += 0 if d == at else 1
+            end = now + {"F": 1, "H": 1, "B": 2}[kind]
+            ops.append(PathOp(b, d, kind, now, end))
+            now, at = end, d
+    return PathPlan.of(paths, ops)
+
+
+def rules(plan: PathPlan, problem: PathProblem) -> set[str]:
+    """Names of the broken rules."""
+    return {v.rule for v in check(plan, problem)}
+
+
+def test_valid_paths_and_their_makespan() -> None:
+    """F 1, hop, F 1, hop, F 1, hop, H 1, hop, B 2, hop, B 2, hop, B 2: 16 s."""
+    plan = timed([[0, 1, 2]])
+    assert rules(plan, small(stage_devices=[[0], [1, 3], [2]])) == set()
+    assert plan.makespan_s == 16
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ([1, 0, 2], "CC1"),
+        ([0, 1], "skip"),
+        ([0, 3, 1], "CC2"),
+        ([0, 1, 1], "paths"),
+    ],
+)
+def test_broken_paths(path: list[int], rule: str) -> None:
+    """Another start, too short, a swap of stages that are no neighbours, a stage twice."""
+    assert rule in rules(timed([path]), small(stage_devices=[[0], [1], [2], [3]]))
+
+
+def test_swaps_are_counted() -> None:
+    """2, 1 is one swap; 2, 1, 4, 3 are two; 3, 2, 1 is none at all."""
+    wide = small(transfer_s=np.ones((5, 5)), stage_devices=[[0], [1], [2], [3], [4]], path_stages=5)
+    assert rules(timed([[0, 2, 1, 3, 4]]), wide) == set()
+    assert rules(timed([[0, 2, 1, 4, 3]]), wide) == {"CC2"}
+    assert rules(timed([[0, 2, 1, 4, 3]]), wide.replace(max_swaps=2)) == set()
+    assert "CC2" in rules(timed([[0, 3, 2, 1, 4]]), wide.replace(max_swaps=2))
+
+
+def test_swaps_of_all_paths_are_counted() -> None:
+    """Two paths with a swap each, and a third with none (D.2)."""
+    problem = small(
+        transfer_s=np.ones((3, 3)), stage_devices=[[0], [1], [2]], microbatches_per_start=3
+    )
+    plan = timed([[0, 2, 1], [0, 2, 1], [0, 1, 2]])
+    assert rules(plan, problem) == set()
+    assert rules(plan, problem.replace(max_total_swaps=2)) == set()
+    assert rules(plan, problem.replace(max_total_swaps=1)) == {"CC2"}
+
+
+def test_stages_are_skipped_equally() -> None:
+    """Three paths through two of three stages: each stage twice."""
+    problem = small(microbatches_per_start=3)
+    assert rules(timed([[0, 1, 2], [0, 2, 3], [0, 1, 3]]), problem) == set()
+    assert rules(timed([[0, 1, 2], [0, 1, 3], [0, 1, 3]]), problem) == {"CC3"}
+
+
+def test_memory_counts_paths_or_live_microbatches() -> None:
+    """Three paths through device 0: too many for 2 at all, not for 1 at a time."""
+    plan = timed([[0, 1, 2], [0, 2, 3], [0, 1, 3]])
+    problem = small(microbatches_per_start=3, memory=2)
+    assert rules(plan, problem) == {"TC1"}
+    assert rules(plan, problem.replace(live_memory=True, memory=1)) == set()
+    overlapping = PathPlan.of(
+        plan.paths,
+        [
+            op._replace(start_s=op.start_s - 16, end_s=op.end_s - 16) if op.microbatch == 1 else op
+            for op in plan.ops
+        ],
+    )
+    assert {"TC2", "TC1"} <= rules(overlapping, problem.replace(live_memory=True, memory=1))
+
+
+def test_times_must_follow_the_chain() -> None:
+    """An early start, a short operation, a missing one, one too many."""
+    plan, problem = timed([[0, 1, 2]]), small(stage_devices=[[0], [1, 3], [2]])
+    ops = list(plan.ops)
+    early = [ops[0], ops[1]._replace(start_s=1.5, end_s=2.5), *ops[2:]]
+    assert rules(PathPlan.of(plan.paths, early), problem) == {"timeline"}
+    short = [ops[0]._replace(end_s=0.5), *ops[1:]]
+    assert rules(PathPlan.of(plan.paths, short), problem) == {"timeline"}
+    assert rules(PathPlan.of(plan.paths, ops[:-1]), problem) == {"timeline"}
+    more = [*ops, PathOp(0, 3, "F", 50.0, 51.0)]
+    assert rules(PathPlan.of(plan.paths, more), problem) == {"timeline"}
+
+
+def test_the_public_paths_overfill_one_device() -> None:
+    """As the instance says of itself: device 4 carries 4 paths with memory for 3."""
+    data = json.loads(INSTANCE.read_text())
+    names = (
+        "transfer_s stage_devices forward_s backward_s head_s path_stages memory "
+        "microbatches_per_start max_swaps"
+    )
+    problem = PathProblem(**{name: data[name] for name in names.split()})
+    assert problem.visits == (9, 9)
+    found = check(PathPlan.of(data["public_paths"], []), problem)
+    assert [(v.rule, v.where) for v in found] == [("TC1", "device 4")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"transfer_s": np.ones((2, 3))}, "N x N"),
+        ({"transfer_s": np.full((4, 4), np.nan)}, "must be >= 0 and finite"),
+        ({"stage_devices": [[0], [1], [2]]}, "each of the 4 devices once"),
+        ({"stage_devices": [[0], [1], [2, 3], []]}, "no empty stage"),
+        ({"path_stages": 5}, "1 to the 4 stages"),
+        ({"microbatches_per_start": 0}, "at least 1"),
+        ({"memory": 1.5}, "whole numbers"),
+        ({"memory": -1}, "whole numbers"),
+        ({"forward_s": [1, 2]}, "forward_s must be one number or 4"),
+        ({"head_s": -1}, "head_s of device 0 is -1"),
+        ({"max_swaps": -1}, "max_swaps is -1"),
+        ({"max_total_swaps": -1}, "max_total_swaps is -1"),
+    ],
+)
+def test_bad_problems_are_refused(change: dict, message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ProblemError, match=message):
+        small(**change)
+
+
+def test_problem_from_an_assignment() -> None:
+    """Times by FLOPs, memory by what is left, transfers with both ways averaged."""
+    network = random_network(5)
+    cluster = Cluster(network, Devices(1e13, 16e9))
+    workload = Workload.preset("llama-1.5b")
+    plan = AssignmentPlan.of_groups([[0, 1], [2], [3], [4]])
+    problem = PathProblem.from_assignment(
+        cluster, workload, plan, path_stages=3, microbatches_per_start=2
+    )
+    assert problem.starts == (0, 0, 1, 1)
+    np.testing.assert_allclose(problem.backward_s, 2 * problem.forward_s)
+    np.testing.assert_allclose(problem.transfer_s, problem.transfer_s.T)
+    assert (problem.memory >= 1).all()

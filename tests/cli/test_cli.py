@@ -1,0 +1,426 @@
+"""The command line as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.checker.dispatch import check
+from planner.cli.main import Reporting, main
+from planner.network.catalogue import load_network
+from planner.network.cluster import Cluster, Devices
+from planner.problems import PathProblem
+from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
+from planner.search.stop import StopRun
+from planner.training_plan.file import load_plan
+from planner.workload.workload import Workload
+
+PLAN = [
+    *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--stages", "4"),
+    *("--sequence", "64", "--batch-samples", "8", "--seconds", "1", "--random-placements", "2"),
+]
+
+
+def slower_regions(path: Path) -> Path:
+    """The plan's regions with half the bandwidth, as a file of one's own."""
+    network = load_network("aws8_dtfm_worldwide_2022")
+    network.replace(bandwidth_bytes_per_s=network.bandwidth_bytes_per_s / 2).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of one device a region."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main([*PLAN, "--out", str(path)]) == 0
+    return path
+
+
+def test_plan_writes_plan_trace_and_picture(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And prints cost, bound, gap, step time, and the random mean of both."""
+    names = sorted(p.name for p in plan_file.parent.iterdir())
+    assert names == ["plan.gantt.png", "plan.json", "plan.trace.json"]
+    out = plan_file.parent / "again.json"
+    assert main([*PLAN, "--json", "--no-pictures", "--out", str(out)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["assignment"]["bound"] <= data["assignment"]["objective"]
+    assert data["random"]["mean_cost_s"] > data["assignment"]["objective"]
+    assert data["written"] == [str(out)]
+
+
+def test_check_accepts_and_refuses(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Valid: 0. Damaged: one line on stderr and 2. Well-formed but wrong: the rule and 1."""
+    assert main(["check", str(plan_file)]) == 0
+    assert "valid" in capsys.readouterr().out
+    damaged = plan_file.parent / "damaged.json"
+    data = json.loads(plan_file.read_text())
+    data["network"]["bandwidth_bytes_per_s"][0][1] = -1
+    damaged.write_text(json.dumps(data))
+    assert main(["check", str(damaged)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "bandwidth_bytes_per_s[0][1]: must be > 0" in error
+    data = json.loads(plan_file.read_text())
+    data["predicted"]["step_s"] /= 2
+    damaged.write_text(json.dumps(data))
+    assert main(["check", str(damaged)]) == 1
+    assert "step time" in capsys.readouterr().out
+    damaged.unlink()
+
+
+def test_simulate_on_another_network(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same regions with half the bandwidth; a network without them is refused."""
+    slower = slower_regions(plan_file.parent / "slower.csv")
+    assert main(["simulate", str(plan_file), "--network", str(slower), "--json"]) == 0
+    there = json.loads(capsys.readouterr().out)
+    assert there["step_s"] > there["planned_step_s"]
+    slower.unlink()
+    assert main(["simulate", str(plan_file), "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert here["step_s"] == here["planned_step_s"]
+    assert main(["simulate", str(plan_file), "--network", "gcp12_skippipe_2025"]) == 2
+    assert "neither the plan's devices nor its region" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan", "--network", "nowhere"], "no network 'nowhere'"),
+        (["plan", "--network", "skyplane_60_20220129"], "not measured"),
+        (["plan", "--workload", "gpt9"], "no workload 'gpt9'"),
+        (["plan", "--stages", "3"], "cannot be divided into 3 equal stages"),
+        (["plan", "--out", "/no/such/folder/plan.json"], "does not exist"),
+        (["plan", "--utilization", "7"], "utilization is 7"),
+        (["plan", "--calibration", "/no/file.json"], "cannot be read"),
+        (["plan", "--seconds", "-1"], "must be positive"),
+        (["plan", "--out", "/tmp"], "is a folder"),
+        (["plan", "--averaging", "equal", "--group-size", "0"], "group"),
+    ],
+)
+def test_bad_requests_end_with_one_line_and_2(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And write nothing."""
+    out = ["--out", str(tmp_path / "plan.json")]
+    assert main([*PLAN, *out, *argv[1:]]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_regions_need_an_inner_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Networks whose source states none ask for it."""
+    argv = [*PLAN, "--network", "skyplane_60_20220129", "--devices-per-region", "2"]
+    assert main([*argv, "--out", str(tmp_path / "p.json")]) == 2
+    assert "--intra-latency-ms" in capsys.readouterr().err
+
+
+def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and sizes."""
+    assert main(["networks"]) == 0
+    out = capsys.readouterr().out
+    assert "gcp12_skippipe_2025_repaired" in out and "fluidstack_32" in out
+
+
+def test_assign_prints_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight regions in unequal stages."""
+    argv = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stage-sizes", "4,2,2", "--json"]
+    argv += ["--activation-bytes", "1e6", "--gradient-bytes", "1e8", "--seconds", "1"]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [len(group) for group in data["groups"]] == [4, 2, 2]
+    assert data["bound"] <= data["objective"]
+
+
+def test_run_refuses_what_memory_cannot_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both numbers, before anything starts."""
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "--no-pictures", "--out", str(path)]) == 0
+    monkeypatch.setattr("planner.clock.local_machine.available_bytes", lambda: 1e9)
+    assert main(["run", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "8 processes need about" in error and "1.0 GB available" in error
+
+
+def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight processes, two steps: measured beside predicted; the calibration serves a new plan."""
+    pytest.importorskip("torch")
+    path, times = tmp_path / "plan.json", tmp_path / "times.json"
+    assert main([*PLAN, "--no-pictures", "--out", str(path)]) == 0
+    trace = tmp_path / "run.trace.json"
+    argv = ["run", str(path), "--steps", "2", "--calibrate", str(times), "--json"]
+    capsys.readouterr()
+    assert main([*argv, "--trace", str(trace)]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [s["step"] for s in steps] == [0, 1]
+    assert all(s["measured_s"] > 0 and s["predicted_s"] > 0 and 10 < s["loss"] < 12 for s in steps)
+    assert json.loads(trace.read_text())["traceEvents"]
+    again = [*PLAN, "--no-pictures", "--calibration", str(times), "--out", str(path)]
+    assert main(again) == 0
+    assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
+
+
+def test_regions_of_another_network_price_replicated_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan for 2 devices a region on a network of regions; links inside stay as planned."""
+    path = tmp_path / "plan.json"
+    argv = [*PLAN, "--devices-per-region", "2", "--batch-samples", "16", "--no-pictures"]
+    assert main([*argv, "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(path), "--network", "aws8_dtfm_worldwide_2022", "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["step_s"] == pytest.approx(same["planned_step_s"])
+    slower = slower_regions(tmp_path / "slower.csv")
+    assert main(["simulate", str(path), "--network", str(slower), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] > same["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["simulate", "{plan}", "--trace", "/no/folder/t.json"], "does not exist"),
+        (["simulate", "{plan}", "--gantt", "picture.xyz"], "must end in .png"),
+        (["run", "{plan}", "--data", "/no/text.txt"], "is not a file"),
+        (["run", "{plan}", "--calibrate", "/no/folder/t.json"], "does not exist"),
+        (["run", "{plan}", "--calibration", "/no/times.json"], "cannot be read"),
+        (["check", "/no/plan.json"], "cannot be read"),
+    ],
+)
+def test_paths_are_checked_before_the_work(
+    argv: list[str], message: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2, and nothing was started."""
+    assert main([part.format(plan=plan_file) for part in argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_interrupt_after_saving_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while drawing keeps the plan and says which files were written."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.clock.timeline.Timeline.gantt", interrupted)
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "interrupted" in out
+    assert f"wrote {path}, {tmp_path / 'plan.trace.json'} " in out
+    assert main(["check", str(path)]) == 0
+
+
+SKIPPING = [
+    *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
+    *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--full-every", "4", "--sequence", "64"),
+    *("--batch-samples", "6", "--seconds", "2"),
+]
+INSTANCE = Path(__file__).parent.parent / "data" / "gcp20_skip33.json"
+FROM_NETWORK = [
+    *("paths", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
+    *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--batch-samples", "6"),
+]
+
+
+def answered(data: dict, **changes: object) -> tuple[PathPlan, PathProblem]:
+    """The printed paths, and the reference instance with changes on the printed arrangement."""
+    fields = json.loads(INSTANCE.read_text())
+    fields = {name: fields[name] for name in fields if name in PathProblem.__dataclass_fields__}
+    problem = PathProblem(**{**fields, "stage_devices": data["stage_devices"], **changes})
+    return PathPlan.of(data["paths"], [PathOp(*op) for op in data["ops"]]), problem
+
+
+def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A valid file with both schedules; prints cycle and waves; other schedules can be drawn."""
+    path = tmp_path / "plan.json"
+    assert main([*SKIPPING, "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "8 devices, stages of 3, 2, 2, 1" in out
+    assert "pipeline in 3 of 4 iterations" in out and "pipeline in 1 of 4 iterations" in out
+    assert "waves, 3 stages a path" in out and "waves, 4 stages a path" in out
+    assert "random placements" not in out
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["plan.gantt.png", "plan.json", "plan.trace.json"]
+    plan = load_plan(path)
+    assert check(plan) == [] and plan.cycle == (0, 0, 0, 1)
+    assert main(["check", str(path)]) == 0
+    capsys.readouterr()
+    gantt = tmp_path / "full.svg"
+    argv = ["simulate", str(path), "--json", "--schedule", "1", "--gantt", str(gantt)]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    spans = [s["pipeline_s"] for s in data["schedules"]]
+    assert data["pipeline_s"] == pytest.approx((3 * spans[0] + spans[1]) / 4)
+    assert data["step_s"] == data["planned_step_s"]
+    # the picture is that of the full iteration
+    assert f"pipeline part {spans[1]:.3g} s" in gantt.read_text()
+    assert main(["simulate", str(path), "--schedule", "2"]) == 2
+    assert "the plan has schedules 0 to 1" in capsys.readouterr().err
+
+
+def test_paths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options change the file's fields, other entries are named, the result is written."""
+    out = tmp_path / "paths.json"
+    argv = ["paths", str(INSTANCE), "--json", "--seconds", "1", "--out", str(out)]
+    assert main([*argv, "--path-stages", "3", "--max-swaps", "0"]) == 0
+    printed = capsys.readouterr()
+    assert "not used: comment, locations, public_paths" in printed.err
+    data = json.loads(printed.out)
+    assert data == json.loads(out.read_text())
+    plan, problem = answered(data, path_stages=3, max_swaps=0)
+    assert check(plan, problem) == []
+    assert plan.makespan_s == pytest.approx(data["objective"])
+    assert 0 < data["bound"] <= data["objective"]
+    assert [w["path_stages"] for w in data["waves"]] == [3, 6]
+    assert data["waves"][0]["count"] < data["waves"][1]["count"]
+
+
+def test_paths_may_choose_the_arrangement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two pairs of near devices, stages across: free, faster than any paths on the file's."""
+    near = [[0.1 if i // 2 == j // 2 else 9.0 for j in range(4)] for i in range(4)]
+    fields = {"transfer_s": near, "forward_s": 1.0, "backward_s": 2.0, "head_s": 0.5}
+    fields |= {"path_stages": 2, "memory": 4, "microbatches_per_start": 2}
+    file = tmp_path / "problem.json"
+    argv = ["paths", str(file), "--json", "--seconds", "1"]
+    file.write_text(json.dumps({**fields, "stage_devices": [[0, 1], [2, 3]]}))
+    assert main(argv) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert fixed["stage_devices"] == [[0, 1], [2, 3]]
+    assert main([*argv, "--arrange"]) == 0
+    from_file = json.loads(capsys.readouterr().out)
+    file.write_text(json.dumps({**fields, "stage_sizes": [2, 2]}))
+    assert main([*argv, "--arrange"]) == 0
+    for free in (from_file, json.loads(capsys.readouterr().out)):
+        problem = PathProblem(stage_devices=free["stage_devices"], **fields)  # type: ignore[arg-type]
+        plan = PathPlan.of(free["paths"], [PathOp(*op) for op in free["ops"]])
+        assert check(plan, problem) == []
+        assert free["objective"] < fixed["bound"]
+        # alone: F, 0.1, F, 0.1, H, 0.1, B, 0.1, B; a second one at least an F behind
+        assert 6.9 < free["objective"] < 12
+
+
+@pytest.mark.parametrize("more", [[], ["--arrange"]])
+def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An iteration with the workload's compute times, devices by name."""
+    assert main([*FROM_NETWORK, *more, "--seconds", "1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["paths"]) == 6 and "Oregon" in data["devices"]
+    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("V100"))
+    problem = PathProblem.from_assignment(
+        cluster,
+        Workload.preset("gpt2-tiny"),
+        AssignmentPlan.of_groups(data["stage_devices"]),
+        path_stages=3,
+        microbatches_per_start=2,
+        live_memory=True,
+    )
+    plan = PathPlan.of(data["paths"], [PathOp(*op) for op in data["ops"]])
+    assert check(plan, problem) == []
+    assert main([*FROM_NETWORK, *more, "--seconds", "1"]) == 0
+    assert "stage 3: " in capsys.readouterr().out
+
+
+def test_ctrl_c_returns_the_best_so_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths and plan alike are valid and say that they were interrupted."""
+
+    def interrupted(_: Reporting, run: StopRun) -> str | None:
+        if run.objective is not None:
+            raise KeyboardInterrupt
+        return None
+
+    monkeypatch.setattr(Reporting, "reason", interrupted)
+    assert main(["paths", str(INSTANCE), "--json", "--seconds", "60"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["stop_reason"] == "interrupted"
+    assert check(*answered(data)) == []
+    path = tmp_path / "plan.json"
+    argv = [*SKIPPING, "--seconds", "60", "--no-pictures", "--json", "--out", str(path)]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert "interrupted" in data["assignment"]["stop_reason"] + data["paths"]["stop_reason"]
+    assert check(load_plan(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"transfer_s": None}, "transfer_s is missing; add it"),
+        ({"transfer_s": [[0, 1]]}, "transfer_s must be N x N, found shape (1, 2)"),
+        ({"stage_devices": None}, "stage_devices is missing; list the devices of every stage"),
+        ({"stage_devices": 5}, "its fields make no problem"),
+        ({"stage_sizes": [5, 15]}, "stage_sizes beside stage_devices"),
+        ({"path_stages": 3.5}, "path_stages must be a whole number, found 3.5"),
+        ({"live_memory": "yes"}, "live_memory must be true or false, found 'yes'"),
+        ({"memory": "lots"}, "its fields make no problem"),
+    ],
+)
+def test_path_files_that_are_wrong(
+    change: dict, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr that names the file, and 2."""
+    path = tmp_path / "problem.json"
+    names = PathProblem.__dataclass_fields__
+    data = {k: v for k, v in json.loads(INSTANCE.read_text()).items() if k in names} | change
+    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
+    assert main(["paths", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["paths"], "give either a problem file, or --network"),
+        (["paths", "{file}", "--network", "x"], "give either a problem file, or --network"),
+        (["paths", "/no/file.json"], "cannot be read (No such file or directory)"),
+        (["paths", "{plain}"], "is not JSON"),
+        (["paths", "{file}", "--path-stages", "7"], "path_stages is 7; it must be 1 to the 6"),
+        (["paths", "{file}", "--arrange", "--method", "cbs"], "--method cbs has no --arrange"),
+        (["paths", "{file}", "--method", "magic"], "method must be one of auto"),
+        (["paths", "{file}", "--out", "/no/folder/p.json"], "does not exist"),
+        ([*FROM_NETWORK[:-4]], "--path-stages is missing"),
+        ([*FROM_NETWORK, "--batch-samples", "7"], "does not divide into microbatches"),
+        ([*FROM_NETWORK, "--stage-sizes", "3,2,2"], "sum to the number of devices"),
+        ([*SKIPPING, "--random-placements", "3"], "draws straight pipelines; leave it out"),
+        ([*SKIPPING, "--batch-samples", "7"], "must be a multiple of 3"),
+        (["plan", *SKIPPING[1:5], "--stages", "4", "--full-every", "3"], "without path_stages"),
+        (["plan", *SKIPPING[1:5]], "give stages, or 'auto'"),
+    ],
+)
+def test_bad_path_requests(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line and 2."""
+    plain = tmp_path / "plain.json"
+    plain.write_text("paths!")
+    known = PathProblem.__dataclass_fields__
+    file = tmp_path / "problem.json"
+    fields = json.loads(INSTANCE.read_text())
+    file.write_text(json.dumps({k: v for k, v in fields.items() if k in known}))
+    assert main([part.format(file=file, plain=plain) for part in argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_paths_that_memory_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Infeasible: says why, exit code 1."""
+    assert main(["paths", str(INSTANCE), "--memory", "2", "--seconds", "1"]) == 1
+    assert (
+        "no paths: device 0 starts 3 microbatches, its memory allows 2" in capsys.readouterr().out
+    )

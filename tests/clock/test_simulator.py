@@ -1,0 +1,163 @@
+"""The simulator against hand-computed timelines, the checker and its own invariants."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.checker.dispatch import check
+from planner.clock.simulator import SimulationError, simulate
+from planner.network.cluster import Cluster, Devices
+from planner.network.error import NetworkError
+from planner.network.network import Network
+from planner.training_plan.model import TrainingPlan
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
+from tests.conftest import make_plan, random_network, tiny_workload
+
+
+def two_stage_plan(schedule: str, head: str = "last", batch: int = 2) -> TrainingPlan:
+    """One pipeline a -> b: F 1 s, H 0.5 s, B 2 s; a message takes 1 s latency + 1 s."""
+    layer = Layer("layer", 0, 1.0, 100.0, 0.0)
+    w = Workload(
+        "two", Layer("stem", 0, 0.0, 100.0, 0.0), (layer, layer), Layer("head", 0, 1, 0, 0), batch
+    )
+    network = Network(np.ones((2, 2)), np.full((2, 2), 100.0), ["a", "b"])
+    plan = make_plan([[0, 1]], workload=w, network=network, schedule=schedule, head=head)
+    times = ComputeTimes("by hand", (1.0, 1.0), (2.0, 2.0), (0.5, 0.5), (0.25, 0.0))
+    return plan.replace(compute_times=times)
+
+
+def test_gpipe_by_hand() -> None:
+    """a: F0 0-1, F1 1-2; b: F0 3-4, H0, F1 4.5-5.5, H1, B0 6-8, B1 8-10; a: B0 10-12, B1 -14."""
+    timeline = simulate(two_stage_plan("gpipe"))
+    starts = {(op.kind, op.microbatch, op.device): op.start_s for op in timeline.ops}
+    assert starts["F", 1, 1] == 4.5
+    assert starts["B", 0, 1] == 6
+    assert starts["B", 1, 0] == 12
+    assert timeline.makespan_s == 14
+    assert timeline.averaging_s == 0
+    assert timeline.step_s == 14.25
+
+
+def test_head_on_the_first_device_adds_a_round_trip() -> None:
+    """One microbatch: F 1, hop 2, F 1, hop 2, H 0.5, hop 2, B 2, hop 2, B 2."""
+    assert simulate(two_stage_plan("gpipe", "first", batch=1)).makespan_s == 14.5
+
+
+def test_shared_links_slow_each_other() -> None:
+    """Two messages that leave a within 1 s: the second waits for its part of the uplink.
+
+    F0 leaves at 1 alone until 2 and is through at 2 just as F1 leaves: no slowdown. With 10 times
+    the bytes they share: F0 has 1 s alone (of 10 s), then half, so it ends at 2 + 18 = 20 (+ 1).
+    """
+    plan = two_stage_plan("gpipe")
+    assert simulate(plan, share_links=True).makespan_s == simulate(plan).makespan_s
+    heavy = plan.workload.replace(
+        layers=tuple(Layer("layer", 0, 1.0, 1000.0, 0.0) for _ in plan.workload.layers)
+    )
+    timeline = simulate(plan, workload=heavy, share_links=True)
+    ends = {(t.kind, t.microbatch): t.end_s for t in timeline.transfers}
+    assert ends["F", 0] == pytest.approx(21)
+    assert ends["F", 1] == pytest.approx(22)
+
+
+def test_cores_are_shared() -> None:
+    """Two independent devices on one core take twice as long."""
+    plan = make_plan([[0], [1]], workload=tiny_workload(batch_samples=2))
+    alone, shared = simulate(plan), simulate(plan, cores=1)
+    assert simulate(plan, cores=2).makespan_s == pytest.approx(alone.makespan_s)
+    assert shared.makespan_s == pytest.approx(2 * alone.makespan_s)
+
+
+def test_limits_cut_the_bandwidth() -> None:
+    """An upload limit of half the pair's bandwidth doubles the time of bytes, not the latency."""
+    plan = two_stage_plan("gpipe", batch=1)
+    limited = Cluster(plan.cluster.network, Devices(1.0, 1.0, upload_bytes_per_s=50.0))
+    assert simulate(plan, limited).makespan_s == simulate(plan).makespan_s + 2
+
+
+def test_averaging_is_eq_2_on_a_symmetric_network(line4: Network) -> None:
+    """Three members in a row: the outer ones have 1 + 2 hops, the middle one 1 + 1."""
+    plan = make_plan([[0], [1], [2]], network=line4.subset("abc"), workload=tiny_workload())
+    gradient = plan.workload.gradient_bytes(plan.stage_layers, 0)[0]
+    expected = 2 * ((1 + 2) + 2 * gradient / 3 / 100.0)
+    assert simulate(plan).averaging_s == pytest.approx(expected)
+
+
+def test_deadlock_is_an_error_and_a_violation() -> None:
+    """b waits for F1 before it gives B0 back, a gives F1 only after B0."""
+    plan = two_stage_plan("1f1b")
+    s = plan.schedules[0]
+    a = (("F", 0), ("B", 0), ("F", 1), ("B", 1))
+    b = (("F", 0), ("F", 1), ("H", 0), ("H", 1), ("B", 0), ("B", 1))
+    bad = plan.replace(schedules=(type(s)(s.name, s.head, s.paths, (a, b)),))
+    with pytest.raises(SimulationError, match=r"deadlock: device 0 \(a\) waits for B0"):
+        simulate(bad)
+    assert [(v.rule, "deadlock" in v.message) for v in check(bad)] == [("form", True)]
+
+
+def test_other_networks(line4: Network) -> None:
+    """Another size is refused, a missing pair too."""
+    plan = make_plan([[0, 1]])
+    with pytest.raises(NetworkError, match="has 2 devices, the network 4"):
+        simulate(plan, Cluster(line4, Devices(1.0, 1.0)))
+    holed = Network([[0, np.nan], [1, 0]], np.ones((2, 2)))
+    with pytest.raises(NetworkError, match="not measured"):
+        simulate(plan, Cluster(holed, Devices(1.0, 1.0)))
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(["eager-1f1b", "1f1b", "gpipe"]),
+    st.sampled_from(["first", "last"]),
+    st.integers(0, 1000),
+)
+def test_any_straight_plan_is_valid_and_priced_alike(
+    pipelines: int, stages: int, schedule: str, head: str, seed: int
+) -> None:
+    """Simulator and checker agree; no overlap on a device; order of each chain is kept."""
+    rng = np.random.default_rng(seed)
+    n = pipelines * stages
+    plan = make_plan(
+        rng.permutation(n).reshape(pipelines, stages).tolist(),
+        network=random_network(n, seed),
+        schedule=schedule,
+        head=head,
+    )
+    # a random grid need not realise the matchings, the rest must hold
+    assert {v.rule for v in check(plan)} <= {"eq. 3"}
+    timeline = simulate(plan)
+    for d in range(n):
+        mine = [op for op in timeline.ops if op.device == d]
+        assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
+    times = {(op.microbatch, op.kind, op.device): op for op in timeline.ops}
+    for b in range(len(plan.schedules[0].paths)):
+        chain = plan.schedules[0].chain(b)
+        for (kind, d), (after, e) in pairwise(chain):
+            gap = times[b, after, e].start_s - times[b, kind, d].end_s
+            assert gap >= (0 if d == e else plan.cluster.network.latency_s[d, e])
+    shared = simulate(plan, share_links=True).makespan_s
+    assert shared >= timeline.makespan_s * (1 - 1e-9) or schedule == "eager-1f1b"
+
+
+def test_pictures_and_traces(tmp_path: Path) -> None:
+    """Perfetto finds every operation and a flow for every message; the Gantt is a PNG."""
+    timeline = simulate(make_plan([[0, 3], [2, 1]]))
+    timeline.to_chrome_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert len(slices) == len(timeline.ops) + len(timeline.closing)
+    flows = [e["id"] for e in events if e["ph"] == "s"]
+    assert flows == [e["id"] for e in events if e["ph"] == "f"]
+    assert len(flows) == len(timeline.transfers) == 16
+    timeline.gantt(tmp_path / "g.png")
+    assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,110 @@
+"""Networks in and out of CSV, JSON, pandas and NetworkX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.network import formats
+from planner.network.error import NetworkError
+from planner.network.network import Network
+
+DATA = Path(__file__).parent.parent / "data" / "networks"
+
+
+@given(st.integers(1, 5), st.integers(0, 10_000))
+def test_round_trips_keep_every_bit(n: int, seed: int) -> None:
+    """CSV, JSON, graph and frame; CSV needs two devices, for it has only pairs."""
+    rng = np.random.default_rng(seed)
+    latency, bandwidth = rng.exponential(0.1, (n, n)), rng.exponential(1e8, (n, n)) + 1
+    latency[rng.random((n, n)) < 0.1] = np.nan
+    network = Network(latency, bandwidth, [f"d{i}" for i in range(n)])
+    json_back = Network(*formats.from_json_text(formats.to_json_text(network.matrices())))
+    assert json_back.content_hash == network.content_hash
+    if n > 1:
+        csv_back = Network(*formats.from_csv_text(formats.to_csv_text(network.matrices())))
+        assert csv_back.subset(network.ids).content_hash == network.content_hash
+    if not network.missing_pairs():
+        graph_back = Network.from_networkx(network.to_networkx())
+        assert graph_back.content_hash == network.content_hash
+
+
+def test_units_come_from_the_column_names() -> None:
+    """A round trip is halved, gigabits become bytes."""
+    network = Network(
+        *formats.from_csv_text("source,destination,rtt_ms,bandwidth_gbps\na,b,10,8\n")
+    )
+    assert network.latency_s[0, 1] == pytest.approx(0.005)
+    assert network.bandwidth_bytes_per_s[0, 1] == 1e9
+    assert network.missing_pairs() == [(1, 0)]
+
+
+def test_frames_and_undirected_graphs() -> None:
+    """A pandas frame with a missing value; an undirected edge counts for both directions."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "source": ["a", "b"],
+            "destination": ["b", "a"],
+            "latency_ms": [1.0, None],
+            "bandwidth_mbps": [8.0, 8.0],
+        }
+    )
+    network = Network.from_pandas(frame)
+    assert network.missing_pairs() == [(1, 0)]
+    assert Network.from_pandas(network.to_pandas()).content_hash == network.content_hash
+    graph = networkx.Graph()
+    graph.add_node("x", region="north")
+    graph.add_edge("x", "y", latency_ms=2, bandwidth_gbps=1)
+    both = Network.from_networkx(graph)
+    assert both.latency_s[0, 1] == both.latency_s[1, 0] == 0.002
+    assert both.regions == ("north", "y")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("missing_column.csv", "column 'destination' is missing"),
+        ("two_latencies.csv", "exactly one latency column is needed"),
+        ("no_bandwidth.csv", "exactly one bandwidth column is needed"),
+        ("duplicate_pair.csv", "line 3: 'a' to 'b' is given twice"),
+        ("not_a_number.csv", "line 2: latency_ms is 'fast'"),
+        ("nan.csv", "line 2: bandwidth_gbps is 'nan'"),
+        ("zero_bandwidth.csv", "must be > 0"),
+        ("negative_latency.csv", "must be >= 0"),
+        ("no_name.csv", "line 2: source and destination"),
+        ("empty.csv", "exactly one latency column"),
+        ("broken.json", "not JSON"),
+        ("wrong_format.json", "field 'format'"),
+        ("wrong_version.json", "schema_version is 99"),
+        ("missing_field.json", "field 'bandwidth_bytes_per_s' is missing"),
+        ("not_square.json", "array of numbers|N x N"),
+    ],
+)
+def test_malformed_files(file: str, message: str) -> None:
+    """One file per error; the message names the file and the fault in one line."""
+    with pytest.raises(NetworkError, match=message) as caught:
+        Network.load(DATA / file)
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
+    """Path and remedy."""
+    with pytest.raises(NetworkError, match="cannot be read"):
+        Network.load(tmp_path / "none.csv")
+    with pytest.raises(NetworkError, match="unknown format"):
+        Network.load(tmp_path / "none.xlsx")
+
+
+def test_save_writes_all_or_nothing(line4: Network, tmp_path: Path) -> None:
+    """No temporary file stays behind."""
+    for name in ("n.csv", "n.json"):
+        line4.save(tmp_path / name)
+        assert Network.load(tmp_path / name).content_hash == line4.content_hash
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["n.csv", "n.json"]

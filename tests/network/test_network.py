@@ -1,0 +1,109 @@
+"""Networks: validation, derived networks, hashes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.network.error import NetworkError
+from planner.network.network import Network
+
+
+def test_transfer_is_latency_plus_bytes_over_bandwidth(line4: Network) -> None:
+    """From a to c: 2 s latency and 50 bytes at 100 bytes/s."""
+    assert line4.transfer_s(50)[0, 2] == 2.5
+    assert line4.transfer_s(50)[1, 1] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"latency_s": [[0, -1], [1, 0]]}, r"from '0' to '1' is -1; it must be >= 0"),
+        ({"latency_s": [[0, np.inf], [1, 0]]}, "must be finite"),
+        ({"bandwidth_bytes_per_s": [[0, 0], [1, 0]]}, "must be > 0 and finite"),
+        ({"bandwidth_bytes_per_s": [[0, -5], [1, 0]]}, "is -5; it must be > 0"),
+        ({"latency_s": [[0, 1]]}, r"must be N x N with N >= 1, found shape \(1, 2\)"),
+        ({"latency_s": [["a", 1], [1, 0]]}, "array of numbers"),
+        ({"latency_s": np.zeros((3, 3))}, "3 x 3 but"),
+        ({"ids": ["a", "a"]}, "'a' is used twice"),
+        ({"ids": ["a"]}, "1 entries for 2 devices"),
+    ],
+)
+def test_bad_networks_are_refused(change: dict, message: str) -> None:
+    """With the rule, the value and the place."""
+    good = {"latency_s": np.ones((2, 2)), "bandwidth_bytes_per_s": np.ones((2, 2))}
+    with pytest.raises(NetworkError, match=message):
+        Network(**{**good, **change})
+
+
+def test_arrays_are_frozen_and_the_callers_untouched() -> None:
+    """The caller's array keeps its diagonal, ours cannot be written."""
+    latency = np.full((2, 2), 3.0)
+    network = Network(latency, np.ones((2, 2)))
+    assert latency[0, 0] == 3.0
+    with pytest.raises(ValueError, match="read-only"):
+        network.latency_s[0, 1] = 1
+
+
+def test_replicate_keeps_order_and_uses_intra_links(line4: Network) -> None:
+    """Two devices in c, one in a, in that order."""
+    big = line4.replicate(
+        {"c": 2, "a": 1}, intra_latency_s=0.1, intra_bandwidth_bytes_per_s={"c": 7.0, "a": 9.0}
+    )
+    assert big.ids == ("c/0", "c/1", "a/0")
+    assert big.regions == ("c", "c", "a")
+    assert big.latency_s[0, 1] == 0.1
+    assert big.bandwidth_bytes_per_s[1, 0] == 7.0
+    assert big.latency_s[0, 2] == line4.latency_s[2, 0]
+    with pytest.raises(NetworkError, match="no device 'x'"):
+        line4.replicate({"x": 1}, intra_latency_s=0, intra_bandwidth_bytes_per_s=1)
+    with pytest.raises(NetworkError, match="whole number"):
+        line4.replicate({"a": 0}, intra_latency_s=0, intra_bandwidth_bytes_per_s=1)
+
+
+def test_symmetrised_is_the_mean_of_both_directions() -> None:
+    """Latency and bandwidth each."""
+    network = Network([[0, 1], [3, 0]], [[0, 10], [30, 0]]).symmetrised()
+    assert network.latency_s[0, 1] == network.latency_s[1, 0] == 2
+    assert network.bandwidth_bytes_per_s[0, 1] == 20
+
+
+@given(
+    st.integers(2, 7).flatmap(
+        lambda n: st.sets(
+            st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda p: p[0] != p[1])
+        ).map(lambda pairs: (n, pairs))
+    )
+)
+def test_complete_drops_as_few_as_possible(case: tuple[int, set[tuple[int, int]]]) -> None:
+    """Against all subsets: the largest complete one, lexicographically first to be dropped."""
+    from itertools import combinations
+
+    n, missing = case
+    latency = np.ones((n, n))
+    for pair in missing:
+        latency[pair] = np.nan
+    kept = Network(latency, np.ones((n, n))).complete()
+    dropped = tuple(i for i in range(n) if str(i) not in kept.ids)
+    covers = [
+        set_
+        for size in range(n + 1)
+        for set_ in combinations(range(n), size)
+        if all(i in set_ or j in set_ for i, j in missing)
+    ]
+    assert dropped == covers[0]
+    assert not kept.missing_pairs()
+
+
+def test_hash_follows_measurements_and_ids_only(line4: Network) -> None:
+    """Regions are labels, the diagonal and the sign of zero mean nothing."""
+    same = Network(
+        line4.latency_s - 0.0, line4.bandwidth_bytes_per_s, line4.ids, ["r"] * len(line4)
+    )
+    assert same.content_hash == line4.content_hash
+    assert line4.replace(ids=list("abce")).content_hash != line4.content_hash
+    faster = line4.bandwidth_bytes_per_s.copy()
+    faster[0, 1] = np.nextafter(100, 200)
+    assert line4.replace(bandwidth_bytes_per_s=faster).content_hash != line4.content_hash

@@ -1,0 +1,84 @@
+"""Peers of an averaging from a file, and `planner average` on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.problems.peers_file import load_peers
+
+HEADER = "name,samples_per_s,upload_mbps,download_mbps,can_compute,can_aggregate\n"
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Path:
+    """Two fast peers, a slow one behind NAT, and a server without a GPU."""
+    path = tmp_path / "peers.csv"
+    rows = ["a,1,1000,1000,,", "b,1,1000,1000,yes,yes", "c,1,200,200,,no", "d,0,2500,2500,,"]
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return path
+
+
+def test_units_and_flags(peers: Path) -> None:
+    """Megabits become bytes, empty flags mean yes."""
+    found = load_peers(peers)
+    assert found.upload_bytes_per_s[2] == 25e6
+    assert found.can_aggregate == (True, True, False, True)
+
+
+def test_average_prints_who_does_what(peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The client sums nothing, shares sum to one, the batch is given out."""
+    argv = ["average", str(peers), "--batch-samples", "4096", "--gradient-bytes", "1e9", "--json"]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["status"] == "OPTIMAL"
+    assert sum(p["share"] for p in data["peers"]) == pytest.approx(1)
+    assert data["peers"][2]["share"] == 0
+    assert sum(p["samples_per_step"] for p in data["peers"]) == pytest.approx(4096)
+    assert data["strategy"]
+
+
+def test_pair_limits_come_from_a_network(
+    peers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slow pairs lower the rate; a network without a peer is refused."""
+    argv = ["average", str(peers), "--batch-samples", "1", "--gradient-bytes", "1e9", "--json"]
+    assert main(argv) == 0
+    free = json.loads(capsys.readouterr().out)["objective"]
+    links = tmp_path / "links.csv"
+    pairs = [(a, b) for a in "abcd" for b in "abcd" if a != b]
+    rows = "".join(f"{a},{b},1,0.05\n" for a, b in pairs)
+    links.write_text("source,destination,latency_ms,bandwidth_gbps\n" + rows)
+    assert main([*argv, "--links", str(links)]) == 0
+    assert json.loads(capsys.readouterr().out)["objective"] < free
+    assert main([*argv, "--links", "aws4_dtfm_regional_2022"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,upload_mbps\n", "column 'samples_per_s' is missing"),
+        (HEADER, "has no rows"),
+        (HEADER + "a,x,1,1,,\n", "line 2: samples_per_s is 'x'"),
+        (HEADER + "a,nan,1,1,,\n", "give a finite number"),
+        (HEADER + "a,1,1,1,maybe,\n", "can_compute is 'maybe'"),
+        (HEADER + "a,1,1,1,,\na,1,1,1,,\n", "peer 'a' is listed twice"),
+        (HEADER + "a,1,-1,1,,\n", "upload"),
+        (HEADER + "a,1,1,1,,,7\n", "line 2: more fields than the 6 columns"),
+        (HEADER.replace("aggregate", "agregate") + "a,1,1,1,,no\n", "'can_agregate' is unknown"),
+    ],
+)
+def test_bad_files_end_with_one_line(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """File, line, value, remedy, exit code 2."""
+    path = tmp_path / "peers.csv"
+    path.write_text(text)
+    argv = ["average", str(path), "--batch-samples", "1", "--gradient-bytes", "1"]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

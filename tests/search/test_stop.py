@@ -1,0 +1,115 @@
+"""Stopping rules are values: started anew for every run, and composable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.genetic import solve_assignment
+from planner.mapf import solve_paths
+from planner.network.network import Network
+from planner.problems import AssignmentProblem
+from planner.search.certificate import Status
+from planner.search.result import Result
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
+
+
+def test_iteration_limit_can_be_used_twice() -> None:
+    """The counter belongs to the run."""
+    rule = MaxIterations(2)
+    for _ in range(2):
+        run = rule.start()
+        assert run.remaining_iterations == 2
+        assert run.update() is None
+        assert run.update() == "iteration limit"
+
+
+def test_no_improvement_counts_from_the_last_one() -> None:
+    """An improvement resets it."""
+    run = NoImprovement(2).start()
+    assert run.update() is None
+    run.improve(3.0)
+    assert run.update() is None
+    assert run.update() == "no improvement"
+
+
+def test_gap_and_optimality() -> None:
+    """TargetGap stops at its gap, every rule at a closed one."""
+    run = AnyOf(TargetGap(0.1), MaxRuntime(100)).start()
+    run.improve(10.0)
+    run.bound = 8.0
+    assert run.check() is None
+    run.bound = 9.5
+    assert run.check() == "target gap"
+    closed = MaxRuntime(100).start()
+    closed.improve(10.0)
+    closed.bound = 10.0
+    assert closed.check() == "optimal"
+
+
+def test_any_of_takes_the_tightest_limits() -> None:
+    """Both seconds and iterations."""
+    rule = AnyOf(MaxRuntime(5), MaxIterations(7), AnyOf(MaxRuntime(3)))
+    assert rule.seconds() == 3
+    assert rule.iterations() == 7
+
+
+def test_interrupt_becomes_a_reason() -> None:
+    """Ctrl-C inside the search ends it, and the best so far is kept."""
+    run = MaxRuntime(5).start()
+    with run.interruptible():
+        run.improve(1.0)
+        raise KeyboardInterrupt
+    assert run.reason == "interrupted"
+    assert run.objective == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MaxRuntime(0),
+        lambda: MaxRuntime(float("nan")),
+        lambda: MaxIterations(-1),
+        lambda: TargetGap(-0.1),
+        lambda: NoImprovement(0),
+        lambda: AnyOf(),
+    ],
+)
+def test_bad_limits_are_refused(make) -> None:
+    """With rule and value."""
+    with pytest.raises(ValueError, match="found"):
+        make()
+
+
+def test_status_follows_the_gap() -> None:
+    """OPTIMAL exactly when the gap is at most 1e-6."""
+    about = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    assert Result.of("p", 1.0, 1.0 - 1e-7, **about).status is Status.OPTIMAL
+    assert Result.of("p", 1.0, 1.0 - 1e-5, **about).status is Status.FEASIBLE
+    assert Result.of("p", 1.0, None, **about).gap is None
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "10 s", MaxRuntime])
+def test_what_is_no_rule_is_refused(wrong: object) -> None:
+    """Every solver says the same, and so does AnyOf."""
+    network = Network(np.full((4, 4), 0.1), np.full((4, 4), 1e6))
+    problem = AssignmentProblem(network, 2, 2, 1e6, 1e6)
+    with pytest.raises(ValueError, match="stop must be a stopping rule, found"):
+        solve_assignment(problem, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="AnyOf takes stopping rules, found"):
+        AnyOf(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_problem_is_refused() -> None:
+    """The message names the kind that the solver takes."""
+    for solve, kind in ((solve_assignment, "AssignmentProblem"), (solve_paths, "PathProblem")):
+        with pytest.raises(ValueError, match=f"must be of type {kind}, found None"):
+            solve(None, MaxIterations(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, "ten", [1]])
+def test_limits_are_numbers(wrong: object) -> None:
+    """No other type slips through."""
+    for rule in (MaxRuntime, MaxIterations, TargetGap, NoImprovement):
+        with pytest.raises(ValueError, match="must be"):
+            rule(wrong)  # type: ignore[arg-type]

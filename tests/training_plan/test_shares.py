@@ -1,0 +1,82 @@
+"""Whole-number parts of the vector."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.training_plan.shares import integer_parts, share_ranges
+
+METHODS = ["largest_remainder", "hagenbach_bischoff"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=12).filter(lambda x: sum(x) > 1e-3),
+    st.integers(1, 10**9),
+    st.integers(1, 50),
+)
+def test_parts_sum_to_the_length_and_respect_the_minimum(method, shares, length, smallest):
+    """Every part is empty or large enough, unless a single one takes all."""
+    parts = integer_parts(shares, length, smallest, method)
+    assert parts.sum() == length
+    assert (parts >= 0).all() and not parts[np.array(shares) == 0].any()
+    used = parts[parts > 0]
+    assert len(used) == 1 or (used >= smallest).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hand_computed_parts(method):
+    """Exact shares stay exact; ties go to the smaller index."""
+    assert integer_parts([0.5, 0.25, 0.25], 8, method=method).tolist() == [4, 2, 2]
+    assert integer_parts([1, 1, 1], 10, method=method).tolist() == [4, 3, 3]
+    assert integer_parts([6, 3, 1], 10, 2, method=method).tolist() == [7, 3, 0]
+
+
+def test_largest_remainder_stays_within_one_of_the_quota():
+    """The quota rule."""
+    shares = np.random.default_rng(0).random(20)
+    shares /= shares.sum()
+    parts = integer_parts(shares, 1_000_003)
+    assert (np.abs(parts - shares * 1_000_003) < 1).all()
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01),
+)
+def test_ranges_cover_the_vector_within_one_of_the_shares(length, raw):
+    """Also where there are more shares than values."""
+    shares = [x / sum(raw) for x in raw]
+    ranges = share_ranges(length, shares)
+    assert [i for part in ranges for i in range(*part)] == list(range(length))
+    for (start, stop), share in zip(ranges, shares, strict=True):
+        assert abs((stop - start) - share * length) <= 1 + 1e-6
+
+
+def test_only_ratios_count():
+    """Even where the sum is no float any more."""
+    assert integer_parts([1e308, 1e308], 6).tolist() == [3, 3]
+
+
+def test_empty_parts_are_no_reason_to_drop_their_shares():
+    """2.5 of 5 values is never 5."""
+    assert integer_parts([0.5, *[0.05] * 10], 5).tolist() == [3, 1, 1, *[0] * 8]
+
+
+@pytest.mark.parametrize(
+    ("shares", "length", "smallest", "method", "message"),
+    [
+        ([0, 0], 8, 1, "largest_remainder", "positive sum"),
+        ([1, -1], 8, 1, "largest_remainder", ">= 0"),
+        ([1, 1], 0, 1, "largest_remainder", "whole numbers >= 1, found 0 and 1"),
+        ([1, 1], 2.5, 1, "largest_remainder", "whole numbers >= 1, found 2.5 and 1"),
+        ([1, 1], "8", 1, "largest_remainder", "whole numbers >= 1, found '8' and 1"),
+        ([1, 1], 8, 1.5, "largest_remainder", "whole numbers >= 1, found 8 and 1.5"),
+        ([1, 1], 8, 1, "dhondt", "hagenbach_bischoff"),
+    ],
+)
+def test_bad_input(shares, length, smallest, method, message):
+    """Named with rule and value."""
+    with pytest.raises(ValueError, match=message):
+        integer_parts(shares, length, smallest, method)

@@ -1,0 +1,287 @@
+"""The plan file: round trip, hashes, and one clear line for every kind of damage."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.training_plan import schema
+from planner.training_plan.error import PlanError
+from planner.training_plan.file import from_dict, load_plan, save_plan
+from tests.conftest import make_plan, tiny_workload
+
+GRID = [[0, 3], [2, 1]]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """A valid plan of 2 x 2 devices as it stands in its file."""
+    return json.loads(json.dumps(make_plan(GRID).to_dict()))
+
+
+def test_round_trip_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Save, load, save."""
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    save_plan(make_plan(GRID, head="first"), first)
+    save_plan(load_plan(first), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+def test_content_hash_covers_inputs_and_decisions_only() -> None:
+    """Not versions, predictions or certificates; seeds and schedules yes."""
+    plan = make_plan(GRID)
+    assert plan.replace(package_version="9").content_hash == plan.content_hash
+    assert plan.replace(certificates={}).content_hash == plan.content_hash
+    assert plan.replace(seed=7).content_hash != plan.content_hash
+    assert make_plan(GRID, schedule="gpipe").content_hash != plan.content_hash
+    assert make_plan([[0, 1], [2, 3]]).content_hash != plan.content_hash
+
+
+def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of one field, the path as in error messages."""
+
+    def change(document: dict[str, Any]) -> None:
+        *steps, last = path.replace("[", ".[").split(".")
+        here: Any = document
+        for step in steps:
+            here = here[int(step[1:-1])] if step[0] == "[" else here[step]
+        if value is ...:
+            del here[last]
+        else:
+            here[int(last[1:-1]) if last[0] == "[" else last] = value
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "another format": (set_at("format", "x"), "format: must be 'planner.plan'"),
+    "unknown version": (set_at("schema_version", 2), "schema_version: this release reads 1"),
+    "missing field": (set_at("averaging", ...), "averaging: is missing"),
+    "missing inner field": (set_at("sync.every_steps", ...), "sync.every_steps: is missing"),
+    "unknown field": (set_at("extra", 1), "extra: is not a known field"),
+    "wrong network hash": (set_at("network.hash", "0" * 64), "network.hash: is 000000000000"),
+    "wrong content hash": (set_at("content_hash", "0" * 64), "content_hash: is 000000000000"),
+    "hash that is none": (set_at("content_hash", "abc"), "content_hash: must match"),
+    "NaN": (set_at("network.latency_s[0][1]", math.nan), r"latency_s\[0\]\[1\]: must be a finite"),
+    "negative bandwidth": (
+        set_at("network.bandwidth_bytes_per_s[0][1]", -1.0),
+        r"bandwidth_bytes_per_s\[0\]\[1\]: must be > 0, found -1",
+    ),
+    "unreachable pair": (set_at("network.latency_s[0][1]", None), "'0' cannot reach '1'"),
+    "device listed twice": (set_at("assignment.groups[0]", [0, 1]), "is listed twice"),
+    "no such device": (set_at("assignment.groups[0]", [0, 9]), "there is no device 9"),
+    "id listed twice": (set_at("network.ids[1]", "0"), "network.ids: must not list an entry twice"),
+    "path through a missing device": (
+        set_at("paths.schedules[0].paths[0]", [0, 9]),
+        r"paths\[0\]: device 9 holds no stage",
+    ),
+    "path that turns back": (
+        set_at("paths.schedules[0].paths[0]", [0, 0]),
+        "visits a device twice",
+    ),
+    "operation missing": (set_at("paths.schedules[0].order[0]", ["F0"]), "is missing"),
+    "operation that is none": (set_at("paths.schedules[0].order[0]", ["X0"]), "must match"),
+    "grid against groups": (set_at("assignment.grid", [[0, 1], [3, 2]]), "columns are not"),
+    "ragged grid": (set_at("assignment.grid", [[0, 1], [2]]), "rows differ in length"),
+    "gap between stages": (set_at("assignment.layers", [[0, 1], [2, 4]]), "must start at layer 1"),
+    "layers left over": (set_at("assignment.layers", [[0, 1], [1, 3]]), "must cover all 4 layers"),
+    "shares above one": (
+        set_at("averaging.stages[0].rounds[0][0].shares", [0.9, 0.9]),
+        "shares must sum to 1",
+    ),
+    "nobody contributes": (
+        set_at("averaging.stages[0].rounds[0][0].contributes", [False, False]),
+        "nobody contributes",
+    ),
+    "averaging with strangers": (
+        set_at("averaging.stages[0].rounds[0][0].members", [0, 1]),
+        "must hold each device of stage 0 once",
+    ),
+    "schedule that is not there": (set_at("paths.cycle", [1]), "there are 1 schedules, found 1"),
+    "times for too few devices": (
+        set_at("compute_times.forward_s", [0.1]),
+        "must have 4 entries, found 1",
+    ),
+    "zero flops": (set_at("devices.flops[0]", 0), r"devices.flops\[0\]: must be > 0"),
+    "path from the last stage": (
+        set_at("paths.schedules[0].paths[0]", [3, 0]),
+        "must start in stage 0 and ascend",
+    ),
+    "two devices of one stage": (
+        set_at("paths.schedules[0].paths[0]", [0, 2]),
+        "must start in stage 0 and ascend",
+    ),
+    "more samples than paths": (
+        set_at("workload.batch_samples", 16),
+        r"paths: must be 16, 16 samples in microbatches of 1, found 8",
+    ),
+    "a gradient that gets lost": (
+        set_at("averaging.stages[0].rounds[0][0].contributes", [True, False]),
+        "gets the gradient of device 2 with weight 0 instead of 1",
+    ),
+    "device without a stage": (
+        set_at("assignment.groups[0]", [0]),
+        "device 2 .* has no stage",
+    ),
+    "another model than was priced": (
+        set_at("workload.architecture.layers", 5),
+        "must be the 4 layers that were priced, found 5",
+    ),
+    "unknown certificate": (
+        set_at("certificates.luck", {}),
+        "certificates.luck: is not a known field",
+    ),
+    "negative seed": (set_at("seed", -1), "seed: must be >= 0"),
+    "text for a number": (set_at("seed", "one"), "seed: must be of type integer"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_named(case: str, document: dict[str, Any], tmp_path: Path) -> None:
+    """One line that names file, field, value and remedy."""
+    damaged = copy.deepcopy(document)
+    change, message = DAMAGE[case]
+    change(damaged)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(damaged))
+    with pytest.raises(PlanError, match=message) as caught:
+        load_plan(path)
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert "\n" not in text
+    assert ";" in text
+
+
+def test_files_that_are_no_plan(tmp_path: Path) -> None:
+    """Not there, not JSON, not an object."""
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_plan(tmp_path / "none.json")
+    path = tmp_path / "plan.json"
+    path.write_text("{")
+    with pytest.raises(PlanError, match="is not JSON"):
+        load_plan(path)
+    path.write_text("[]")
+    with pytest.raises(PlanError, match="format: must be"):
+        load_plan(path)
+
+
+def paths_of(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a document."""
+    found = [here]
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            found += paths_of(item, (*here, key))
+    return found
+
+
+SMALL = json.loads(
+    json.dumps(make_plan([[0, 1]], workload=tiny_workload(batch_samples=2)).to_dict())
+)
+JUNK = st.sampled_from(
+    [None, True, False, 0, -1, 1.5, 2.0, 1e300, "", "F0", "x", [], [0], ["F0"], {}, {"a": 1}, [[]]]
+)
+
+
+@given(st.sampled_from(paths_of(SMALL)), JUNK, st.sampled_from(["replace", "delete", "add"]))
+def test_own_validator_agrees_with_jsonschema(
+    place: tuple[Any, ...], junk: Any, action: str
+) -> None:
+    """On documents with one random change anywhere."""
+    shape = schema.load_schema("plan")
+    changed = copy.deepcopy(SMALL)
+    if not place:
+        changed = junk
+    else:
+        *steps, last = place
+        here = changed
+        for step in steps:
+            here = here[step]
+        if action == "delete":
+            del here[last]
+        elif action == "add" and isinstance(here[last], dict):
+            here[last]["stranger"] = junk
+        elif action == "add" and isinstance(here[last], list):
+            here[last].append(junk)
+        else:
+            here[last] = junk
+    judge = jsonschema.Draft202012Validator(shape)
+    assert (next(schema.errors(changed, shape), None) is None) == judge.is_valid(changed)
+
+
+def test_the_schema_itself_is_valid() -> None:
+    """And the plan passes it."""
+    jsonschema.Draft202012Validator.check_schema(schema.load_schema("plan"))
+    jsonschema.Draft202012Validator(schema.load_schema("plan")).validate(SMALL)
+
+
+def test_a_node_needs_numpy_only_to_read_a_plan(tmp_path: Path) -> None:
+    """No solver, no scipy, no matplotlib is imported by loading, checking and simulating."""
+    import subprocess
+    import sys
+
+    path = tmp_path / "plan.json"
+    save_plan(make_plan(GRID), path)
+    code = (
+        "import sys, planner as pl\n"
+        f"plan = pl.load_plan({str(path)!r})\n"
+        "assert not pl.check(plan) and pl.simulate(plan).step_s > 0\n"
+        "heavy = {'scipy', 'ortools', 'pulp', 'deap', 'networkx', 'numba', 'matplotlib', 'torch'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert callable(pl.plan) and callable(pl.check) and callable(pl.simulate)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plans_are_values() -> None:
+    """from_dict of to_dict is equal in content."""
+    plan = make_plan(GRID)
+    assert from_dict(json.loads(json.dumps(plan.to_dict()))).to_dict() == plan.to_dict()
+
+
+def test_every_schedule_must_run_and_keep_the_head() -> None:
+    """A second schedule that deadlocks, or puts the head elsewhere, is refused too."""
+    from planner.training_plan.model import Schedule
+    from planner.training_plan.rules import contradictions
+
+    plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), schedule="1f1b")
+    good = plan.schedules[0]
+    a = (("F", 0), ("B", 0), ("F", 1), ("B", 1))
+    b = (("F", 0), ("F", 1), ("H", 0), ("H", 1), ("B", 0), ("B", 1))
+    stuck = Schedule("stuck", good.head, good.paths, (a, b))
+    found = list(contradictions(plan.replace(schedules=(good, stuck), cycle=(0, 1))))
+    assert found and "paths.schedules[1].order" in found[0] and "deadlock" in found[0]
+    first = make_plan([[0, 1]], workload=tiny_workload(batch_samples=2), head="first").schedules[0]
+    found = list(contradictions(plan.replace(schedules=(good, first), cycle=(0, 1))))
+    assert found and "keep the head on one stage" in found[0]
+
+
+def test_hash_does_not_depend_on_spelling() -> None:
+    """Names of files and whole numbers written as floats mean nothing."""
+    plan = make_plan(GRID)
+    assert plan.replace(network_name="/x/a.csv").content_hash == plan.content_hash
+    whole = plan.workload.replace(state_bytes_per_parameter=16)
+    assert plan.replace(workload=whole).content_hash == plan.content_hash
+    assert from_dict(plan.replace(workload=whole).to_dict())
+
+
+def test_readme_has_no_gaps() -> None:
+    """No placeholder is left, and what it links to exists."""
+    import re
+
+    root = Path(__file__).parents[1]
+    text = (root / "README.md").read_text()
+    assert "{{" not in text
+    links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
+    assert links
+    assert all((root / target).exists() for target in links)

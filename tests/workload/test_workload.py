@@ -1,0 +1,119 @@
+"""Workloads against the papers' numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.workload.layers import Architecture
+from planner.workload.presets import PRESETS
+from planner.workload.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "within"),
+    [
+        ("gpt3-1.3b", 1.3e9, 0.10),
+        ("llama-500m", 0.5e9, 0.26),
+        ("llama-1.5b", 1.5e9, 0.10),
+        ("llama-3-1b", 1.2358e9, 0.001),
+        ("gpt2-tiny", 14e6, 0.02),
+        ("gpt2-small", 180e6, 0.10),
+        ("gpt2-medium", 405e6, 0.01),
+        ("gpt2-large", 800e6, 0.05),
+        ("albert-large", 17.7e6, 0.06),
+        ("resnet-50", 25.557e6, 0.001),
+        ("swarm-base", 12 * 7.08e6, 0.01),
+        ("swarm-xxlarge", 12 * 201e6, 0.01),
+        ("swarm-gpt3", 12 * 1.81e9, 0.01),
+    ],
+)
+def test_parameters_are_the_papers(name: str, parameters: float, within: float) -> None:
+    """Table 1 of DiLoCo-SWARM, Table 6 of SWARM, model names elsewhere."""
+    assert Workload.preset(name).parameters == pytest.approx(parameters, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"), [("swarm-base", 2.2e10), ("swarm-xxlarge", 6.2e11), ("swarm-gpt3", 5.5e12)]
+)
+def test_swarm_layer_flops(name: str, flops: float) -> None:
+    """Table 6 counts forward and backward of one layer for 512 tokens, without attention."""
+    assert 3 * Workload.preset(name).layers[0].forward_flops == pytest.approx(flops, rel=0.15)
+
+
+def test_resnet_50_flops() -> None:
+    """4.09 G multiply-adds at 224 x 224."""
+    assert Workload.preset("resnet-50").forward_flops == pytest.approx(2 * 4.09e9, rel=0.01)
+
+
+def test_gpt3_stage_matches_the_dtfm_constants() -> None:
+    """Three layers of 24: 0.65 GB of gradients in the paper's round numbers, 8 MB a sample."""
+    w = Workload.preset("gpt3-1.3b")
+    split = w.even_split(8)
+    assert split[0] == (0, 3)
+    gradients = w.gradient_bytes(split, head_stage=7)
+    assert gradients[3] == pytest.approx(0.65e9, rel=0.08)
+    assert w.activation_bytes(split)[0] == 2048 * 2048 * 2
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_state_their_source_and_survive_json(name: str) -> None:
+    """Every preset."""
+    w = Workload.preset(name)
+    assert w.source
+    assert Workload.from_dict(json.loads(json.dumps(w.to_dict()))) == w
+
+
+def test_even_split_covers_all_layers() -> None:
+    """Longer stages first."""
+    assert Workload.preset("gpt2-tiny").even_split(3) == ((0, 2), (2, 3), (3, 4))
+    with pytest.raises(ValueError, match="cannot be cut into 5 stages"):
+        Workload.preset("gpt2-tiny").even_split(5)
+
+
+def test_changes_and_bad_changes() -> None:
+    """A shorter sequence shrinks activations; unknown fields are refused."""
+    short = Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
+    assert short.layers[0].output_bytes == 128 * 128 * 2
+    assert short.batch_samples == 16
+    with pytest.raises(ValueError, match="no field 'colour'"):
+        Workload.preset("gpt2-tiny", colour=1)
+    with pytest.raises(ValueError, match="no workload 'gpt9'"):
+        Workload.preset("gpt9")
+    with pytest.raises(ValueError, match="has no sequence"):
+        Workload.preset("resnet-50", sequence=3)
+    with pytest.raises(ValueError, match="multiple of heads"):
+        Workload.transformer("x", Architecture("gpt2", 1, 10, 3, 3, 4, 5, 6), batch_samples=1)
+
+
+def test_hugging_face_configs(tmp_path: Path) -> None:
+    """GPT-2 and Llama fields; anything else is refused with its type."""
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "num_hidden_layers": 16,
+                "hidden_size": 2048,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 8192,
+                "vocab_size": 128256,
+                "max_position_embeddings": 8192,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+    made = Workload.from_hf_config(path, batch_samples=61)
+    assert made.parameters == Workload.preset("llama-3-1b").parameters
+    gpt2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
+    path.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
+    assert Workload.from_hf_config(path).parameters == pytest.approx(124.4e6, rel=0.001)
+    path.write_text(json.dumps({"model_type": "gpt2", **gpt2, "n_embd": None}))
+    with pytest.raises(ValueError, match="field 'n_embd' is missing"):
+        Workload.from_hf_config(path)
+    path.write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(ValueError, match="'mamba' is not supported"):
+        Workload.from_hf_config(path)
