@@ -279,7 +279,7 @@ def test_readme_has_no_gaps() -> None:
     """No placeholder is left, and what it links to exists."""
     import re
 
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     text = (root / "README.md").read_text()
     assert "{{" not in text
     links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
