@@ -48,6 +48,15 @@ class StopRun:
         """Iterations left under the rule; infinite without a limit on them."""
         return max(0.0, self._rule.iterations() - self.iterations)
 
+    @property
+    def paced_by_time(self) -> bool:
+        """Whether seconds alone say how much to do.
+
+        A limit on iterations decides by itself, so that the same command gives the same plan; a
+        limit in seconds beside it only cuts the run off.
+        """
+        return math.isfinite(self._rule.seconds()) and not math.isfinite(self._rule.iterations())
+
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
         self.objective = objective
