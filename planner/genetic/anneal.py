@@ -15,7 +15,8 @@ more: Metropolis' rule with the random number drawn first.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
@@ -27,14 +28,20 @@ from planner.search.rng import next_below, next_unit
 
 Word = NDArray[np.uint64]
 
-inlined = njit(cache=True, nogil=True, forceinline=True, _nrt=False)
-"""For the steps of a move: they are pasted into their caller and count no references to arrays.
-
-Passing a state of ten arrays and counting references to them would take longer than the move
-itself. What is compiled so may not make arrays.
-"""
-
 jit = njit(cache=True, nogil=True)
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def inlined(step: Step) -> Step:
+    """Compile a step of a move: pasted into its caller, without counting references to arrays.
+
+    Passing a state of ten arrays and counting references to them would take longer than the move
+    itself. What is compiled so may not make arrays.
+    """
+    options: dict[str, Any] = {"forceinline": True, "_nrt": False}
+    compiled: Step = njit(cache=True, nogil=True, **options)(step)
+    return compiled
 
 
 class Stint(NamedTuple):
