@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
-from planner.checker.assignment import assignment_cost_s, check_assignment
+from planner.checker.assignment import (
+    assignment_cost_s,
+    bound_violations,
+    check_assignment,
+)
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths
@@ -111,6 +115,7 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+        yield from bound_violations(result.bound, result.witness, problem, "result.bound")
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
