@@ -8,13 +8,13 @@ import pytest
 from averaging_oracle import random_problem
 from scipy.optimize import linprog
 
-import planner.lp.sparse as sparse
+import planner.lp.lp5 as sparse
 from planner.bench.averaging import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.literal import literal_model
-from planner.lp.relaxed import eq6_shares, paper_rule
+from planner.lp.lp5 import big_m, lp_bound, solve_relaxed
+from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
-from planner.lp.sparse import big_m, lp_bound, solve_relaxed
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.lp.lp5 import RelaxedSolution, solve_relaxed
 from planner.lp.rates import attained_rates
-from planner.lp.sparse import RelaxedSolution, solve_relaxed
 from planner.problems import AveragingProblem
 
 Floats = NDArray[np.float64]
