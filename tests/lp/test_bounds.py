@@ -19,7 +19,8 @@ from planner.lp.capacity import Limits
 from planner.lp.contributor_milp import ContributorModel
 from planner.lp.contributor_search import ContributorSearch
 from planner.lp.knapsack import knapsack
-from planner.lp.lp5 import RelaxedSolution, solve_relaxed
+from planner.lp.lp5 import solve_relaxed
+from planner.lp.lp5_rows import RelaxedSolution
 from planner.lp.rates import best_rates
 from planner.lp.sized_knapsack import sized_knapsack
 from planner.lp.solve import solve_averaging
