@@ -15,6 +15,7 @@ from planner.checker.assignment import (
     check_assignment,
 )
 from planner.checker.averaging import check_averaging
+from planner.checker.averaging import recomputed_bound as averaging_bound
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths
 from planner.checker.training_plan import check_training_plan
@@ -119,6 +120,12 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
+    if isinstance(result.plan, AveragingPlan) and result.witness is not None:
+        again = averaging_bound(result.witness, problem)
+        if again is None or (result.bound or 0.0) < again * (1 - 1e-9):
+            yield Violation(
+                "bound", "result.bound", f"its witness proves {again} steps/s, found {result.bound}"
+            )
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

@@ -137,6 +137,22 @@ class Incumbent(Generic[PlanT]):
             assert self.plan is not None
             self._set_bound(self.objective, basis, witness)
 
+    def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
+        """Test a relaxation on the plan in hand, before anything is excluded by it.
+
+        Parameters
+        ----------
+        allowed
+            The best objective that the relaxation allows where the best plan lies.
+
+        Raises
+        ------
+        WrongBoundError
+            It does not allow that plan.
+        """
+        if self._sign * (allowed - self.objective) > rounding * abs(self.objective):
+            raise self._wrong(allowed, basis)
+
     @property
     def closed(self) -> bool:
         """Whether bound and objective meet, within what counts as optimal."""
@@ -229,8 +245,11 @@ class Incumbent(Generic[PlanT]):
             return
         # a bound that was moved away by its rounding error may at most touch
         if self._sign * (self.bound - self.objective) > 1e-12 * abs(self.objective):
-            raise WrongBoundError(
-                f"bound {self.bound!r} ({basis}) excludes a plan of {self.objective!r} that was "
-                f"found: problem {fingerprint(self.problem)}, seed {self.seed}, method "
-                f"{self.method}; this is an error in planner, please report it"
-            )
+            raise self._wrong(self.bound, basis)
+
+    def _wrong(self, bound: float, basis: str) -> WrongBoundError:
+        return WrongBoundError(
+            f"bound {bound!r} ({basis}) excludes a plan of {self.objective!r} that was found: "
+            f"problem {fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this "
+            "is an error in planner, please report it"
+        )

@@ -8,13 +8,16 @@ import pytest
 from averaging_oracle import random_problem
 from scipy.optimize import linprog
 
-import planner.lp.sparse as sparse
+import planner.lp.lp5 as forms
+import planner.lp.lp5_sums as sums
 from planner.bench.averaging import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.literal import literal_model
-from planner.lp.relaxed import eq6_shares, paper_rule
+from planner.lp.lp5 import lp_bound, solve_relaxed
+from planner.lp.lp5_rows import RelaxedSolution, Scaled, big_m
+from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
-from planner.lp.sparse import big_m, lp_bound, solve_relaxed
+from planner.lp.transport import transport
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
 
@@ -58,16 +61,18 @@ def test_full_form_equals_the_aggregated_one():
     for seed in range(4):
         for ratio in (0.3, 0.8, 1.0):
             problem = instance(12, seed, ratio, link_factor=0.3)
-            scaled = sparse._Scaled(problem)
-            full = sparse._full(scaled)
+            scaled = Scaled(problem)
+            full = forms.solve_in_full(scaled)
             assert full.xi == pytest.approx(solve_relaxed(problem).xi, rel=1e-6)
             assert violation_of_lp5(problem, full) < 1e-6
 
 
 def test_cuts_are_needed_and_valid(monkeypatch):
     """Where the transportation problem fails, rounds of cuts reach the literal optimum."""
-    monkeypatch.setattr(sparse, "_full", lambda scaled: pytest.fail("the full form was needed"))
-    monkeypatch.setattr(sparse, "ROUNDS", 50)
+    monkeypatch.setattr(
+        forms, "solve_in_full", lambda scaled: pytest.fail("the full form was needed")
+    )
+    monkeypatch.setattr(sums, "ROUNDS", 50)
     for seed in range(4):
         problem = instance(8, seed, 0.8, link_factor=0.2)
         assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
@@ -92,7 +97,7 @@ def test_transport_is_a_maximum_flow():
             bounds=np.column_stack([np.zeros(n * n), room.ravel()]),
         )
         short = float(need.sum() + best.fun)
-        g, cuts = sparse.transport(supply, need, room)
+        g, cuts = transport(supply, need, room)
         found[g is not None] += 1
         assert (g is not None) == (short < 1e-6)
         if g is not None:
@@ -175,7 +180,7 @@ def test_rule_with_every_c_fractional_attains_nothing():
 
 def test_shares_follow_eq_6():
     """fraction_i proportional to min_j g_ij."""
-    solution = sparse.RelaxedSolution(1.0, np.zeros((2, 2)), np.array([[3.0, 1.0], [3, 9]]), [1, 1])
+    solution = RelaxedSolution(1.0, np.zeros((2, 2)), np.array([[3.0, 1.0], [3, 9]]), [1, 1])
     assert eq6_shares(solution) == pytest.approx([0.25, 0.75])
 
 

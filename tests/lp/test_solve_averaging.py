@@ -10,7 +10,7 @@ from averaging_oracle import (
     GBIT,
     attains,
     brute_force,
-    brute_force_ties,
+    fewest_reducers,
     largest_total,
     random_problem,
     sets_of,
@@ -18,14 +18,15 @@ from averaging_oracle import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planner.lp.canonical as canonical_module
-import planner.lp.search as search_module
+import planner.lp.contributor_search as search_module
+import planner.lp.fewest_reducers as reducers_module
+from planner.bench._averaging_promises import promises
 from planner.bench.averaging import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
 from planner.lp.rates import best_rates, links_fit
-from planner.lp.solve import promises, solve_averaging
+from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
 from planner.search.highs import milp
@@ -159,7 +160,7 @@ def test_dropping_a_contributor_never_lowers_the_total_rate():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_ties_take_fewest_reducers_then_smallest_contributors(seed):
+def test_ties_take_the_fewest_reducers(seed):
     """Against brute force over contributors and reducers; half of the problems are uniform."""
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, most=4)
@@ -170,19 +171,8 @@ def test_ties_take_fewest_reducers_then_smallest_contributors(seed):
         )
     result = solve_averaging(problem)
     if result.plan is not None:
-        count, computes = brute_force_ties(problem)
-        assert len(result.plan.reducers) == count
-        assert tuple(bool(c) for c in result.plan.computes) == computes
-
-
-def test_rates_are_lexicographically_smallest():
-    """Two reducers are needed: the last two, and the earlier of them takes as little as it can."""
-    # H = 1.5 with one contributor of four that cannot reduce: caps 3/3 = 1 each
-    problem = AveragingProblem(
-        [1, 0, 0, 0], 3.0, 9.0, 1.0 / 1.5, 1.0, can_aggregate=[False, True, True, True]
-    )
-    plan = solve_averaging(problem).plan
-    assert plan.rates == pytest.approx([0, 0, 0.5, 1.0])
+        assert len(result.plan.reducers) == fewest_reducers(problem)
+        assert solve_averaging(problem).plan == result.plan
 
 
 def test_hand_computed_pair():
@@ -282,7 +272,7 @@ def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch):
         time.sleep(0.1)
         return milp(*args, options=options, **kwargs)
 
-    monkeypatch.setattr(canonical_module, "milp", slow)
+    monkeypatch.setattr(reducers_module, "milp", slow)
     problem = instance(24, 1, 0.8, link_factor=0.05)
     begun = time.perf_counter()
     assert solve_averaging(problem, stop=MaxRuntime(60)).plan is not None
@@ -331,6 +321,7 @@ def test_expected_samples_add_up_to_the_batch():
 
 PROGRAM = """
 import hashlib, sys
+from planner.bench._averaging_promises import promises
 from planner.bench.averaging import instance
 from planner.lp.solve import solve_averaging
 digest = hashlib.sha256()
