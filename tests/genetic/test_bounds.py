@@ -26,6 +26,7 @@ from planner.genetic.classes import solve_classes as real_solve_classes
 from planner.genetic.keeping import can_keep
 from planner.genetic.kept_sets import KeptSets
 from planner.genetic.tables import groups_of, tables_of
+from planner.matching import open_path
 from planner.problems import AssignmentProblem
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
@@ -232,7 +233,7 @@ def test_wrong_decision_under_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_path_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where groups of one leave an open path."""
-    real = auto.open_path
+    real = open_path
 
     def lie(*arguments: Any) -> Any:
         path = real(*arguments)
