@@ -12,7 +12,7 @@ from planner.problems import AssignmentProblem
 
 Groups = list[tuple[int, ...]]
 
-SHAPES = [
+SHAPES: list[dict[str, object]] = [
     {"stages": 1, "pipelines": 4},
     {"stages": 4, "pipelines": 1},
     {"stages": 2, "pipelines": 3},

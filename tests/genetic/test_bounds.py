@@ -7,15 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assignment_instances import (
-    SHAPES,
-    best_groups,
-    brute_force,
-    partitions,
-    problem_of,
-    random_network,
-)
 
+import planner as pl
 from planner.checker.assignment import recomputed_bound_s
 from planner.checker.dispatch import check
 from planner.genetic import auto, chain, solve, solve_assignment
@@ -30,6 +23,14 @@ from planner.matching import open_path
 from planner.problems import AssignmentProblem
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
+from tests.genetic.assignment_instances import (
+    SHAPES,
+    best_groups,
+    brute_force,
+    partitions,
+    problem_of,
+    random_network,
+)
 
 ABOVE = 1 + 1e-9
 SMALL = [*SHAPES, {"stages": 4, "pipelines": 2}, {"stage_sizes": (2, 2, 1, 2)}]
@@ -284,3 +285,21 @@ def test_bounds_say_what_they_stand_on() -> None:
     assert path.basis == "open path of all devices: Held-Karp"
     many = AssignmentProblem(random_network(24, 1), 4, 6, 3e8, 5e8)
     assert solve_assignment(many, MaxIterations(5)).basis.startswith("chain bound: CP-SAT")
+
+
+def test_check_rejects_an_edited_bound_in_a_plan() -> None:
+    """The assignment's bound is computed again on the plan's own stages and bytes."""
+    cluster = pl.Cluster(random_network(12, 2), pl.Devices.of_gpu("V100"))
+    work = pl.Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
+    for head in ("first", "last"):
+        result = pl.plan(cluster, work, stages=3, method="search", head=head, stop=MaxIterations(2))
+        plan = result.plan
+        assert plan is not None and check(plan) == []
+        own = plan.certificates["assignment"]
+        assert own.witness == {"kind": "star and forest"}
+        assert own.bound is not None and own.objective is not None
+        bound = own.bound * (1 + 1e-6)
+        gap = (own.objective - bound) / own.objective
+        edited = {**plan.certificates, "assignment": replace(own, bound=bound, gap=gap)}
+        found = check(plan.replace(certificates=edited))
+        assert [(v.rule, v.where) for v in found] == [("bound", "certificates.assignment.bound")]

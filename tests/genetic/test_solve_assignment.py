@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from assignment_instances import SHAPES, brute_force, problem_of, random_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime
+from tests.genetic.assignment_instances import SHAPES, brute_force, problem_of, random_network
 
 
 def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]) -> None:
