@@ -33,7 +33,11 @@ from tests.genetic.assignment_instances import (
 )
 
 ABOVE = 1 + 1e-9
-SMALL = [*SHAPES, {"stages": 4, "pipelines": 2}, {"stage_sizes": (2, 2, 1, 2)}]
+SMALL: list[dict[str, object]] = [
+    *SHAPES,
+    {"stages": 4, "pipelines": 2},
+    {"stage_sizes": (2, 2, 1, 2)},
+]
 SEVERAL = [shape for shape in SMALL if shape.get("stages") != 1]
 
 
