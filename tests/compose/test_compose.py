@@ -20,7 +20,6 @@ from planner.compose.shape import shape_of
 from planner.compose.skipping import skipping_schedules
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
-from planner.search.stop import portion
 from planner.training_plan.file import from_dict
 from tests.conftest import random_network, tiny_workload
 
@@ -304,7 +303,7 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
     assert plan.compute_times.forward_s == tuple(problem.forward_s)
     assert plan.compute_times.backward_s == tuple(problem.backward_s)
     assert plan.compute_times.head_s == tuple(problem.head_s)
-    solved = pl.solve_paths(problem, portion(QUICK, 0.55))
+    solved = pl.solve_paths(problem, QUICK.portion(0.55))
     assert solved.plan is not None
     assert pl.check(solved, problem) == []
     assert solved.plan.paths == plan.schedules[0].paths
