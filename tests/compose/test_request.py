@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import planner as pl
@@ -71,7 +73,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({}, "the shape of the plan is missing; give stages, or 'auto'"),
     ],
 )
-def test_requests_that_can_be_none(change: dict[str, object], message: str) -> None:
+def test_requests_that_can_be_none(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         pl.plan(cluster_of(4), tiny_workload(), stop=pl.MaxIterations(1), **change)
@@ -87,4 +89,4 @@ def test_arguments_of_another_type() -> None:
     with pytest.raises(ValueError, match="request must be of type PlanRequest"):
         pl.plan(cluster_of(4), tiny_workload(), request={"stages": 2}, stop=stop)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="stop must be a stopping rule, found None"):
-        pl.plan(cluster_of(4), tiny_workload(), stages=2, stop=None)  # type: ignore[arg-type]
+        pl.plan(cluster_of(4), tiny_workload(), stages=2, stop=None)

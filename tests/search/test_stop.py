@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -84,7 +86,7 @@ def test_interrupt_becomes_a_reason() -> None:
         lambda: Effort(float("inf")),
     ],
 )
-def test_bad_limits_are_refused(make) -> None:
+def test_bad_limits_are_refused(make: Any) -> None:
     """With rule and value."""
     with pytest.raises(ValueError, match="found"):
         make()
@@ -92,7 +94,7 @@ def test_bad_limits_are_refused(make) -> None:
 
 def test_status_follows_the_gap() -> None:
     """OPTIMAL exactly when the gap is at most 1e-6."""
-    about = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    about: dict[str, Any] = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
     assert Result.of("p", 1.0, 1.0 - 1e-7, **about).status is Status.OPTIMAL
     assert Result.of("p", 1.0, 1.0 - 1e-5, **about).status is Status.FEASIBLE
     assert Result.of("p", 1.0, None, **about).gap is None
@@ -113,7 +115,7 @@ def test_what_is_no_problem_is_refused() -> None:
     """The message names the kind that the solver takes."""
     for solve, kind in ((solve_assignment, "AssignmentProblem"), (solve_paths, "PathProblem")):
         with pytest.raises(ValueError, match=f"must be of type {kind}, found None"):
-            solve(None, MaxIterations(1))  # type: ignore[arg-type]
+            solve(None, MaxIterations(1))
 
 
 @pytest.mark.parametrize("wrong", [None, "ten", [1]])
