@@ -72,6 +72,9 @@ if TYPE_CHECKING:
         AnyOf as AnyOf,
     )
     from planner.search.stop import (
+        Effort as Effort,
+    )
+    from planner.search.stop import (
         MaxIterations as MaxIterations,
     )
     from planner.search.stop import (
@@ -106,6 +109,7 @@ _HOME = {
     "Certificate": "search.certificate",
     "Cluster": "network.cluster",
     "Devices": "network.cluster",
+    "Effort": "search.stop",
     "GPUS": "network.gpus",
     "Link": "network.link",
     "MaxIterations": "search.stop",

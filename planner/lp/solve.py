@@ -23,6 +23,8 @@ from planner.search.stop import StoppingCriterion, TargetGap, started
 
 FITTED = 1e-10
 """Relative excess over a limit that is left in a plan."""
+STEPS_PER_EFFORT = 2000
+"""Nodes of a programme, or sets of contributors, in one unit of `planner.search.stop.Effort`."""
 ROUNDING = 1e-7
 """Relative margin put on values that come from an LP solver's tolerances."""
 
@@ -75,7 +77,7 @@ def solve_from(
     problem: AveragingProblem, start: NDArray[np.bool_] | None, stop: StoppingCriterion | None
 ) -> Result[AveragingPlan]:
     """The exact method from a known set of contributors (None: from nothing)."""
-    run = started(TargetGap(0.0) if stop is None else stop)
+    run = started(TargetGap(0.0) if stop is None else stop, STEPS_PER_EFFORT)
     search = ContributorSearch(problem, run)
     with run.interruptible():
         search.solve(start)

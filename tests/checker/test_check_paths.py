@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,7 +160,7 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"max_total_swaps": -1}, "max_total_swaps is -1"),
     ],
 )
-def test_bad_problems_are_refused(change: dict, message: str) -> None:
+def test_bad_problems_are_refused(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ProblemError, match=message):
         small(**change)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from averaging_oracle import brute_force, largest_total, random_problem, sets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.incumbent import ROUNDING, WrongBoundError
 from planner.search.stop import MaxIterations
+from tests.lp.averaging_oracle import brute_force, largest_total, random_problem, sets_of
 
 SLACK = 1 + 1e-7
 
