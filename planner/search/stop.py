@@ -66,15 +66,6 @@ class StopRun:
         """
         return math.isinf(self.most_iterations) and math.isfinite(self._rule.seconds())
 
-    @property
-    def paced_by_time(self) -> bool:
-        """Whether seconds alone say how much to do.
-
-        A limit on iterations decides by itself, so that the same command gives the same plan; a
-        limit in seconds beside it only cuts the run off.
-        """
-        return math.isfinite(self._rule.seconds()) and not math.isfinite(self._rule.iterations())
-
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
         self.objective = objective

@@ -57,7 +57,7 @@ def test_every_method_returns_a_valid_bound(method: Method, shape: dict[str, obj
     result = solve_assignment(problem, MaxIterations(30), method=method)
     assert_consistent(problem, result)
     best = brute_force(problem)
-    assert result.bound <= best * (1 + 1e-9) <= result.objective * (1 + 2e-9)  # type: ignore
+    assert result.bound <= best * (1 + 1e-9) <= result.objective * (1 + 2e-9)
 
 
 @settings(max_examples=8, deadline=None)
@@ -68,7 +68,7 @@ def test_random_networks(seed: int, shape: dict[str, object], sites: int | None)
     result = solve_assignment(problem, MaxIterations(40), seed=seed % 5)
     assert_consistent(problem, result)
     best = brute_force(problem)
-    assert result.bound <= best * (1 + 1e-9)  # type: ignore[operator]
+    assert result.bound <= best * (1 + 1e-9)
     assert result.objective == pytest.approx(best, rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_scaling_time_scales_the_optimum() -> None:
         )
     )
     first, second = (solve_assignment(p, MaxIterations(60)) for p in (problem, slow))
-    assert 3 * first.objective == pytest.approx(second.objective, rel=1e-9)  # type: ignore
+    assert 3 * first.objective == pytest.approx(second.objective, rel=1e-9)
 
 
 def test_constant_latency_adds_a_known_amount() -> None:
@@ -105,7 +105,7 @@ def test_constant_latency_adds_a_known_amount() -> None:
     )
     first, second = (solve_assignment(p, MaxIterations(60)) for p in (problem, shifted))
     extra = 2 * 0.5 * (2 - 1) + 2 * 0.5 * (3 - 1)
-    assert first.objective + extra == pytest.approx(second.objective, rel=1e-9)  # type: ignore
+    assert first.objective + extra == pytest.approx(second.objective, rel=1e-9)
 
 
 def test_one_device() -> None:
@@ -153,9 +153,9 @@ def test_wrong_arguments_are_refused() -> None:
     """One clear line each."""
     problem = problem_of(SHAPES[2], 0)
     with pytest.raises(ValueError, match="stop must be a stopping rule, found None; give one"):
-        solve_assignment(problem, None)  # type: ignore[arg-type]
+        solve_assignment(problem, None)
     with pytest.raises(ValueError, match="problem must be of type AssignmentProblem, found None"):
-        solve_assignment(None, MaxIterations(1))  # type: ignore[arg-type]
+        solve_assignment(None, MaxIterations(1))
     with pytest.raises(ValueError, match="seed must be a whole number, found 'x'"):
         solve_assignment(problem, MaxIterations(1), seed="x")  # type: ignore[arg-type]
 
