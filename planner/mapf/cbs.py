@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.mapf import conflict_search
+from planner.mapf.arrays import PathArrays
 from planner.mapf.conflict_search import Branch, ConflictSearch, Objective, Options
 from planner.mapf.follow import FOLLOW, scheduled
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden, Stay, conflicts
 from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, SWAPS, Route, Router
-from planner.mapf.tables import Tables
 from planner.search.stop import StopRun
 
 CANDIDATES = 32
@@ -67,7 +67,7 @@ class Microbatches:
     """
 
     def __init__(self, router: Router, blind: bool, near: float) -> None:
-        self.tables = router.tables
+        self.arrays = router.arrays
         self.router = router
         self.blind = blind
         self.near = near
@@ -75,7 +75,7 @@ class Microbatches:
     @property
     def agents(self) -> int:
         """Number of microbatches."""
-        return self.tables.microbatches
+        return self.arrays.microbatches
 
     def plan(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
         """The fastest route."""
@@ -115,7 +115,7 @@ class Microbatches:
         return branches
 
     def _crowded_stages(self, routes: Sequence[Route]) -> Iterator[Crowd]:
-        t = self.tables
+        t = self.arrays
         groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.first)]
         visits = [sum(d in group for r in routes for d in r.path) for group in groups]
         most = t.most
@@ -133,7 +133,7 @@ class Microbatches:
 
     def _too_many_swaps(self, routes: Sequence[Route]) -> Iterator[Crowd]:
         """The cap over all paths, resolved as CC3 (D.2)."""
-        t = self.tables
+        t = self.arrays
         if t.max_total_swaps == t.microbatches * t.max_swaps:
             return
         counts = [count_swaps(np.array(route.path), t.stage) for route in routes]
@@ -144,7 +144,7 @@ class Microbatches:
             yield Crowd(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
 
     def _crowded_devices(self, routes: Sequence[Route]) -> Iterator[Crowd]:
-        t = self.tables
+        t = self.arrays
         for d in np.flatnonzero(t.stage > 0).tolist():
             crowd = self._crowd(routes, False, [d], int(t.room[d]))
             if crowd is not None:
@@ -205,16 +205,20 @@ class PathSearch:
     """The phases of Algorithm 1; every set of paths that is valid is offered."""
 
     def __init__(
-        self, tables: Tables, incumbent: Incumbent, run: StopRun, settings: Settings | None = None
+        self,
+        arrays: PathArrays,
+        incumbent: PathIncumbent,
+        run: StopRun,
+        settings: Settings | None = None,
     ) -> None:
-        self.tables = tables
+        self.arrays = arrays
         self.incumbent = incumbent
         self.run = run
         self.settings = settings or Settings()
 
     def search(self) -> None:
         """32 candidates by CC3, from these TC1 and TC2; then the next 32."""
-        router, near = Router(self.tables), self.settings.near
+        router, near = Router(self.arrays), self.settings.near
         stages = ConflictSearch(Microbatches(router, True, near), self.run, self.settings.stages)
         root = stages.root()
         if root is None:
@@ -229,10 +233,10 @@ class PathSearch:
         def look(node: Node) -> None:
             self._offer(node)
             # a node ends no earlier than its routes without collisions
-            search.limit = self.incumbent.makespan
+            search.limit = self.incumbent.objective
 
         search.seen = look
-        search.limit = self.incumbent.makespan
+        search.limit = self.incumbent.objective
         for _ in search.solutions(candidates):
             pass
 
@@ -243,5 +247,5 @@ class PathSearch:
         paths = np.array([route.path for route in node.routes], dtype=np.int64)
         planned = np.array([[stay.begin for stay in route.stays] for route in node.routes])
         for pull, nudge in ((0.0, None), (FOLLOW, planned)):
-            makespan, begin = scheduled(self.tables, paths, nudge, pull)
+            makespan, begin = scheduled(self.arrays, paths, nudge, pull)
             self.incumbent.offer_times(paths, begin, makespan)

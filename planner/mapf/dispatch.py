@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.mapf.tables import Floats, Ints, Tables
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.problems.answers import PathOp, PathPlan
 
 LATE = 1e300
@@ -23,7 +23,7 @@ PULL = 0.01
 
 
 class Numbers(NamedTuple):
-    """The problem's numbers that compiled code reads; as in `Tables`."""
+    """The problem's numbers that compiled code reads; as in `PathArrays`."""
 
     hop: Floats
     forward: Floats
@@ -32,14 +32,14 @@ class Numbers(NamedTuple):
     memory: Ints
 
     @classmethod
-    def of(cls, tables: Tables) -> Numbers:
-        """Copies of the tables' arrays, as exchanging devices changes them."""
+    def of(cls, arrays: PathArrays) -> Numbers:
+        """Copies of the arrays' arrays, as exchanging devices changes them."""
         return cls(
-            tables.hop.copy(),
-            tables.forward.copy(),
-            tables.backward.copy(),
-            tables.head.copy(),
-            tables.memory.copy(),
+            arrays.hop.copy(),
+            arrays.forward.copy(),
+            arrays.backward.copy(),
+            arrays.head.copy(),
+            arrays.memory.copy(),
         )
 
 
@@ -67,7 +67,7 @@ class State(NamedTuple):
         When the step starts, and when its chain and transfer allowed it.
     before
         The step that its device did before, as ``b * steps + k``, or -1.
-    seat
+    device_of
         The device in each role; the roles are the devices themselves unless they are exchanged.
     key, order, scratch
         Work of `follow`: steps in ascending order of their keys.
@@ -79,15 +79,15 @@ class State(NamedTuple):
     begin: Floats
     ready: Floats
     before: Ints
-    seat: Ints
+    device_of: Ints
     key: Floats
     order: Ints
     scratch: Scratch
 
     @classmethod
-    def of(cls, tables: Tables, paths: Ints, nudge: Floats | None = None) -> State:
+    def of(cls, arrays: PathArrays, paths: Ints, nudge: Floats | None = None) -> State:
         """A state with given paths and nudges."""
-        shape = (tables.microbatches, tables.steps)
+        shape = (arrays.microbatches, arrays.steps)
         return cls(
             paths.copy(),
             np.zeros(shape),
@@ -95,13 +95,13 @@ class State(NamedTuple):
             np.zeros(shape),
             np.zeros(shape),
             np.zeros(shape, dtype=np.int64),
-            np.arange(len(tables.stage)),
+            np.arange(len(arrays.stage)),
             np.zeros(shape[0] * shape[1]),
             np.arange(shape[0] * shape[1]),
             Scratch(
-                np.zeros(len(tables.stage)),
-                np.zeros(len(tables.stage), dtype=np.int64),
-                np.zeros(len(tables.stage), dtype=np.int64),
+                np.zeros(len(arrays.stage)),
+                np.zeros(len(arrays.stage), dtype=np.int64),
+                np.zeros(len(arrays.stage), dtype=np.int64),
                 np.zeros(shape[0], dtype=np.int64),
                 np.zeros(shape[0]),
                 np.zeros(shape[0], dtype=np.bool_),
@@ -204,12 +204,12 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     return makespan
 
 
-def plan_of(tables: Tables, paths: Ints, begin: Floats) -> PathPlan:
+def plan_of(arrays: PathArrays, paths: Ints, begin: Floats) -> PathPlan:
     """The plan with given starts."""
     ops = []
     for b, path in enumerate(paths.tolist()):
         chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in path[::-1])]
         for (kind, d), start in zip(chain, begin[b].tolist(), strict=True):
-            seconds = {"F": tables.forward, "H": tables.head, "B": tables.backward}[kind]
+            seconds = {"F": arrays.forward, "H": arrays.head, "B": arrays.backward}[kind]
             ops.append(PathOp(b, d, kind, start, start + float(seconds[d])))
     return PathPlan.of(paths.tolist(), ops)

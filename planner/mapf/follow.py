@@ -11,8 +11,8 @@ import math
 
 from numba import njit
 
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.dispatch import LATE, PULL, Numbers, State, decode, fill_tail
-from planner.mapf.tables import Floats, Ints, Tables
 
 FOLLOW = -1.0
 """Instead of a pull: operations in the order of given times."""
@@ -129,12 +129,12 @@ def timed(num: Numbers, state: State, pull: float, limit: float) -> float:
 
 
 def scheduled(
-    tables: Tables, paths: Ints, nudge: Floats | None = None, pull: float = PULL
+    arrays: PathArrays, paths: Ints, nudge: Floats | None = None, pull: float = PULL
 ) -> tuple[float, Floats]:
     """Makespan and start of every step; infinite in a deadlock. ``pull`` as in `timed`."""
-    state = State.of(tables, paths, nudge)
-    num = Numbers.of(tables)
-    for b in range(tables.microbatches):
+    state = State.of(arrays, paths, nudge)
+    num = Numbers.of(arrays)
+    for b in range(arrays.microbatches):
         fill_tail(num, state.paths[b], state.tail[b])
     makespan = float(timed(num, state, pull, math.inf))
     return (makespan if makespan < LATE else math.inf), state.begin

@@ -48,6 +48,11 @@ class StopRun:
         """Iterations left under the rule; infinite without a limit on them."""
         return max(0.0, self._rule.iterations() - self.iterations)
 
+    @property
+    def paced_by_time(self) -> bool:
+        """Whether seconds alone decide; a count limit beside them decides, and seconds only cut."""
+        return math.isinf(self._rule.iterations()) and math.isfinite(self._rule.seconds())
+
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
         self.objective = objective

@@ -96,7 +96,10 @@ def test_infeasible_and_bad_input() -> None:
     little = problem.replace(memory=1)
     assert arrange_paths(little, MaxIterations(3)).status is Status.INFEASIBLE
     other_sizes = ArrangedPathProblem(np.zeros((6, 6)), (2, 1, 3), 1.0, 1.0, 0.0, 3, 2, 2)
-    assert arrange_paths(other_sizes, MaxIterations(1)).status is Status.UNKNOWN
+    # the stage of one device holds half of what must go through it; with two it holds all
+    moved = arrange_paths(other_sizes, MaxIterations(1))
+    assert moved.plan is not None and check(moved, other_sizes) == []
+    assert [len(group) for group in moved.plan.groups] == [2, 2, 2]
     fixed = other_sizes.replace(fixed_sizes=True)
     assert arrange_paths(fixed, MaxIterations(1)).status is Status.INFEASIBLE
     with pytest.raises(ProblemError, match="memory is inf"):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from planner.mapf.conflict_search import Branch, ConflictSearch, Node, Objective, Options
 from planner.mapf.focal import FocalQueue
-from planner.mapf.intervals import Entry, Stay, Window, conflicts, earliest, windows
+from planner.mapf.intervals import Entry, Stay, Window, conflicts, windows
 from planner.search.stop import MaxIterations
+from tests.mapf.oracles import earliest
 
 times = st.integers(0, 12).map(float)
 
