@@ -113,27 +113,6 @@ class Walk(NamedTuple):
     word: Word
 
 
-class Change(NamedTuple):
-    """What a proposal changed in ``trial``.
-
-    Attributes
-    ----------
-    microbatch, partner
-        Whose paths or times were changed; ``partner`` may be the same, and both are -1 where
-        nothing was changed.
-    one, other
-        Roles whose devices were exchanged, or -1.
-    rerouted
-        Whether a path was changed.
-    """
-
-    microbatch: int
-    partner: int
-    one: int
-    other: int
-    rerouted: bool
-
-
 @njit(cache=True, nogil=True)
 def mean_end(num: Numbers, state: State) -> float:
     """Mean end of the microbatches."""
@@ -208,9 +187,10 @@ def copy_times(source: State, target: State) -> None:
 
 
 @njit(cache=True, nogil=True)
-def propose(walk: Walk, cycle: Cycle, at: int) -> int:
+def propose(
+    rules: Rules, use: Use, now: State, trial: State, word: Word, cycle: Cycle, at: int
+) -> int:
     """Change ``trial`` at a step; the other microbatch changed (or the same), -1 for nothing."""
-    rules, use, now, trial, word = walk.setting.rules, walk.use, walk.now, walk.trial, walk.word
     steps = now.begin.shape[1]
     b, k = at // steps, at % steps
     shares, pull = cycle.shares, cycle.pull
@@ -255,74 +235,52 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
 
 
 @njit(cache=True, nogil=True)
-def change_paths(walk: Walk, cycle: Cycle, at: int) -> Change:
-    """Propose a change of one or two microbatches at a step."""
-    num, rules, now, trial = walk.setting.num, walk.setting.rules, walk.now, walk.trial
-    b = at // now.begin.shape[1]
-    c = propose(walk, cycle, at)
-    if c < 0:
-        copy_row(now, trial, b)
-        return Change(-1, -1, -1, -1, False)
-    rerouted = settle(num, rules, now, trial, b)
-    if c != b:
-        rerouted = settle(num, rules, now, trial, c) or rerouted
-    return Change(b, c, -1, -1, rerouted)
+def rearrange(walk: Walk, at: int) -> tuple[int, int]:
+    """Exchange the device of a step with another, or let it move to a vacant role.
 
-
-@njit(cache=True, nogil=True)
-def change_devices(walk: Walk, at: int) -> Change:
-    """Propose to exchange the device of a step with another, or to move it to a vacant role."""
+    Returns both roles; -1, -1 if nothing was changed.
+    """
     setting, now, trial = walk.setting, walk.now, walk.trial
     steps, length = now.begin.shape[1], now.paths.shape[1]
     b, k = at // steps, at % steps
     one = now.paths[b, k if k < length else (2 * length - k if k > length else 0)]
     other = exchange_partner(setting, walk.use, now.device_of, one, walk.word)
     if other < 0:
-        return Change(-1, -1, -1, -1, False)
+        return -1, -1
     leaves = now.device_of[other] == setting.devices.vacant
     if leaves and not empty_role(setting.rules, walk.use, trial.paths, one, walk.word):
         recount(walk.use, setting.rules.stage, now.paths)
         copy_rows(now, trial)
-        return Change(-1, -1, -1, -1, False)
+        return -1, -1
     exchange_devices(setting, now.device_of, one, other)
     for m in range(len(trial.paths)):
         fill_tail(setting.num, trial.paths[m], trial.tail[m])
-    return Change(b, b, one, other, False)
+    return one, other
 
 
 @njit(cache=True, nogil=True)
-def undo(walk: Walk, change: Change) -> None:
-    """Make ``trial`` a copy of ``now`` again."""
-    now, trial = walk.now, walk.trial
-    if change.one >= 0:
-        exchange_devices(walk.setting, now.device_of, change.one, change.other)
-        recount(walk.use, walk.setting.rules.stage, now.paths)
-        copy_rows(now, trial)
-    copy_row(now, trial, change.microbatch)
-    copy_row(now, trial, change.partner)
+def undo_rearrange(walk: Walk, one: int, other: int) -> None:
+    """Exchange the devices of two roles back."""
+    exchange_devices(walk.setting, walk.now.device_of, one, other)
+    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
+    copy_rows(walk.now, walk.trial)
 
 
 @njit(cache=True, nogil=True)
-def accept(walk: Walk, change: Change, pull: float) -> None:
-    """Make ``now`` a copy of ``trial``."""
-    stage, use, now, trial = walk.setting.rules.stage, walk.use, walk.now, walk.trial
-    b, c = change.microbatch, change.partner
-    if change.one >= 0:
-        copy_rows(trial, now)
-        recount(use, stage, now.paths)
-    if change.rerouted:
-        count_path(use, stage, now.paths[b], -1)
-        count_path(use, stage, trial.paths[b], 1)
-        if c != b:
-            count_path(use, stage, now.paths[c], -1)
-            count_path(use, stage, trial.paths[c], 1)
-    copy_row(trial, now, b)
-    copy_row(trial, now, c)
-    copy_times(trial, now)
-    if pull < 0.0:
-        # the list of times that is followed is that of the schedule itself
-        now.nudge[:] = now.begin
-        trial.nudge[:] = now.begin
+def keep_rearrange(walk: Walk) -> None:
+    """Keep the exchange and the paths that it sent elsewhere."""
+    copy_rows(walk.trial, walk.now)
+    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
+
+
+@njit(cache=True, nogil=True)
+def count_change(use: Use, stage: Ints, now: State, trial: State, b: int, c: int) -> None:
+    """Bring the counts from the paths of ``now`` to those of ``trial``."""
+    count_path(use, stage, now.paths[b], -1)
+    count_path(use, stage, trial.paths[b], 1)
+    if c != b:
+        count_path(use, stage, now.paths[c], -1)
+        count_path(use, stage, trial.paths[c], 1)
 
 
 @njit(cache=True, nogil=True)
@@ -347,9 +305,10 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
     float
         The smallest makespan so far, ``best_makespan`` at most.
     """
-    num, now, trial, word = walk.setting.num, walk.now, walk.trial, walk.word
+    num, rules, use = walk.setting.num, walk.setting.rules, walk.use
+    now, trial, word = walk.now, walk.trial, walk.word
     pull, smooth = cycle.pull, cycle.smooth
-    size = now.begin.size
+    steps, size = now.begin.shape[1], now.begin.size
     makespan = timed(num, now, pull, LATE)
     mean = mean_end(num, now)
     cost = makespan + smooth * mean
@@ -363,20 +322,41 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
             at = critical[next_below(word, found)]
         else:
             at = next_below(word, size)
+        b = at // steps
+        c, one, other, rerouted = b, -1, -1, False
         if cycle.rearrange > 0.0 and next_unit(word) < cycle.rearrange:
-            change = change_devices(walk, at)
+            one, other = rearrange(walk, at)
+            if one < 0:
+                continue
         else:
-            change = change_paths(walk, cycle, at)
-        if change.microbatch < 0:
-            continue
+            c = propose(rules, use, now, trial, word, cycle, at)
+            if c < 0:
+                copy_row(now, trial, b)
+                continue
+            rerouted = settle(num, rules, now, trial, b)
+            if c != b:
+                rerouted = settle(num, rules, now, trial, c) or rerouted
         # Metropolis: draw the threshold first, so that a hopeless decoding ends early
         threshold = cost - heat * np.log(1.0 - next_unit(word))
         value = timed(num, trial, pull, threshold - smooth * 0.9 * mean)
         new_mean = mean_end(num, trial) if value < LATE else mean
         if value >= LATE or value + smooth * new_mean > threshold:
-            undo(walk, change)
+            if one >= 0:
+                undo_rearrange(walk, one, other)
+            copy_row(now, trial, b)
+            copy_row(now, trial, c)
             continue
-        accept(walk, change, pull)
+        if one >= 0:
+            keep_rearrange(walk)
+        if rerouted:
+            count_change(use, rules.stage, now, trial, b, c)
+        copy_row(trial, now, b)
+        copy_row(trial, now, c)
+        copy_times(trial, now)
+        if pull < 0.0:
+            # the list of times that is followed is that of the schedule itself
+            now.nudge[:] = now.begin
+            trial.nudge[:] = now.begin
         cost, mean, makespan = value + smooth * new_mean, new_mean, value
         found = trace(num, now, makespan, critical)
         if makespan < best_makespan:
