@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         simulate as simulate,
     )
     from planner.clock.timeline import Timeline as Timeline
-    from planner.compose.whole import plan as plan
+    from planner.compose.planning import plan as plan
+    from planner.compose.request import PlanRequest as PlanRequest
     from planner.genetic.solve import solve_assignment as solve_assignment
     from planner.lp.groups import optimal_group_size as optimal_group_size
     from planner.lp.solve import solve_averaging as solve_averaging
@@ -103,6 +104,7 @@ _HOME = {
     "NoImprovement": "search.stop",
     "PathProblem": "problems",
     "PlanError": "training_plan.error",
+    "PlanRequest": "compose.request",
     "ProblemError": "problems",
     "Result": "search.result",
     "SimulationError": "clock.simulator",
@@ -120,7 +122,7 @@ _HOME = {
     "load_plan": "training_plan.file",
     "open_path": "matching.open_path",
     "optimal_group_size": "lp.groups",
-    "plan": "compose.whole",
+    "plan": "compose.planning",
     "save_plan": "training_plan.file",
     "simulate": "clock.simulator",
     "solve_assignment": "genetic.solve",

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from planner.compose.pricing import Setting, plan_for_assignment
-from planner.compose.shape import Shape
+from planner.compose.pricing import straight_plan
+from planner.compose.request import PlanRequest, Question
+from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
@@ -54,13 +55,7 @@ def make_plan(
     """A plan around a given grid, without any solver."""
     workload = workload or tiny_workload()
     network = network or random_network(len(grid) * len(grid[0]))
-    stages = len(grid[0])
-    shape = Shape(
-        workload.even_split(stages),
-        len(grid),
-        workload.batch_samples // workload.microbatch_samples,
-        head,
-    )
     cluster = Cluster(network, Devices(1e12, 16e9))
-    setting = Setting(cluster, workload, schedule, head, seed=seed, network_name="random")
-    return plan_for_assignment(setting, shape, AssignmentPlan.of_grid(grid))
+    request = PlanRequest(stages=len(grid[0]), schedule=schedule, head=head, network_name="random")
+    question = Question(cluster, workload, request, seed)
+    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))

@@ -9,9 +9,11 @@ import numpy as np
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.plan_bounds import check_bounds
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
+from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FROM_FLOPS
@@ -38,6 +40,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
         yield from _paths_certificate(plan, plan.certificates["paths"])
     if "step" in plan.certificates:
         yield from _step_certificate(plan, plan.certificates["step"])
+    yield from check_bounds(plan)
 
 
 def _same_cluster(own: Cluster, given: Cluster) -> Iterator[Violation]:
@@ -127,7 +130,7 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
 def _stage_parameters(plan: TrainingPlan) -> dict[int, int]:
     """Parameters per stage, embedding with the first and head where the schedule puts it."""
     last = len(plan.stage_layers) - 1
-    head_stage = last if plan.schedules[0].head == "last" else 0
+    head_stage = last if plan.schedules[0].head is Head.LAST else 0
     owned = {}
     for j, (start, stop) in enumerate(plan.stage_layers):
         owned[j] = sum(layer.parameters for layer in plan.workload.layers[start:stop])
@@ -197,6 +200,11 @@ def _rate(plan: TrainingPlan, i: int, j: int) -> float:
         rate = min(rate, cluster.upload_bytes_per_s[i])
     if cluster.download_bytes_per_s is not None:
         rate = min(rate, cluster.download_bytes_per_s[j])
+    sites = cluster.devices.sites
+    if sites is not None and sites[i] != sites[j]:
+        out = cluster.devices.site_upload_bytes_per_s or {}
+        into = cluster.devices.site_download_bytes_per_s or {}
+        rate = min(rate, out.get(sites[i], rate), into.get(sites[j], rate))
     return float(rate)
 
 
@@ -238,7 +246,7 @@ def _makespan_s(
 
     for b in range(len(s.paths)):
         path = s.paths[b]
-        head = path[-1] if s.head == "last" else path[0]
+        head = path[-1] if s.head is Head.LAST else path[0]
         chain = [*(("F", d) for d in path), ("H", head), *(("B", d) for d in path[::-1])]
         for (kind, d), (next_kind, e) in pairwise(chain):
             size = sent[e] if next_kind == "B" else sent[d]
@@ -268,7 +276,7 @@ def _makespan_s(
 def _averaging_s(plan: TrainingPlan) -> float:
     gradient = _gradients(plan)
     # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-    wire = {"none": 1.0, "int8": 1028 / 4096}[plan.codec]
+    wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
     longest = 0.0
     for j, rounds in enumerate(plan.averaging):
         stage = 0.0

@@ -14,6 +14,7 @@ from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
+from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
 PROCESS_BYTES = 350e6
@@ -45,13 +46,9 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
     held = [s.most_live() for s in plan.schedules]
     heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
     for d, j in plan.stage_of.items():
-        stage = workload.stage(*plan.stage_layers[j])
-        parameters = stage.parameters + (workload.head.parameters if d in heads else 0)
-        total += 16.0 * parameters
-        live = max(h[d] for h in held)
-        total += live * stage.saved_bytes * workload.microbatch_samples
-        if d in heads:  # logits, their softmax and gradient
-            total += 3 * workload.head.saved_bytes * workload.microbatch_samples
+        costs = stage_costs(workload, *plan.stage_layers[j], with_head=d in heads)
+        # logits, their softmax and gradient
+        total += costs.need_bytes(max(h[d] for h in held)) + 2 * costs.scratch_bytes
     return total
 
 

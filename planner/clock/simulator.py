@@ -19,7 +19,7 @@ from planner.clock.fluid import Fluid, Forecast
 from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
-from planner.training_plan.model import CODECS, Predicted, Schedule, TrainingPlan
+from planner.training_plan.model import Predicted, Schedule, TrainingPlan
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -116,14 +116,8 @@ def simulate_cycle(
 
 
 def pair_bandwidth(cluster: Cluster) -> Floats:
-    """N x N bytes per second one message gets: the pair's, cut by both devices' limits."""
-    bandwidth = cluster.network.bandwidth_bytes_per_s.copy()
-    if cluster.upload_bytes_per_s is not None:
-        bandwidth = np.minimum(bandwidth, cluster.upload_bytes_per_s[:, None])
-    if cluster.download_bytes_per_s is not None:
-        bandwidth = np.minimum(bandwidth, cluster.download_bytes_per_s[None, :])
-    np.fill_diagonal(bandwidth, np.inf)
-    return bandwidth
+    """N x N bytes per second one message gets, within the limits of devices and sites."""
+    return cluster.limited_network().bandwidth_bytes_per_s
 
 
 def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dict[int, float]:
@@ -133,10 +127,10 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     sends its sum to all others; a device's messages go one after the other.
     """
     bandwidth, latency = pair_bandwidth(cluster), cluster.network.latency_s
-    gradient = workload.gradient_bytes(plan.stage_layers, _head_stage(plan))
+    gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
-        sent = gradient[stage] * CODECS[plan.codec]
+        sent = gradient[stage] * plan.codec.wire_ratio
         seconds[stage] = sum(
             max(
                 _group_s(g.members, g.shares, g.contributes, sent, latency, bandwidth)
@@ -169,10 +163,6 @@ def _group_s(
         float(max(phase.sum(axis=0).max(), phase.sum(axis=1).max()))
         for phase in (to_reducer, from_reducer)
     )
-
-
-def _head_stage(plan: TrainingPlan) -> int:
-    return len(plan.assignment.groups) - 1 if plan.schedules[0].head == "last" else 0
 
 
 def _averaging_ops(

@@ -1,5 +1,6 @@
 """From a cluster and a workload to one checked plan: calls the solvers, in order."""
 
-from planner.compose.whole import plan
+from planner.compose.planning import plan
+from planner.compose.request import PlanRequest
 
-__all__ = ["plan"]
+__all__ = ["PlanRequest", "plan"]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.compose.request import Shares
 from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.model import AveragingGroup
-
-SHARES = ("equal", "adaptive")
 
 Rounds = tuple[tuple[AveragingGroup, ...], ...]
 
@@ -30,13 +29,13 @@ def averaging_rounds(
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
     """
-    if shares not in SHARES:
-        raise ProblemError(f"averaging {shares!r} is unknown; choose one of {', '.join(SHARES)}")
     members = [tuple(group)]
     rounds = [members]
     if group_size is not None and len(group) > 1:
         rounds = _schedule(group, group_size)
-    make = AveragingGroup.equal if shares == "equal" else (lambda m: adaptive_group(cluster, m))
+    make = (
+        AveragingGroup.equal if shares == Shares.EQUAL else (lambda m: adaptive_group(cluster, m))
+    )
     return tuple(tuple(make(m) for m in groups) for groups in rounds)
 
 

@@ -1,16 +1,12 @@
-"""Choosing stages x pipelines x microbatch size by predicted step time (DT-FM 10.2 did by hand)."""
+"""Stages x pipelines x microbatch sizes to choose from (DT-FM, 10.2, did by hand)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
-from planner.network.cluster import Cluster
+from planner.compose.request import Question
 from planner.search.result import Result
-from planner.workload.workload import Workload
-
-PlanT = TypeVar("PlanT")
+from planner.training_plan.model import TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -34,46 +30,46 @@ class Candidate:
     bound_s: float | None
     refused: str = ""
 
+    @classmethod
+    def of(cls, question: Question, result: Result[TrainingPlan]) -> Candidate:
+        """A shape that was planned."""
+        return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
 
-def candidates(cluster: Cluster, workload: Workload) -> list[tuple[int, int]]:
-    """All ``(stages, microbatch_samples)`` that divide devices and batch.
+    @classmethod
+    def refusal(cls, question: Question, why: str) -> Candidate:
+        """A shape that does not fit."""
+        stages = question.request.stages
+        assert isinstance(stages, int)
+        samples = question.workload.microbatch_samples
+        return cls(stages, len(question.cluster) // stages, samples, None, None, why)
 
-    Microbatches are powers of two times the workload's own, as long as every pipeline gets one.
+    def rank(self) -> tuple[bool, float, int, int]:
+        """Fastest first, refused ones last."""
+        return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
+
+
+def candidates(question: Question) -> list[Question]:
+    """The question for all stages and microbatch sizes that divide devices and batch.
+
+    Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
+    of the size that was asked for.
     """
-    n, batch = len(cluster), workload.batch_samples
+    n, workload = len(question.cluster), question.workload
+    fixed, batch = question.request.microbatch_samples is not None, workload.batch_samples
     found = []
     for stages in range(1, min(n, len(workload.layers)) + 1):
         if n % stages:
             continue
         size = workload.microbatch_samples
         while batch % size == 0 and batch // size >= n // stages:
-            found.append((stages, size))
+            found.append(
+                replace(
+                    question,
+                    workload=workload.replace(microbatch_samples=size),
+                    request=question.request.replace(stages=stages),
+                )
+            )
+            if fixed:
+                break
             size *= 2
     return found
-
-
-def choose(
-    cluster: Cluster,
-    workload: Workload,
-    solve: Callable[[int, Workload], Result[PlanT]],
-) -> tuple[Result[PlanT] | None, list[Candidate]]:
-    """Solve every candidate; returns the best result and the table, fastest first.
-
-    ``solve`` raises `ValueError` for shapes that do not fit; the table keeps them, and why.
-    """
-    best: Result[PlanT] | None = None
-    table = []
-    for stages, size in candidates(cluster, workload):
-        pipelines = len(cluster) // stages
-        try:
-            result = solve(stages, workload.replace(microbatch_samples=size))
-        except ValueError as error:
-            table.append(Candidate(stages, pipelines, size, None, None, str(error)))
-            continue
-        table.append(Candidate(stages, pipelines, size, result.objective, result.bound))
-        if result.objective is not None and (
-            best is None or best.objective is None or result.objective < best.objective
-        ):
-            best = result
-    table.sort(key=lambda c: (c.step_s is None, c.step_s or 0.0, c.stages, c.microbatch_samples))
-    return best, table

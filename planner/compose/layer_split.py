@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.workload.workload import BACKWARD_TO_FORWARD, Workload
+from planner.workload.costs import stage_costs
+from planner.workload.workload import Workload
 
 
 def is_uniform(cluster: Cluster) -> bool:
@@ -39,16 +40,8 @@ def balanced_split(
 
     def seconds(j: int, start: int, stop: int) -> float:
         """Time of one microbatch through a stage, infinite if memory cannot hold it."""
-        load = workload.stage(start, stop)
-        flops = (1 + BACKWARD_TO_FORWARD) * load.forward_flops
-        parameters, saved = load.parameters, load.saved_bytes
-        if j == head_stage:
-            flops += (1 + BACKWARD_TO_FORWARD) * workload.head.forward_flops
-            parameters += workload.head.parameters
-            saved += workload.head.saved_bytes
-        samples = workload.microbatch_samples
-        need = parameters * workload.state_bytes_per_parameter + saved * samples
-        return math.inf if need > memory[j] else flops * samples / speed[j]
+        costs = stage_costs(workload, start, stop, with_head=j == head_stage)
+        return math.inf if costs.need_bytes(1) > memory[j] else costs.busy_s(speed[j])
 
     # best[stop]: (largest time, sum of squares, cuts) of the stages so far over layers[:stop]
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}

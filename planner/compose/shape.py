@@ -1,43 +1,67 @@
-"""Stages, pipelines, layers and microbatches that fit a cluster, and the question they pose."""
+"""Stages, their sizes and layers, and microbatches that fit a cluster, and what they ask for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.compose.request import Question
 from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, ProblemError
+from planner.training_plan.choices import Head
+from planner.workload.costs import StageCosts, split_costs
 from planner.workload.workload import Workload
+
+MOST_ROOM = 1 << 30
+"""Microbatches that are as good as any number."""
+
+Layers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Stages, pipelines and microbatches of a plan, validated against its cluster."""
+    """Stages of a plan and its microbatches, validated against its cluster.
 
-    layers: tuple[tuple[int, int], ...]
-    pipelines: int
+    Attributes
+    ----------
+    layers, sizes
+        Per stage, its layers ``(start, stop)`` and its number of devices.
+    microbatches
+        Of one step, over all pipelines.
+    """
+
+    layers: Layers
+    sizes: tuple[int, ...]
     microbatches: int
-    head: str
+    head: Head
 
     @property
     def stages(self) -> int:
         """S, the number of stages."""
         return len(self.layers)
 
-    def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
-        """The same shape with other layers in its stages."""
-        return replace(self, layers=tuple(layers))
+    @property
+    def starts(self) -> int:
+        """Devices of stage 0: pipelines, where all stages have as many."""
+        return self.sizes[0]
 
     @property
     def head_stage(self) -> int:
         """The stage that runs head and loss."""
-        return self.stages - 1 if self.head == "last" else 0
+        return self.head.stage(self.stages)
+
+    def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
+        """The same shape with other layers in its stages."""
+        return replace(self, layers=tuple(layers))
+
+    def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
+        """What each stage costs."""
+        return split_costs(workload, self.layers, self.head_stage)
 
 
-def shape_of(
-    cluster: Cluster, workload: Workload, stages: int, pipelines: int | None, head: str
-) -> Shape:
-    """Cut the layers evenly and count microbatches.
+def shape_of(question: Question) -> Shape:
+    """The shape that a request with a number of stages asks for.
 
     Raises
     ------
@@ -46,30 +70,108 @@ def shape_of(
     ProblemError
         Devices, stages, layers and batch do not fit together.
     """
-    cluster.network.require_complete()
-    n = len(cluster)
+    question.cluster.network.require_complete()
+    if question.request.skips:
+        sizes = _sizes_for_paths(question)
+        microbatches = _microbatches_for_paths(question, sizes[0])
+    else:
+        sizes = _equal_sizes(question)
+        microbatches = _microbatches(question.workload, sizes[0])
+    layers = _layers(question, len(sizes))
+    return Shape(layers, sizes, microbatches, question.request.head_place)
+
+
+def _layers(question: Question, stages: int) -> Layers:
+    asked, workload = question.request.stage_layers, question.workload
+    if asked is None:
+        return workload.even_split(stages)
+    ends = [0, *(stop for _, stop in asked)]
+    follow = all(start == end < stop for end, (start, stop) in zip(ends, asked, strict=False))
+    if len(asked) != stages or not follow or ends[-1] != len(workload.layers):
+        raise ProblemError(
+            f"stage_layers must be {stages} ranges that follow each other over the "
+            f"{len(workload.layers)} layers, found {[list(part) for part in asked]}; correct them"
+        )
+    return tuple(asked)
+
+
+def _equal_sizes(question: Question) -> tuple[int, ...]:
+    n, stages, pipelines = (
+        len(question.cluster),
+        question.request.stages,
+        question.request.pipelines,
+    )
+    if not isinstance(stages, int):
+        raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
         raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
     if pipelines is None:
         if n % stages:
-            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= len(workload.layers)]
+            most = len(question.workload.layers)
+            fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
             raise ProblemError(
                 f"{n} devices cannot be divided into {stages} equal stages; ask for one of {fits}, "
                 "or plan on a subset of the devices"
             )
         pipelines = n // stages
-    if workload.batch_samples % workload.microbatch_samples:
+    if stages * pipelines != n:
+        raise ProblemError(
+            f"stages x pipelines must be the number of devices, found {stages} x {pipelines} for "
+            f"{n} devices; change one, or give stage_sizes"
+        )
+    return (pipelines,) * stages
+
+
+def _microbatches(workload: Workload, pipelines: int) -> int:
+    count, left = divmod(workload.batch_samples, workload.microbatch_samples)
+    if left:
         raise ProblemError(
             f"batch_samples must be a multiple of microbatch_samples, found "
             f"{workload.batch_samples} and {workload.microbatch_samples}; change one"
         )
-    microbatches = workload.batch_samples // workload.microbatch_samples
-    if microbatches < pipelines:
+    if count < pipelines:
         raise ProblemError(
-            f"{microbatches} microbatches leave some of the {pipelines} pipelines idle; raise the "
+            f"{count} microbatches leave some of the {pipelines} pipelines idle; raise the "
             "batch, or lower microbatch_samples"
         )
-    return Shape(workload.even_split(stages), pipelines, microbatches, head)
+    return count
+
+
+def _sizes_for_paths(question: Question) -> tuple[int, ...]:
+    """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
+    request, n = question.request, len(question.cluster)
+    stages = request.stages
+    if request.stage_sizes is not None:
+        return tuple(request.stage_sizes)
+    if not isinstance(stages, int):
+        raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
+    if stages < 1 or stages > n:
+        raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
+    if n % stages == 0:
+        return (n // stages,) * stages
+    from planner.genetic.stage_sizes import stage_sizes_for_skip
+
+    hint = ""
+    if request.path_stages is not None and 1 < request.path_stages <= stages:
+        sizes = stage_sizes_for_skip(n, stages, 1 - request.path_stages / stages)
+        hint = f", such as {','.join(map(str, sizes))}"
+    raise ProblemError(
+        f"{n} devices cannot be divided into {stages} equal stages; give stage_sizes{hint}"
+    )
+
+
+def _microbatches_for_paths(question: Question, starts: int) -> int:
+    workload = question.workload
+    share = workload.microbatch_samples * starts
+    each, left = divmod(workload.batch_samples, share)
+    if left or each == 0:
+        fits = f"{each * share} or {(each + 1) * share}" if each else f"{share}"
+        raise ProblemError(
+            f"batch_samples must be a multiple of {share}, microbatches of "
+            f"{workload.microbatch_samples} from {starts} start devices, found "
+            f"{workload.batch_samples}; give {fits}, or another size of the first stage"
+        )
+    return each * starts
 
 
 def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> AssignmentProblem:
@@ -79,13 +181,12 @@ def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> As
     transfers of further microbatches overlap, so counting all of them (as its public code does)
     would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
     """
-    samples = workload.microbatch_samples
+    costs = shape.costs(workload)
     return AssignmentProblem(
         cluster.network,
-        shape.stages,
-        shape.pipelines,
-        activation_bytes=[b * samples for b in workload.activation_bytes(shape.layers)],
-        gradient_bytes=workload.gradient_bytes(shape.layers, shape.head_stage),
+        stage_sizes=shape.sizes,
+        activation_bytes=[stage.output_bytes for stage in costs[:-1]],
+        gradient_bytes=[stage.gradient_bytes for stage in costs],
     )
 
 
@@ -103,20 +204,15 @@ def memory_room(
         A device cannot hold its stage and one microbatch.
     """
     room: dict[int, int] = {}
-    for j, group in enumerate(groups):
-        stage = workload.stage(*shape.layers[j])
-        with_head = j == shape.head_stage
-        parameters = stage.parameters + (workload.head.parameters if with_head else 0)
-        state = parameters * workload.state_bytes_per_parameter
-        scratch = workload.head.saved_bytes * workload.microbatch_samples if with_head else 0.0
-        each = stage.saved_bytes * workload.microbatch_samples
+    for j, (group, costs) in enumerate(zip(groups, shape.costs(workload), strict=True)):
         for d in group:
-            left = cluster.memory_bytes[d] - state - scratch
-            if left < each:
+            have = float(cluster.memory_bytes[d])
+            fits = costs.room(have)
+            if fits < 1:
                 raise ProblemError(
-                    f"device {cluster.network.ids[d]!r} has {cluster.memory_bytes[d] / 1e9:.2f} GB "
-                    f"but stage {j} needs {(state + scratch + each) / 1e9:.2f} GB for its state "
-                    "and one microbatch; use more stages, smaller microbatches or larger devices"
+                    f"device {cluster.network.ids[d]!r} has {have / 1e9:.2f} GB but stage {j} "
+                    f"needs {costs.need_bytes(1) / 1e9:.2f} GB for its state and one "
+                    "microbatch; use more stages, smaller microbatches or larger devices"
                 )
-            room[d] = shape.microbatches if each == 0 else min(int(left // each), 1 << 30)
+            room[d] = shape.microbatches if math.isinf(fits) else min(int(fits), MOST_ROOM)
     return room

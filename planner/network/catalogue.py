@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
+from planner.network.link import Link
 from planner.network.network import Network
 
 _PACKAGE = Path(__file__).parent.parent
@@ -20,14 +20,6 @@ FOLDER = next(
     (d for d in (_PACKAGE / "netmeasure", _PACKAGE.parent / "datasets/netmeasure") if d.is_dir()),
     _PACKAGE / "netmeasure",
 )
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction of a link, SI units."""
-
-    latency_s: float
-    bandwidth_bytes_per_s: float
 
 
 @cache

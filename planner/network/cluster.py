@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,12 +27,26 @@ class Devices:
         Memory for weights, optimizer state and activations.
     upload_bytes_per_s, download_bytes_per_s
         Limits on the sum over all peers; None: only the pairs limit.
+    sites
+        Where each device stands; devices of one site share its line.
+    site_upload_bytes_per_s, site_download_bytes_per_s
+        By site, limits on the sum of what leaves or enters it.
+    can_compute, can_aggregate
+        Whether a device can hold a stage, and whether it can sum gradients; by default all can.
+    usd_per_hour
+        Price of each device.
     """
 
     flops: ArrayLike
     memory_bytes: ArrayLike
     upload_bytes_per_s: ArrayLike | None = None
     download_bytes_per_s: ArrayLike | None = None
+    sites: Sequence[str] | None = None
+    site_upload_bytes_per_s: Mapping[str, float] | None = None
+    site_download_bytes_per_s: Mapping[str, float] | None = None
+    can_compute: ArrayLike = True
+    can_aggregate: ArrayLike = True
+    usd_per_hour: ArrayLike | None = None
 
     @classmethod
     def of_gpu(cls, name: str, utilization: float = 0.4) -> Devices:
@@ -43,31 +59,57 @@ class Devices:
 
     def broadcast(self, n: int) -> Devices:
         """The same with every field an array of ``n``, validated."""
+        for field in ("flops", "memory_bytes"):
+            if getattr(self, field) is None:
+                raise ValueError("devices.flops and devices.memory_bytes must both be given")
+        changes: dict[str, Any] = self._site_fields(n)
+        for field in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
+            changes[field] = self._positive(field, n)
+        for field in ("can_compute", "can_aggregate"):
+            changes[field] = self._array(field, n, np.bool_)
+        price = self._array("usd_per_hour", n, np.float64)
+        if price is not None and not (np.isfinite(price) & (price >= 0)).all():
+            raise ValueError("devices.usd_per_hour must be >= 0 and finite; correct it")
+        return replace(self, usd_per_hour=price, **changes)
 
-        def array(field: str) -> Floats | None:
-            value = getattr(self, field)
-            if value is None:
-                return None
-            try:
-                full = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (n,)))
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"devices.{field} must be one number or {n} of them, found shape "
-                    f"{np.shape(value)}"
-                ) from None
-            bad = np.flatnonzero(~(np.isfinite(full) & (full > 0)))
-            if len(bad):
-                raise ValueError(
-                    f"devices.{field} of device {bad[0]} is {full[bad[0]]:g}; it must be > 0 and "
-                    "finite"
-                )
-            full.setflags(write=False)
-            return full
+    def _array(self, field: str, n: int, kind: Any) -> NDArray[Any] | None:
+        value = getattr(self, field)
+        if value is None:
+            return None
+        try:
+            full = np.array(np.broadcast_to(np.asarray(value, dtype=kind), (n,)))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"devices.{field} must be one value or {n} of them, found shape {np.shape(value)}"
+            ) from None
+        full.setflags(write=False)
+        return full
 
-        flops, memory = array("flops"), array("memory_bytes")
-        if flops is None or memory is None:
-            raise ValueError("devices.flops and devices.memory_bytes must both be given")
-        return Devices(flops, memory, array("upload_bytes_per_s"), array("download_bytes_per_s"))
+    def _positive(self, field: str, n: int) -> Floats | None:
+        full = self._array(field, n, np.float64)
+        if full is None:
+            return None
+        bad = np.flatnonzero(~(np.isfinite(full) & (full > 0)))
+        if len(bad):
+            raise ValueError(
+                f"devices.{field} of device {bad[0]} is {full[bad[0]]:g}; it must be > 0 and finite"
+            )
+        return full
+
+    def _site_fields(self, n: int) -> dict[str, Any]:
+        sites = None if self.sites is None else tuple(str(site) for site in self.sites)
+        if sites is not None and len(sites) != n:
+            raise ValueError(f"devices.sites must name {n} sites, found {len(sites)}; one a device")
+        fields: dict[str, Any] = {"sites": sites}
+        for field in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
+            given = dict(getattr(self, field) or {})
+            for site, rate in given.items():
+                if site not in (sites or ()):
+                    raise ValueError(f"devices.{field} names {site!r}, where no device stands")
+                if not 0 < float(rate) < np.inf:
+                    raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
+            fields[field] = given or None
+        return fields
 
 
 @dataclass(frozen=True)
@@ -112,7 +154,17 @@ class Cluster:
             rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
         if self.download_bytes_per_s is not None:
             rate = np.minimum(rate, self.download_bytes_per_s[None, :])
+        for i, j, limit in self._site_pairs():
+            rate = np.where(np.outer(i, j), np.minimum(rate, limit), rate)
         return network.replace(bandwidth_bytes_per_s=rate)
+
+    def _site_pairs(self) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
+        """Limits of sites on single pairs: sources, destinations, bytes per second."""
+        sites = np.array(self.devices.sites or ())
+        for site, rate in (self.devices.site_upload_bytes_per_s or {}).items():
+            yield sites == site, sites != site, rate
+        for site, rate in (self.devices.site_download_bytes_per_s or {}).items():
+            yield sites != site, sites == site, rate
 
     def replace(self, *, network: Network | None = None, devices: Devices | None = None) -> Cluster:
         """A copy with the network or the devices changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.problems.error import ProblemError
 
 Kind = TypeVar("Kind")
+Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:
@@ -58,11 +60,21 @@ def real(field: str, value: Any) -> float:
         raise ProblemError(f"{field} must be a number, found {_short(value)}") from None
 
 
-def of_kind(kind: type[Kind], value: Any) -> Kind:
-    """A problem of the kind that a solver takes, refused if it is something else."""
+def of_kind(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
+    """A value of the kind that a function takes, refused if it is something else."""
     if not isinstance(value, kind):
-        raise ProblemError(f"problem must be of type {kind.__name__}, found {_short(value)}")
+        raise ProblemError(f"{field} must be of type {kind.__name__}, found {_short(value)}")
     return value
+
+
+def choice(kind: type[Choice], field: str, value: Any) -> Choice:
+    """One of an enum's words, refused if it is none of them."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ProblemError(
+            f"{field} {_short(value)} is unknown; choose one of {', '.join(kind)}"
+        ) from None
 
 
 def _short(value: Any) -> str:

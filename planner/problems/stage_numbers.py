@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
-from planner.workload.compute_times import ComputeTimes
+from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
 
@@ -39,21 +39,17 @@ class StageNumbers:
     def of(cls, cluster: Cluster, workload: Workload, stages: int) -> StageNumbers:
         """For ``stages`` equal cuts of a workload on a cluster."""
         cluster.network.require_complete()
-        samples, head = workload.microbatch_samples, workload.head
         shape = (stages, len(cluster))
         forward, backward, last = np.empty(shape), np.empty(shape), np.empty(shape)
         memory = np.empty(shape, dtype=np.int64)
         for j, cut in enumerate(workload.even_split(stages)):
-            load = workload.stage(*cut)
-            times = ComputeTimes.from_flops(cluster, workload, [range(len(cluster))], [cut])
-            forward[j], backward[j], last[j] = times.forward_s, times.backward_s, times.head_s
-            parameters = load.parameters + (head.parameters if j == 0 else 0)
-            scratch = head.saved_bytes * samples if j == 0 else 0.0
-            left = cluster.memory_bytes - scratch - parameters * workload.state_bytes_per_parameter
-            fits = np.where(left >= 0, np.inf, 0.0)  # where nothing is kept for B
-            if load.saved_bytes > 0:
-                fits = left // (load.saved_bytes * samples)
+            costs = stage_costs(workload, *cut, with_head=j == 0)
+            for d, flops in enumerate(cluster.flops.tolist()):
+                forward[j, d], backward[j, d] = costs.forward_s(flops), costs.backward_s(flops)
+                last[j, d] = costs.head_s(flops)
+            fits = [costs.room(have) for have in cluster.memory_bytes.tolist()]
             memory[j] = np.clip(fits, 0, np.iinfo(np.int32).max).astype(np.int64)
-        message = max(layer.output_bytes for layer in workload.layers) * samples
+        message = max(layer.output_bytes for layer in workload.layers)
+        message *= workload.microbatch_samples
         mean = cluster.limited_network().symmetrised()
         return cls(mean.transfer_s(message), forward, backward, last[0], memory)

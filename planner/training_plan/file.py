@@ -21,6 +21,7 @@ from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema
+from planner.training_plan.choices import Codec, Head
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import (
     FORMAT,
@@ -123,7 +124,7 @@ def _cluster(data: dict[str, Any]) -> Cluster:
         )
         network = Network(latency, bandwidth, raw["ids"], raw["regions"])
         for name, values in data["devices"].items():
-            if values is not None and len(values) != n:
+            if isinstance(values, list) and len(values) != n:
                 raise PlanError(
                     f"devices.{name}: must have {n} entries, found {len(values)}; give one per "
                     "device"
@@ -131,6 +132,8 @@ def _cluster(data: dict[str, Any]) -> Cluster:
         return Cluster(network, Devices(**data["devices"]))
     except NetworkError as error:
         raise PlanError(f"network: {error}") from None
+    except ValueError as error:
+        raise PlanError(str(error)) from None
 
 
 def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
@@ -158,7 +161,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         schedules=tuple(
             Schedule(
                 s["name"],
-                s["head"],
+                Head(s["head"]),
                 tuple(tuple(int(d) for d in path) for path in s["paths"]),
                 tuple(tuple((op[0], int(op[1:])) for op in ops) for ops in s["order"]),
             )
@@ -184,7 +187,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
             for part, c in data["certificates"].items()
         },
         cycle=tuple(int(k) for k in paths["cycle"]),
-        codec=data["averaging"]["codec"],
+        codec=Codec(data["averaging"]["codec"]),
         wiring=data["wiring"]["kind"],
         sync=Sync(int(sync["every_steps"]), outer),
         package_version=data["package_version"],

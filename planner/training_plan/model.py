@@ -14,14 +14,12 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
+from planner.training_plan.choices import Codec, Head
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
 FORMAT = "planner.plan"
 SCHEMA_VERSION = 1
-CODECS = {"none": 1.0, "int8": (1 + 4 / 1024) / 4}
-"""Bytes on the wire over bytes of 32-bit gradients: 8-bit levels and a 4-byte scale per 1024."""
-
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
 
@@ -33,7 +31,7 @@ class Schedule:
     Attributes
     ----------
     head
-        ``"last"`` or ``"first"``: the device of each path that runs head and loss.
+        The device of each path that runs head and loss.
     paths
         Per microbatch, the devices in the order visited.
     order
@@ -41,13 +39,16 @@ class Schedule:
     """
 
     name: str
-    head: str
+    head: Head
     paths: tuple[tuple[int, ...], ...]
     order: tuple[tuple[Operation, ...], ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", Head(self.head))
+
     def head_device(self, microbatch: int) -> int:
         """The device that runs H of a microbatch."""
-        return self.paths[microbatch][-1 if self.head == "last" else 0]
+        return self.paths[microbatch][-1 if self.head is Head.LAST else 0]
 
     def most_live(self) -> list[int]:
         """Per device, the most microbatches it holds between their F and B."""
@@ -149,14 +150,20 @@ class TrainingPlan:
     predicted: Predicted
     certificates: Mapping[str, Certificate]
     cycle: tuple[int, ...] = (0,)
-    codec: str = "none"
+    codec: Codec = Codec.NONE
     wiring: str = "fixed"
     sync: Sync = field(default_factory=Sync)
     package_version: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", Codec(self.codec))
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
+
+    @property
+    def head_stage(self) -> int:
+        """The stage whose devices run head and loss."""
+        return self.schedules[0].head.stage(len(self.stage_layers))
 
     @property
     def stage_of(self) -> dict[int, int]:
@@ -183,6 +190,10 @@ class TrainingPlan:
             name: None if (value := getattr(devices, name)) is None else np.asarray(value).tolist()
             for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
         }
+        if devices.sites is not None:
+            limits["sites"] = list(devices.sites)
+            for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
+                limits[name] = getattr(devices, name)
         return {
             "seed": self.seed,
             "network": {

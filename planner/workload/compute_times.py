@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.network.cluster import Cluster
-from planner.workload.workload import BACKWARD_TO_FORWARD, Workload
+from planner.workload.costs import stage_costs
+from planner.workload.workload import Workload
 
 FROM_FLOPS = "FLOPs of the workload over FLOP/s of the device"
 FIELDS = ("forward_s", "backward_s", "head_s", "update_s")
@@ -40,17 +41,21 @@ class ComputeTimes:
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
     ) -> ComputeTimes:
-        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free."""
+        """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free.
+
+        Parameters
+        ----------
+        groups, layers
+            Per stage, its devices and its layers ``(start, stop)``.
+        """
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
         for group, part in zip(groups, layers, strict=True):
-            stage = workload.stage(*part).forward_flops * workload.microbatch_samples
-            last = workload.head.forward_flops * workload.microbatch_samples
+            costs = stage_costs(workload, *part, with_head=True)
             for d in group:
                 flops = float(cluster.flops[d])
-                forward[d] = stage / flops
-                backward[d] = BACKWARD_TO_FORWARD * stage / flops
-                head[d] = (1 + BACKWARD_TO_FORWARD) * last / flops
+                forward[d], backward[d] = costs.forward_s(flops), costs.backward_s(flops)
+                head[d] = costs.head_s(flops)
         return cls(
             FROM_FLOPS,
             tuple(forward),

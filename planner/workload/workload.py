@@ -18,9 +18,6 @@ from typing import Any
 from planner.workload import presets
 from planner.workload.layers import Architecture, Layer, StageLoad
 
-BACKWARD_TO_FORWARD = 2.0
-"""FLOPs of a backward over a forward pass: gradients of inputs and of weights."""
-
 
 @dataclass(frozen=True)
 class Workload:

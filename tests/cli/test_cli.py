@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner.checker.dispatch import check
-from planner.cli.main import Reporting, main
+from planner.cli.arguments import Reporting
+from planner.cli.main import main
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
-from planner.compose.bounds import step_bound_s
-from planner.compose.pricing import Setting, plan_for_assignment
-from planner.compose.random_placements import random_placements
+from planner.compose.baselines import random_placements
+from planner.compose.bounds import straight_bound_s
+from planner.compose.cycle_bounds import cycle_bound_s
+from planner.compose.pricing import compute_times, priced, straight_plan
+from planner.compose.request import Question
 from planner.compose.shape import shape_of
-from planner.compose.skip_bounds import cycle_bound_s
-from planner.compose.skipping import Skipping, shape_for, with_paths
+from planner.compose.skipping import skipping_schedules
 from planner.problems.answers import AssignmentPlan
+from planner.search.incumbent import ROUNDING
 from planner.search.stop import portion
 from planner.training_plan.file import from_dict
 from tests.conftest import random_network, tiny_workload
@@ -58,14 +60,13 @@ def test_step_bound_holds_for_every_placement(
     """All grids of four devices."""
     stages, pipelines = shape_
     cluster, workload = cluster_of(4, seed), tiny_workload(batch_samples=5)
-    head = "first" if first else "last"
-    shape = shape_of(cluster, workload, stages, pipelines, head)
-    bound = step_bound_s(cluster, workload, shape.layers, pipelines, shape.microbatches, head)
+    request = pl.PlanRequest(stages=stages, head="first" if first else "last")
+    question = Question(cluster, workload, request)
+    shape = shape_of(question)
+    bound = straight_bound_s(question, shape) * (1 - ROUNDING)
     best = min(
-        plan_for_assignment(
-            Setting(cluster, workload, head=head),
-            shape,
-            AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages))),
+        straight_plan(
+            question, shape, AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
         ).predicted.step_s
         for order in permutations(range(4))
     )
@@ -82,8 +83,8 @@ def test_better_than_random_placement() -> None:
     cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
     workload = pl.Workload.preset("gpt2-small", batch_samples=32)
     result = pl.plan(cluster, workload, stages=4, stop=STOP)
-    shape = shape_of(cluster, workload, 4, None, "last")
-    drawn = random_placements(Setting(cluster, workload), shape)
+    question = Question(cluster, workload, pl.PlanRequest(stages=4))
+    drawn = random_placements(question, shape_of(question))
     assert result.objective is not None
     assert result.objective < 0.5 * drawn.mean_step_s
 
@@ -336,17 +337,21 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     memory = need + 1.5 * stage.saved_bytes if tight else 16e9
     cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e8, memory))
     share_of = {path_stages: 1.0} if path_stages == 3 else {2: 2 / 3, 3: 1 / 3}
-    bound = cycle_bound_s(cluster, workload, sizes, 3, share_of)
-    setting = Setting(cluster, workload, head="first")
-    asked = Skipping(sizes, path_stages, 0 if path_stages == 3 else 3)
-    shape, each = shape_for(setting, asked)
+    bound = cycle_bound_s(cluster, workload, sizes, 3, share_of) * (1 - ROUNDING)
+    request = pl.PlanRequest(
+        stage_sizes=sizes, path_stages=path_stages, full_every=0 if path_stages == 3 else 3
+    )
+    question = Question(cluster, workload, request)
+    shape = shape_of(question)
     steps = []
     for a, b, c, d in permutations(range(4)):
         if a < b:
             assignment = AssignmentPlan.of_groups([(a, b), (c,), (d,)])
-            made, _ = with_paths(
-                setting, asked, shape, assignment, each, lambda _: pl.MaxIterations(0)
+            times = compute_times(question, shape, assignment)
+            schedules, _ = skipping_schedules(
+                question, shape, assignment, times, lambda _: pl.MaxIterations(0)
             )
+            made = priced(question, shape, assignment, times, schedules)
             assert pl.check(made) == []
             steps.append(made.predicted.step_s)
     assert len(steps) == 12

@@ -148,7 +148,7 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 
 def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
-    from planner.compose.schedules import _ListScheduler
+    from planner.compose.straight import _ListScheduler
     from planner.training_plan.model import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))

@@ -12,14 +12,58 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.compose.request import Order, Question
+from planner.compose.shape import Shape, memory_room
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Head
 from planner.training_plan.model import Operation, Schedule
 from planner.workload.compute_times import ComputeTimes
-
-ORDERS = ("eager-1f1b", "1f1b", "gpipe")
 
 Paths = tuple[tuple[int, ...], ...]
 HopSeconds = Callable[[int, int, int], float]
 """Seconds from one device to another for a message of a third one's activations."""
+
+
+def straight_schedule(
+    question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
+) -> Schedule:
+    """Every microbatch along a row of the grid, in the order that was asked for.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    assert assignment.grid is not None
+    cluster, workload, request = question.cluster, question.workload, question.request
+    room = memory_room(cluster, workload, shape, assignment.groups)
+    grid = assignment.grid.tolist()
+    if request.schedule == Order.EAGER_1F1B:
+        if request.in_flight is not None:
+            room = {d: min(count, request.in_flight) for d, count in room.items()}
+        stage_of = {d: j for j, group in enumerate(assignment.groups) for d in group}
+        hops = [
+            cluster.network.transfer_s(costs.output_bytes).tolist()
+            for costs in shape.costs(workload)
+        ]
+        return eager_schedule(
+            grid,
+            shape.microbatches,
+            shape.head,
+            times,
+            lambda d, e, owner: float(hops[stage_of[owner]][d][e]),
+            room,
+        )
+    order = Order(request.schedule)
+    made = fixed_schedule(order, grid, shape.microbatches, shape.head, len(cluster))
+    for d, held in enumerate(made.most_live()):
+        if d in room and held > room[d]:
+            raise ProblemError(
+                f"{order} keeps {held} microbatches on device {cluster.network.ids[d]!r}, whose "
+                f"memory holds {room[d]}; use eager-1f1b, more stages or smaller microbatches"
+            )
+    return made
 
 
 def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
@@ -29,7 +73,7 @@ def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
 
 
 def fixed_schedule(
-    name: str, grid: Sequence[Sequence[int]], microbatches: int, head: str, devices: int
+    order: Order, grid: Sequence[Sequence[int]], microbatches: int, head: Head, devices: int
 ) -> Schedule:
     """GPipe or 1F1B over the pipelines of a grid.
 
@@ -37,19 +81,19 @@ def fixed_schedule(
     are free.
     """
     paths = straight_paths(grid, microbatches)
-    order: list[tuple[Operation, ...]] = [()] * devices
+    orders: list[tuple[Operation, ...]] = [()] * devices
     pipelines, stages = len(grid), len(grid[0])
     for i, row in enumerate(grid):
         mine = list(range(i, microbatches, pipelines))
         for j, d in enumerate(row):
-            flight = len(mine) if name == "gpipe" else stages - j
-            order[int(d)] = _device_order(mine, flight, _head_here(j, stages, head))
-    return Schedule(name, head, paths, tuple(order))
+            flight = len(mine) if order is Order.GPIPE else stages - j
+            orders[int(d)] = _device_order(mine, flight, _head_here(j, stages, head))
+    return Schedule(order, head, paths, tuple(orders))
 
 
-def _head_here(stage: int, stages: int, head: str) -> str | None:
+def _head_here(stage: int, stages: int, head: Head) -> str | None:
     """How H fits in at a stage: right after F, when the microbatch is back, or not at all."""
-    if head == "last" or stages == 1:
+    if head is Head.LAST or stages == 1:
         return "after" if stage == stages - 1 else None
     return "before" if stage == 0 else None
 
@@ -76,7 +120,7 @@ def _backward(b: int, head: str | None) -> list[Operation]:
 def eager_schedule(
     grid: Sequence[Sequence[int]],
     microbatches: int,
-    head: str,
+    head: Head,
     times: ComputeTimes,
     hop_s: HopSeconds,
     room: Mapping[int, int],
@@ -91,7 +135,7 @@ def eager_schedule(
         Microbatches that each device may hold between their F and B.
     """
     paths = straight_paths(grid, microbatches)
-    blank = Schedule("eager-1f1b", head, paths, ())
+    blank = Schedule(Order.EAGER_1F1B, head, paths, ())
     run = _ListScheduler(blank, times, hop_s, room)
     return Schedule(blank.name, head, paths, run.orders())
 

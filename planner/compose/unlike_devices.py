@@ -12,39 +12,39 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.compose.layer_split import balanced_split
-from planner.compose.pricing import Setting
+from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import StopRun
-from planner.workload.workload import BACKWARD_TO_FORWARD
+from planner.workload.costs import split_costs
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-def estimated_step_s(setting: Setting, shape: Shape, groups: Groups) -> float:
+def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
     """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups."""
-    cluster, workload = setting.cluster, setting.workload
+    cluster, workload = question.cluster, question.workload
     try:
         layers = balanced_split(cluster, workload, groups, shape.head_stage)
     except ProblemError:
         return float("inf")
-    each = -(-shape.microbatches // shape.pipelines) * workload.microbatch_samples
-    busiest = 0.0
-    for j, (group, part) in enumerate(zip(groups, layers, strict=True)):
-        flops = workload.stage(*part).forward_flops
-        flops += workload.head.forward_flops if j == shape.head_stage else 0.0
-        slowest = min(float(cluster.flops[d]) for d in group)
-        busiest = max(busiest, (1 + BACKWARD_TO_FORWARD) * flops * each / slowest)
+    each = -(-shape.microbatches // shape.starts)
+    busiest = max(
+        each * costs.busy_s(min(float(cluster.flops[d]) for d in group))
+        for group, costs in zip(
+            groups, split_costs(workload, layers, shape.head_stage), strict=True
+        )
+    )
     problem = assignment_problem(cluster, workload, shape.with_layers(layers))
     return problem.cost(groups) + busiest
 
 
-def improve_groups(setting: Setting, shape: Shape, groups: Groups, run: StopRun) -> Groups:
+def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRun) -> Groups:
     """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
-    cluster = setting.cluster
+    cluster = question.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
-    best, cost = groups, estimated_step_s(setting, shape, groups)
+    best, cost = groups, estimated_step_s(question, shape, groups)
     improved = True
     while improved and run.update() is None:
         improved = False
@@ -64,16 +64,16 @@ def improve_groups(setting: Setting, shape: Shape, groups: Groups, run: StopRun)
                 continue
             swap = {a: b, b: a}
             tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
-            found = estimated_step_s(setting, shape, tried)
+            found = estimated_step_s(question, shape, tried)
             if found < cost * (1 - 1e-9):
                 best, cost, improved = tried, found, True
     return best
 
 
-def sorted_by_speed(setting: Setting, shape: Shape) -> Groups:
+def sorted_by_speed(question: Question, shape: Shape) -> Groups:
     """Stages of like devices, slowest first: the start that ignores the network."""
-    order = np.lexsort((setting.cluster.memory_bytes, setting.cluster.flops))
-    stages = order.reshape(shape.stages, shape.pipelines).tolist()
+    order = np.lexsort((question.cluster.memory_bytes, question.cluster.flops))
+    stages = order.reshape(shape.stages, shape.starts).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.compose.pricing import Setting, plan_for_assignment
+from planner.compose.pricing import straight_plan
+from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem
 from planner.problems.answers import AssignmentPlan
 
@@ -20,18 +21,26 @@ class RandomPlacements:
     mean_step_s: float
 
 
-def random_placements(setting: Setting, shape: Shape, count: int = 20) -> RandomPlacements:
-    """What a user without a planner gets: random placement, same layers and kind of schedule."""
-    rng = np.random.default_rng(setting.seed)
-    problem = assignment_problem(setting.cluster, setting.workload, shape)
+def random_placements(question: Question, shape: Shape, count: int = 20) -> RandomPlacements:
+    """What a user without a planner gets: random placement, same layers and kind of schedule.
+
+    Parameters
+    ----------
+    shape
+        Equal stages in straight pipelines.
+    count
+        Placements drawn, from the question's seed.
+    """
+    rng = np.random.default_rng(question.seed)
+    problem = assignment_problem(question.cluster, question.workload, shape)
     hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
     costs, steps = [], []
     for _ in range(count):
-        grid = rng.permutation(len(setting.cluster)).reshape(shape.pipelines, shape.stages)
+        grid = rng.permutation(len(question.cluster)).reshape(shape.starts, shape.stages)
         drawn = AssignmentPlan.of_grid(grid)
         pipeline = sum(
             2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
         )
         costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
-        steps.append(plan_for_assignment(setting, shape, drawn).predicted.step_s)
+        steps.append(straight_plan(question, shape, drawn).predicted.step_s)
     return RandomPlacements(count, float(np.mean(costs)), float(np.mean(steps)))

@@ -9,36 +9,96 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from planner.checker.dispatch import check
+from planner.cli.arguments import positive
+from planner.cli.output import INVALID_PLAN, require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
 
+NAME = "run"
+ABOUT = "run a plan on this machine, one local process a device"
 
-def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Plan, steps, what to train on, what to measure."""
+    sub.add_argument("plan", type=Path)
+    sub.add_argument("--steps", type=positive, default=10)
+    sub.add_argument("--learning-rate", type=float, default=1e-3)
+    sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
+    sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
+    sub.add_argument("--calibration", type=Path, help="use times measured before")
+    sub.add_argument("--trace", type=Path, help="write the executed iteration here")
+    sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Refuse what cannot be written or held, then launch."""
+    require_writable(args.trace, [".json"])
+    require_writable(args.calibrate, [".json"])
+    asked = LocalRun(
+        args.plan,
+        args.steps,
+        args.learning_rate,
+        args.data,
+        args.calibrate,
+        args.calibration,
+        args.trace,
+        args.device,
+    )
+    return launch(asked, as_json=args.json)
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What to run here.
+
+    Attributes
+    ----------
+    plan
+        The plan file.
+    calibrate, calibration
+        Where measured compute times go, or where they were stored before.
+    trace
+        Where the executed iteration goes.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    """
+
+    plan: Path
+    steps: int
+    learning_rate: float
+    data: Path | None
+    calibrate: Path | None
+    calibration: Path | None
+    trace: Path | None
+    device: str
+
+
+def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
-    plan = load_plan(args.plan)
+    plan = load_plan(asked.plan)
     workload = as_executed(plan)
     violations = check(plan)
     if violations:
-        raise PlanError(f"{args.plan}: {violations[0]}; make the plan again")
-    if args.data is not None and not args.data.is_file():
-        raise PlanError(f"{args.data}: is not a file; give a text file to train on")
+        raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
+    if asked.data is not None and not asked.data.is_file():
+        raise PlanError(f"{asked.data}: is not a file; give a text file to train on")
     predicted = None
-    if args.calibration is not None:
-        predicted = predict(plan, workload, Calibration.load(args.calibration))
+    if asked.calibration is not None:
+        predicted = predict(plan, workload, Calibration.load(asked.calibration))
     require_memory(plan, workload)
     with tempfile.TemporaryDirectory() as folder:
-        path = args.calibrate or Path(folder) / "calibration.json"
-        command = _command(args, plan, None if args.calibration else path)
+        path = asked.calibrate or Path(folder) / "calibration.json"
+        command = _command(asked, plan, None if asked.calibration else path)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=_environment(len(plan.cluster))
         )
@@ -56,8 +116,8 @@ def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
                 assert predicted is not None
                 expected = predicted[event["step"] % len(predicted)]
                 steps.append({**event, "predicted_s": expected})
-                if not args.json:
-                    say(
+                if not as_json:
+                    print(
                         f"step {event['step']:4d}   loss {event['loss']:8.4f}   measured "
                         f"{event['measured_s']:7.3f} s   predicted {expected:7.3f} s"
                     )
@@ -70,19 +130,14 @@ def run_local(args: argparse.Namespace, say: Callable[[str], None]) -> int:
             raise
     if code != 0:
         print("planner run: a rank failed, see above", file=sys.stderr)
-        return 1
-    _summary(args, plan, steps, say)
+        return INVALID_PLAN
+    _summary(plan, steps, as_json)
     return 0
 
 
-def _summary(
-    args: argparse.Namespace,
-    plan: TrainingPlan,
-    steps: list[dict[str, float]],
-    say: Callable[[str], None],
-) -> None:
-    if args.json:
-        say(json.dumps({"planned_step_s": plan.predicted.step_s, "steps": steps}, indent=1))
+def _summary(plan: TrainingPlan, steps: list[dict[str, float]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"planned_step_s": plan.predicted.step_s, "steps": steps}, indent=1))
         return
     # the first step also warms up caches and connections
     for k in dict.fromkeys(plan.cycle):
@@ -92,7 +147,7 @@ def _summary(
         middle = float(np.median([s["measured_s"] for s in mine]))
         predicted = mine[0]["predicted_s"]
         what = "" if len(set(plan.cycle)) == 1 else f" ({plan.schedules[k].name})"
-        say(
+        print(
             f"median of steps 1 to {len(steps) - 1}{what}: measured {middle:.3f} s, predicted on "
             f"this machine {predicted:.3f} s ({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
@@ -109,21 +164,21 @@ def _environment(ranks: int) -> dict[str, str]:
     return environment
 
 
-def _command(args: argparse.Namespace, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
+def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
     ids = plan.cluster.network.ids
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(len(ids))),
-        *("-m", "planner.executor", str(args.plan), "--events"),
+        *("-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
-        *("--steps", str(args.steps)),
-        *("--learning-rate", str(args.learning_rate)),
+        *("--steps", str(asked.steps)),
+        *("--learning-rate", str(asked.learning_rate)),
     ]
     for flag, value in (
-        ("--data", args.data),
+        ("--data", asked.data),
         ("--calibrate", calibrate),
-        ("--trace", args.trace),
-        ("--device", args.device),
+        ("--trace", asked.trace),
+        ("--device", asked.device),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from planner.checker.dispatch import check
+from planner.cli.arguments import (
+    add_cluster,
+    add_solver,
+    add_workload,
+    cluster_of,
+    sizes,
+    stop_of,
+    workload_of,
+)
 from planner.cli.cycle_report import waves_data, waves_lines
+from planner.cli.output import (
+    INVALID_PLAN,
+    certificate_line,
+    require_writable,
+    result_data,
+    show,
+)
+from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan
@@ -16,6 +36,15 @@ from planner.problems.path_file import load_path_file
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, portion
 from planner.workload.workload import Workload
+
+NAME = "paths"
+ABOUT = "paths that skip and swap stages, with times and a bound"
+
+FIELDS = (
+    *("stage_sizes", "path_stages", "microbatches_per_start", "memory", "live_memory"),
+    "max_swaps",
+)
+"""Arguments that change a problem file's field of the same name."""
 
 ARRANGING = 0.25
 """Share of the limit for the arrangement that paths are searched on."""
@@ -47,36 +76,70 @@ class Question:
     ignored: tuple[str, ...]
 
 
-def question(
-    args: argparse.Namespace,
-    cluster: Callable[[argparse.Namespace], Cluster],
-    workload: Callable[[argparse.Namespace], Workload],
-) -> Question:
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """A problem file, or what to make a problem from."""
+    sub.add_argument("problem", type=Path, nargs="?", help="JSON with the fields of PathProblem")
+    add_cluster(sub, required=False)
+    add_workload(sub, required=False)
+    sub.add_argument("--stage-sizes", type=sizes, help="such as 5,3,3,3,3,3")
+    sub.add_argument("--path-stages", type=int, help="stages a microbatch visits")
+    sub.add_argument("--microbatches-per-start", type=int, help="default: the batch's share")
+    sub.add_argument("--memory", type=int, help="microbatches a device holds; default: what fits")
+    sub.add_argument(
+        "--live-memory",
+        action=argparse.BooleanOptionalAction,
+        help="a whole iteration, memory freed as microbatches return; default with --network",
+    )
+    sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
+    sub.add_argument("--arrange", action="store_true", help="choose the arrangement too")
+    sub.add_argument("--out", type=Path, help="write the result here as JSON")
+    add_solver(sub)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Paths with their makespan and its bound."""
+    require_writable(args.out, [".json"])
+    asked = _question(args)
+    if asked.ignored:
+        names = ", ".join(asked.ignored)
+        print(f"planner paths: {args.problem}: not used: {names}", file=sys.stderr)
+    result = ask(asked, stop_of(args), args.seed, args.method, arrange=args.arrange)
+    data = result_data(result)
+    if result.plan is None:
+        show(args.json, data, [f"no paths: {result.stop_reason}"])
+        return INVALID_PLAN
+    answer = Answer.of(asked, result.plan)
+    answer.require_valid()
+    data |= answer.data()
+    lines = [certificate_line("makespan", data), *answer.lines()]
+    if args.out is not None:
+        write_text(args.out, json.dumps(data, allow_nan=False, indent=1) + "\n")
+        lines.append(f"wrote {args.out}")
+    show(args.json, data, lines)
+    return 0
+
+
+def _question(args: argparse.Namespace) -> Question:
     """From a file, or from ``--network``, ``--workload`` and ``--stage-sizes``."""
     named = args.network is not None or args.workload is not None
     if (args.problem is not None) == named:
         raise ProblemError("give either a problem file, or --network, --workload and --stage-sizes")
     if args.arrange and args.method != "auto":
         raise ProblemError(f"--method {args.method} has no --arrange; leave one of them out")
+    changes = {name: getattr(args, name) for name in FIELDS}
     if args.problem is not None:
-        return _from_file(args)
+        return from_file(args.problem, changes, arrange=args.arrange)
     for name in ("network", "workload", "stage_sizes", "path_stages"):
         if getattr(args, name) is None:
             option = name.replace("_", "-")
             raise ProblemError(f"--{option} is missing; give it, or a problem file")
-    return _from_network(args, cluster(args), workload(args))
+    return from_network(cluster_of(args), workload_of(args), changes)
 
 
-def _from_file(args: argparse.Namespace) -> Question:
-    changes = {
-        name: getattr(args, name)
-        for name in (
-            *("stage_sizes", "path_stages", "microbatches_per_start", "memory", "live_memory"),
-            "max_swaps",
-        )
-    }
-    file = load_path_file(args.problem).with_changes(changes)
-    if not args.arrange:
+def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> Question:
+    """The problem of a file, with some of its fields changed where they are not None."""
+    file = load_path_file(path).with_changes(changes)
+    if not arrange:
         return Question(file.problem(), None, None, None, None, file.ignored)
     free = file.arranged()
     first = None
@@ -85,58 +148,61 @@ def _from_file(args: argparse.Namespace) -> Question:
     return Question(None, free, None, first, None, file.ignored)
 
 
-def _from_network(args: argparse.Namespace, cluster: Cluster, workload: Workload) -> Question:
-    sizes, samples = args.stage_sizes, workload.microbatch_samples
-    layers = workload.even_split(len(sizes))
+def from_network(cluster: Cluster, workload: Workload, fields: Mapping[str, Any]) -> Question:
+    """The problem of a workload on a cluster; ``fields`` as in `FIELDS`."""
+    stage_sizes, samples = fields["stage_sizes"], workload.microbatch_samples
+    layers = workload.even_split(len(stage_sizes))
     assignment = AssignmentProblem(
         cluster.network,
-        stage_sizes=sizes,
+        stage_sizes=stage_sizes,
         activation_bytes=[b * samples for b in workload.activation_bytes(layers)],
         gradient_bytes=workload.gradient_bytes(layers, 0),
     )
-    each = args.microbatches_per_start
+    each = fields["microbatches_per_start"]
     if each is None:
-        each, left = divmod(workload.batch_samples, samples * sizes[0])
+        each, left = divmod(workload.batch_samples, samples * stage_sizes[0])
         if left or each == 0:
             raise ProblemError(
                 f"a batch of {workload.batch_samples} samples does not divide into microbatches of "
-                f"{samples} from {sizes[0]} start devices; give --batch-samples "
-                f"{max(each, 1) * samples * sizes[0]}, or --microbatches-per-start"
+                f"{samples} from {stage_sizes[0]} start devices; give --batch-samples "
+                f"{max(each, 1) * samples * stage_sizes[0]}, or --microbatches-per-start"
             )
     free = ArrangedPathProblem.from_workload(
         cluster,
         workload,
-        sizes,
-        path_stages=args.path_stages,
+        stage_sizes,
+        path_stages=fields["path_stages"],
         microbatches_per_start=each,
-        memory=args.memory,
-        max_swaps=1 if args.max_swaps is None else args.max_swaps,
-        live_memory=True if args.live_memory is None else args.live_memory,
+        memory=fields["memory"],
+        max_swaps=1 if fields["max_swaps"] is None else fields["max_swaps"],
+        live_memory=fields["live_memory"] is not False,
     )
     return Question(None, free, assignment, None, cluster.network.ids, ())
 
 
-def ask(asked: Question, args: argparse.Namespace, stop: StoppingCriterion) -> Result[Any]:
+def ask(
+    asked: Question, stop: StoppingCriterion, seed: int, method: str, *, arrange: bool
+) -> Result[Any]:
     """Solve; ``plan`` is a `PathPlan`, with a free arrangement an `ArrangedPathPlan`."""
     from planner.genetic import solve_assignment
     from planner.mapf import solve_paths
     from planner.mapf.arrange import arrange_paths
 
     if asked.problem is not None:
-        return solve_paths(asked.problem, stop, args.seed, args.method)
+        return solve_paths(asked.problem, stop, seed, method)
     assert asked.free is not None
     first = asked.first
     if asked.assignment is not None:
-        arranged = solve_assignment(asked.assignment, portion(stop, ARRANGING), args.seed)
+        arranged = solve_assignment(asked.assignment, portion(stop, ARRANGING), seed)
         assert arranged.plan is not None
         first = arranged.plan.groups
         # after Ctrl-C the first paths will do
         hurried = arranged.stop_reason == "interrupted"
         stop = MaxIterations(0) if hurried else portion(stop, 1 - ARRANGING)
-    if args.arrange:
-        return arrange_paths(asked.free, stop, args.seed, first)
+    if arrange:
+        return arrange_paths(asked.free, stop, seed, first)
     assert first is not None
-    found: Result[Any] = solve_paths(asked.free.arranged(first), stop, args.seed, args.method)
+    found: Result[Any] = solve_paths(asked.free.arranged(first), stop, seed, method)
     if found.plan is None:
         return found
     return replace(found, plan=ArrangedPathPlan(first, found.plan))

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.compose.bounds import ROUNDING
 from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem
 from planner.problems.stage_numbers import StageNumbers
@@ -42,7 +41,7 @@ def cycle_bound_s(
         problem = _problem(cluster, workload, stage_sizes, path_stages, microbatches_per_start)
         pipeline += share * arranged_bound_s(problem)
     averaging = averaging_bound_s(cluster, workload, stage_sizes) if equal_shares else 0.0
-    return (pipeline + averaging) * ROUNDING
+    return pipeline + averaging
 
 
 def _problem(

@@ -1,0 +1,157 @@
+"""Arguments that commands share, and what they become: cluster, workload, stopping rule."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.network.catalogue import intra_link, load_network
+from planner.network.cluster import Cluster, Devices
+from planner.network.devices_file import load_devices
+from planner.network.error import NetworkError
+from planner.network.gpus import GPUS
+from planner.network.link import Link
+from planner.search.stop import MaxRuntime, StoppingCriterion, StopRun
+from planner.workload.presets import PRESETS
+from planner.workload.workload import Workload
+
+
+def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
+    """``--network`` and what stands on it."""
+    sub.add_argument("--network", required=required, help="name (planner networks), .csv or .json")
+    sub.add_argument("--devices", type=Path, help="CSV: which device has which GPU, limits, site")
+    sub.add_argument("--devices-per-region", type=int, help="replicate every region")
+    sub.add_argument("--intra-latency-ms", type=float, help="inside a region; default: source's")
+    sub.add_argument("--intra-bandwidth-gbps", type=float, help="inside a region, gigabits")
+    sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
+    sub.add_argument("--gpu", default="V100", choices=list(GPUS), help="default V100")
+    sub.add_argument("--utilization", type=float, default=0.4, help="of its peak; default 0.4")
+    sub.add_argument("--memory-gb", type=float, help="10^9 bytes; default: the GPU's")
+
+
+def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
+    """``--workload`` and its changes."""
+    sub.add_argument("--workload", required=required, help=f"config.json or {', '.join(PRESETS)}")
+    sub.add_argument("--batch-samples", type=int, help="samples of one optimizer step")
+    sub.add_argument("--microbatch-samples", type=int, help="samples that travel together")
+    sub.add_argument("--sequence", type=int, help="tokens per sample")
+    sub.add_argument(
+        "--activation-bytes-per-element", type=float, help="4 where training is in fp32; default 2"
+    )
+
+
+def add_solver(sub: argparse.ArgumentParser) -> None:
+    """Limits and seed of a search."""
+    sub.add_argument("--seconds", type=float, default=10.0, help="time for the search; default 10")
+    sub.add_argument("--seed", type=count, default=0)
+    sub.add_argument("--method", default="auto")
+
+
+def count(text: str) -> int:
+    """A whole number >= 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, found {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number >= 1."""
+    if count(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, found {text}")
+    return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be whole numbers such as 5,3,3,3, found {text!r}"
+        ) from None
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    """The cluster that the arguments of `add_cluster` describe."""
+    network = load_network(args.network)
+    if args.complete:
+        network = network.complete()
+    devices = Devices.of_gpu(args.gpu, args.utilization)
+    if args.memory_gb is not None:
+        devices = Devices(devices.flops, args.memory_gb * 1e9)
+    inside = _inside(args)
+    if args.devices_per_region is not None:
+        if inside is None:
+            raise NetworkError(
+                f"network {args.network!r} does not say how devices of one region are linked; give "
+                "--intra-latency-ms and --intra-bandwidth-gbps"
+            )
+        network = network.replicate(
+            dict.fromkeys(network.ids, args.devices_per_region),
+            intra_latency_s=inside.latency_s,
+            intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+        )
+    if args.devices is None:
+        return Cluster(network, devices)
+    return load_devices(
+        args.devices, network, default=devices, utilization=args.utilization, inside=inside
+    )
+
+
+def _inside(args: argparse.Namespace) -> Link | None:
+    """The link between devices of one region: as given, else as the network's source has it."""
+    known = intra_link(args.network)
+    latency = None if known is None else known.latency_s
+    bandwidth = None if known is None else known.bandwidth_bytes_per_s
+    if args.intra_latency_ms is not None:
+        latency = args.intra_latency_ms * 1e-3
+    if args.intra_bandwidth_gbps is not None:
+        bandwidth = args.intra_bandwidth_gbps * 1e9 / 8
+    return None if latency is None or bandwidth is None else Link(latency, bandwidth)
+
+
+def workload_of(args: argparse.Namespace) -> Workload:
+    """The workload that the arguments of `add_workload` describe."""
+    changes = {
+        name: getattr(args, name)
+        for name in (
+            "batch_samples",
+            "microbatch_samples",
+            "sequence",
+            "activation_bytes_per_element",
+        )
+    }
+    if Path(args.workload).suffix == ".json":
+        return Workload.from_hf_config(args.workload, **changes)
+    return Workload.preset(args.workload, **changes)
+
+
+@dataclass(frozen=True)
+class Reporting(StoppingCriterion):
+    """A criterion that also shows on stderr how far the search is, at most once a second."""
+
+    inner: StoppingCriterion
+    printed: list[float] = field(default_factory=lambda: [0.0])
+
+    def reason(self, run: StopRun) -> str | None:
+        if run.objective is not None and run.elapsed_s - self.printed[0] >= 1.0:
+            self.printed[0] = run.elapsed_s
+            bound = "-" if run.bound is None else f"{run.bound:.4f}"
+            print(
+                f"  {run.elapsed_s:6.1f} s  best {run.objective:.4f}  bound {bound}",
+                file=sys.stderr,
+            )
+        return self.inner.reason(run)
+
+    def seconds(self) -> float:
+        return self.inner.seconds()
+
+    def iterations(self) -> float:
+        return self.inner.iterations()
+
+
+def stop_of(args: argparse.Namespace) -> StoppingCriterion:
+    """The stopping rule of the arguments of `add_solver`, which shows progress."""
+    return Reporting(MaxRuntime(args.seconds))

@@ -1,0 +1,48 @@
+"""``planner assign``: one assignment problem."""
+
+from __future__ import annotations
+
+import argparse
+
+from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
+from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
+
+NAME = "assign"
+ABOUT = "solve one assignment problem and print groups and bound"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Network, shape, bytes and limits."""
+    add_cluster(sub)
+    sub.add_argument("--stages", type=int)
+    sub.add_argument("--pipelines", type=int)
+    sub.add_argument("--stage-sizes", type=sizes, help="such as 6,4,4,4")
+    sub.add_argument("--activation-bytes", type=float, required=True, help="c_PP of a boundary")
+    sub.add_argument("--gradient-bytes", type=float, required=True, help="c_DP of a stage")
+    add_solver(sub)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Groups with their cost and its bound."""
+    from planner.genetic.solve import solve_assignment
+    from planner.problems import AssignmentProblem
+
+    network = cluster_of(args).network
+    problem = AssignmentProblem(
+        network,
+        args.stages,
+        args.pipelines,
+        args.activation_bytes,
+        args.gradient_bytes,
+        stage_sizes=args.stage_sizes,
+    )
+    result = solve_assignment(problem, stop_of(args), args.seed, args.method)
+    data = result_data(result)
+    lines = [certificate_line("assignment cost", data)]
+    if result.plan is not None:
+        groups = [[network.ids[d] for d in group] for group in result.plan.groups]
+        data["groups"] = groups
+        data["grid"] = None if result.plan.grid is None else result.plan.grid.tolist()
+        lines += [f"stage {j}: {' '.join(names)}" for j, names in enumerate(groups)]
+    show(args.json, data, lines)
+    return 0 if result.plan is not None else INVALID_PLAN

@@ -1,0 +1,35 @@
+"""``planner check``: a plan file against the independent verifier."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from planner.checker.dispatch import check
+from planner.checker.standing import standings
+from planner.cli.output import INVALID_PLAN, show
+from planner.training_plan.file import load_plan
+
+NAME = "check"
+ABOUT = "verify a plan file independently of the solvers"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """The plan file."""
+    sub.add_argument("plan", type=Path)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Every broken rule; else what each bound stands on."""
+    plan = load_plan(args.plan)
+    violations = check(plan)
+    if violations:
+        show(args.json, [asdict(v) for v in violations], [str(v) for v in violations])
+        return INVALID_PLAN
+    lines = [
+        f"{args.plan}: valid (hash {plan.content_hash[:12]}, network "
+        f"{plan.cluster.network.content_hash[:12]})"
+    ]
+    show(args.json, [], [*lines, *(str(line) for line in standings(plan))])
+    return 0

@@ -1,0 +1,73 @@
+"""``planner simulate``: the price of a plan, also on another network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from planner.cli.arguments import count
+from planner.cli.output import require_writable, show
+from planner.clock.simulator import simulate_cycle
+from planner.network.catalogue import load_network
+from planner.training_plan.file import load_plan
+from planner.training_plan.other_network import network_for
+
+NAME = "simulate"
+ABOUT = "price a plan, also on another network"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Plan, network, pictures."""
+    sub.add_argument("plan", type=Path)
+    sub.add_argument("--network", help="name or file; default: the plan's own")
+    sub.add_argument("--share-links", action="store_true", help="messages share a device's links")
+    sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
+    sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")
+    sub.add_argument(
+        "--schedule", type=count, default=0, help="the one to trace and draw; default 0"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Step time and its parts, for every schedule."""
+    require_writable(args.trace, [".json"])
+    require_writable(args.gantt, [".png", ".svg", ".pdf"])
+    plan = load_plan(args.plan)
+    cluster = plan.cluster
+    if args.network is not None:
+        cluster = cluster.replace(network=network_for(plan, load_network(args.network)))
+    if args.schedule >= len(plan.schedules):
+        raise ValueError(
+            f"--schedule is {args.schedule}, the plan has schedules 0 to "
+            f"{len(plan.schedules) - 1}; name one of them"
+        )
+    mean, timelines = simulate_cycle(plan, cluster, share_links=args.share_links)
+    timeline = timelines[args.schedule]
+    if args.trace is not None:
+        timeline.to_chrome_trace(args.trace)
+    if args.gantt is not None:
+        timeline.gantt(args.gantt)
+    data = {
+        "pipeline_s": mean.pipeline_s,
+        "averaging_s": mean.averaging_s,
+        "update_s": timeline.update_s,
+        "step_s": mean.step_s,
+        "planned_step_s": plan.predicted.step_s,
+        "schedules": [
+            {"name": s.name, "pipeline_s": t.makespan_s, "step_s": t.step_s}
+            for s, t in zip(plan.schedules, timelines, strict=True)
+        ],
+    }
+    lines = [
+        f"step time {mean.step_s:.4f} s = pipeline {mean.pipeline_s:.4f} s + averaging "
+        f"{mean.averaging_s:.4f} s / {plan.sync.every_steps} + update "
+        f"{timeline.update_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+    ]
+    if len(timelines) > 1:
+        lines += [
+            f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "
+            f"pipeline {t.makespan_s:.4f} s, step {t.step_s:.4f} s"
+            for k, (s, t) in enumerate(zip(plan.schedules, timelines, strict=True))
+        ]
+    show(args.json, data, lines)
+    return 0

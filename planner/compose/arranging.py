@@ -1,0 +1,121 @@
+"""Which device holds which stage: what every plan begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from planner.compose.layer_split import balanced_split, is_uniform
+from planner.compose.pricing import straight_plan
+from planner.compose.request import Question
+from planner.compose.shape import Shape, assignment_problem, memory_room
+from planner.compose.unlike_devices import Groups, improve_groups, matched, sorted_by_speed
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, portion
+from planner.training_plan.model import TrainingPlan
+
+
+class Arranged(NamedTuple):
+    """An assignment, the layers that go with it, and how good eq. 1 says it is.
+
+    Attributes
+    ----------
+    made
+        The plan around it, where it was priced on the way.
+    """
+
+    shape: Shape
+    assignment: AssignmentPlan
+    certificate: Certificate
+    made: TrainingPlan | None = None
+
+
+def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+    """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
+    """
+    if is_uniform(question.cluster):
+        # equal devices hold a stage or do not, whoever they are: refuse before searching
+        anyone = [[j] for j in range(shape.stages)]
+        memory_room(question.cluster, question.workload, shape, anyone)
+    solved = _solve(question, shape, stop)
+    assert solved.plan is not None
+    return Arranged(shape, solved.plan, solved.certificate())
+
+
+def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
+    """For straight pipelines of devices that differ in speed or memory.
+
+    Starts from the network alone and from speed alone, improved for both together; layers follow
+    the devices. The fastest predicted step is taken.
+    """
+    third = portion(stop, 1 / 3)
+    by_network = _solve(question, shape, third)
+    assert by_network.plan is not None
+    starts = [by_network.plan.groups, sorted_by_speed(question, shape)]
+    run = third.start()
+    tried = [*starts, *(improve_groups(question, shape, groups, run) for groups in starts)]
+    best = min(_priced(question, shape, tried), key=lambda made: made.predicted.step_s)
+    # the certificate is about the layers that were chosen: bound them, and take better groups
+    fitted = shape.with_layers(best.stage_layers)
+    again = _solve(question, fitted, third)
+    assert again.plan is not None
+    other = _priced_or_none(question, fitted, again.plan)
+    if other is not None and other.predicted.step_s < best.predicted.step_s:
+        return Arranged(fitted, again.plan, again.certificate(), other)
+    problem = assignment_problem(question.cluster, question.workload, fitted)
+    kept: Incumbent[AssignmentPlan] = Incumbent(
+        run, problem, method=f"{question.request.method}, speed and network", seed=question.seed
+    )
+    kept.offer(problem.cost(best.assignment.groups), best.assignment)
+    if again.bound is not None:
+        kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
+    certificate = kept.result(exhausted=again.stop_reason).certificate()
+    return Arranged(fitted, best.assignment, certificate, best)
+
+
+def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:
+    """Every arrangement that memory holds, as a plan; raises if there is none."""
+    refused: ProblemError | None = None
+    found = False
+    for groups in dict.fromkeys(tried):
+        try:
+            fitted = shape
+            if question.request.stage_layers is None:
+                fitted = shape.with_layers(
+                    balanced_split(question.cluster, question.workload, groups, shape.head_stage)
+                )
+            problem = assignment_problem(question.cluster, question.workload, fitted)
+            made = straight_plan(question, fitted, matched(problem, groups))
+        except ProblemError as error:
+            refused = refused or error
+            continue
+        found = True
+        yield made
+    if not found:
+        raise refused or ProblemError("no placement of these devices fits their memory")
+
+
+def _solve(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[AssignmentPlan]:
+    from planner.genetic.solve import solve_assignment
+
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    return solve_assignment(problem, stop, question.seed, question.request.method)
+
+
+def _priced_or_none(
+    question: Question, shape: Shape, assignment: AssignmentPlan
+) -> TrainingPlan | None:
+    """As `straight_plan`, None where memory does not hold it."""
+    try:
+        return straight_plan(question, shape, assignment)
+    except ProblemError:
+        return None

@@ -1,0 +1,226 @@
+"""`planner.plan`: assignment, then everything around it, for one shape or the best of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from planner.compose.arranging import arrange, arrange_unlike
+from planner.compose.bounds import step_bound
+from planner.compose.degrees import Candidate, candidates
+from planner.compose.layer_split import is_uniform
+from planner.compose.pricing import compute_times, priced, straight_plan
+from planner.compose.request import PlanRequest, Question
+from planner.compose.shape import Shape, shape_of
+from planner.compose.skipping import paths_certificate, skipping_schedules
+from planner.network.cluster import Cluster
+from planner.problems import ProblemError
+from planner.problems.answers import PathPlan
+from planner.search.certificate import Certificate
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
+from planner.search.stop import (
+    AnyOf,
+    MaxIterations,
+    MaxRuntime,
+    StoppingCriterion,
+    StopRun,
+    portion,
+    started,
+)
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+
+ARRANGING, SKIPPING, FULL = 0.25, 0.55, 0.2
+"""Shares of the limit for the arrangement, the skipping paths and the full ones, at least."""
+
+GLANCE = 0.5
+"""Share of the limit for a look at every shape; the winner gets the rest."""
+
+
+def plan(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    request: PlanRequest | None = None,
+    stop: StoppingCriterion,
+    seed: int = 0,
+    **fields: Any,
+) -> Result[TrainingPlan]:
+    """Plan a training run.
+
+    Parameters
+    ----------
+    cluster, workload
+        Where and what to train.
+    request
+        Which decisions are fixed, and to what; see `PlanRequest`.
+    stop
+        When to stop searching. Under a limit that counts the same arguments give the same plan.
+    seed
+        Of every random choice.
+    fields
+        Fields of `PlanRequest`, which replace those of ``request``.
+
+    Returns
+    -------
+    Result
+        ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds and
+        ``bound`` a time that no placement with these stages, pipelines and layers can beat (with
+        ``stages="auto"``: with any that were tried). With ``path_stages`` both are means over the
+        cycle of iterations. No bound with a calibration.
+
+    Raises
+    ------
+    ProblemError
+        Fields that contradict each other, or do not fit cluster and workload.
+    NetworkError
+        A pair of devices is not measured.
+    """
+    question = Question.of(cluster, workload, request, seed, fields)
+    if question.request.stages == "auto":
+        return _best_shape(question, stop)
+    return _one_shape(question, shape_of(question), stop)
+
+
+class _Draft(NamedTuple):
+    """A priced plan, the certificates of its parts, and what the search says of itself."""
+
+    plan: TrainingPlan
+    shape: Shape
+    certificates: dict[str, Certificate]
+    method: str
+    reason: str
+
+
+def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    run = started(stop)
+    make = _skipping if question.request.skips else _straight
+    draft = make(question, shape, stop, run)
+    step: Incumbent[TrainingPlan] = Incumbent(
+        run, draft.plan.content_hash, method=draft.method, seed=question.seed
+    )
+    step.offer(draft.plan.predicted.step_s, draft.plan)
+    bound = step_bound(question, draft.shape)
+    if bound is not None:
+        step.raise_bound(*bound)
+    return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
+
+
+def _with_certificates(
+    step: Result[TrainingPlan], parts: dict[str, Certificate]
+) -> Result[TrainingPlan]:
+    assert step.plan is not None
+    certificates = {**parts, "step": step.certificate()}
+    return replace(step, plan=step.plan.replace(certificates=certificates))
+
+
+def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
+    """Every microbatch through one device of every stage, along the rows of a grid."""
+    alike = is_uniform(question.cluster)
+    arranged = (arrange if alike else arrange_unlike)(question, shape, stop)
+    made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
+    certificate = arranged.certificate
+    return _Draft(
+        made,
+        arranged.shape,
+        {"assignment": certificate},
+        f"{certificate.method}, {question.request.schedule}",
+        f"assignment: {certificate.stop_reason}",
+    )
+
+
+def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:
+    """Arranged for full pipelines (SkipPipe, 3.2), then paths searched on that."""
+    arranged = arrange(question, shape, portion(stop, ARRANGING))
+    shares = ((SKIPPING, SKIPPING / (SKIPPING + FULL)), (FULL, 1.0))
+
+    def next_stop(before: Sequence[Result[PathPlan]]) -> StoppingCriterion:
+        reasons = [arranged.certificate.stop_reason, *(result.stop_reason for result in before)]
+        if "interrupted" in reasons:
+            return MaxIterations(0)  # its first paths will do
+        return _next_share(stop, run, *shares[len(before)])
+
+    times = compute_times(question, shape, arranged.assignment)
+    schedules, solved = skipping_schedules(question, shape, arranged.assignment, times, next_stop)
+    made = priced(question, shape, arranged.assignment, times, schedules)
+    paths = paths_certificate(made, solved, run)
+    return _Draft(
+        made,
+        shape,
+        {"assignment": arranged.certificate, "paths": paths},
+        f"{arranged.certificate.method}, paths {paths.method}",
+        f"paths: {paths.stop_reason}",
+    )
+
+
+def _next_share(
+    stop: StoppingCriterion, run: StopRun, share: float, of_rest: float
+) -> StoppingCriterion:
+    """The next solver's share of all counts, and of the seconds that earlier ones left over."""
+    limits = [stop]
+    if math.isfinite(stop.iterations()):
+        limits.append(MaxIterations(max(1, int(stop.iterations() * share))))
+    if math.isfinite(stop.seconds()):
+        limits.append(MaxRuntime(max(share * stop.seconds(), of_rest * run.remaining_s)))
+    return AnyOf(*limits)
+
+
+def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    """A look at every number of stages and size of microbatches, then more for the winner."""
+    run = started(stop)
+    shapes = candidates(question)
+    if not shapes:
+        raise ProblemError(
+            "no shape fits this cluster: no number of stages divides devices and layers"
+        )
+    glance = portion(stop, GLANCE / len(shapes))
+    refused: list[Candidate] = []
+    planned: list[tuple[Question, Result[TrainingPlan]]] = []
+    for asked in shapes:
+        try:
+            planned.append((asked, _one_shape(asked, shape_of(asked), glance)))
+        except ValueError as error:
+            refused.append(Candidate.refusal(asked, str(error)))
+    if not planned:
+        raise ProblemError(
+            f"no shape fits this cluster; the first was refused: {refused[0].refused}"
+        )
+    first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
+    winner, best = planned[first]
+    again = _one_shape(winner, shape_of(winner), portion(stop, 1 - GLANCE))
+    if (again.objective or math.inf) < (best.objective or math.inf):
+        best = again
+        planned[first] = winner, again
+    table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
+    return _least_of_shapes(best, [result for _, result in planned], table, run)
+
+
+def _least_of_shapes(
+    best: Result[TrainingPlan],
+    results: Sequence[Result[TrainingPlan]],
+    table: Sequence[Candidate],
+    run: StopRun,
+) -> Result[TrainingPlan]:
+    """The best plan, with the least bound of all shapes as its own."""
+    assert best.plan is not None and best.objective is not None
+    step: Incumbent[TrainingPlan] = Incumbent(
+        run,
+        best.plan.content_hash,
+        method=f"{best.method}, {len(table)} shapes",
+        seed=best.seed,
+    )
+    step.offer(best.objective, best.plan)
+    if all(result.bound is not None for result in results):
+        least = min(results, key=lambda result: result.bound or 0.0)
+        witness = {
+            "kind": "straight step",
+            "shapes": [s for r in results if r.witness for s in r.witness["shapes"]],
+        }
+        basis = f"least of {len(results)} shapes: {least.basis}"
+        step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
+    parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
+    found = step.result(exhausted=best.stop_reason)
+    return _with_certificates(replace(found, candidates=tuple(table)), parts)

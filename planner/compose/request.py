@@ -1,0 +1,280 @@
+"""What is asked of a plan: a field for every decision, fixed by the user or left open."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from planner.network.cluster import Cluster
+from planner.problems import ProblemError
+from planner.problems.quantities import choice, of_kind, whole
+from planner.training_plan.choices import Codec, Head
+from planner.workload.calibration import Calibration
+from planner.workload.workload import Workload
+
+FULL_EVERY = 10
+"""One iteration in so many is full (SkipPipe, 3.6)."""
+
+
+class Order(enum.StrEnum):
+    """In which order a device of a straight pipeline works; see `planner.compose.schedules`."""
+
+    EAGER_1F1B = "eager-1f1b"
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+
+
+class Shares(enum.StrEnum):
+    """How a gradient is divided among those that sum it."""
+
+    EQUAL = "equal"
+    ADAPTIVE = "adaptive"
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Every decision that `planner.plan` makes.
+
+    Attributes
+    ----------
+    stages, pipelines
+        Their product must be the number of devices; pipelines defaults to the rest. ``"auto"``
+        tries all stages and microbatch sizes that divide devices and batch, and takes the fastest
+        predicted step.
+    stage_sizes
+        Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
+    stage_layers
+        Layers ``(start, stop)`` of every stage; by default cut evenly, or where devices differ in
+        speed or memory so that the slowest stage is fastest and memory holds.
+    microbatch_samples
+        Samples that travel together; by default the workload's, with ``"auto"`` stages what is
+        fastest.
+    path_stages
+        Stages that a microbatch visits, the others are skipped (SkipPipe); the batch is split
+        evenly over the devices of stage 0. None: all stages, in straight pipelines.
+    full_every
+        With ``path_stages``: one iteration in so many visits every stage, without swaps (SkipPipe,
+        3.6), by default 10; 0: none does.
+    max_swaps
+        With ``path_stages``: pairs of neighbouring stages that a path may visit in reverse, by
+        default 1.
+    schedule
+        Order of operations in straight pipelines.
+    head
+        Whether the ``"last"`` or the ``"first"`` device of a pipeline runs head and loss; by
+        default the last, with ``path_stages`` the first.
+    in_flight
+        For eager 1F1B and paths: microbatches a device may hold between F and B, by default what
+        its memory holds.
+    averaging
+        ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC.
+    group_size
+        Average in rounds of groups of at most so many devices; by default all of a stage at once.
+    codec
+        ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
+    method
+        Of `planner.solve_assignment`.
+    calibration
+        Measured compute times; by default they follow from FLOPs.
+    network_name
+        What the plan calls its network.
+
+    Raises
+    ------
+    ProblemError
+        Fields that contradict each other, or a value that can be none.
+    """
+
+    stages: int | Literal["auto"] | None = None
+    pipelines: int | None = None
+    stage_sizes: Sequence[int] | None = None
+    stage_layers: Sequence[tuple[int, int]] | None = None
+    microbatch_samples: int | None = None
+    path_stages: int | None = None
+    full_every: int | None = None
+    max_swaps: int | None = None
+    schedule: str = Order.EAGER_1F1B
+    head: str | None = None
+    in_flight: int | None = None
+    averaging: str = Shares.EQUAL
+    group_size: int | None = None
+    codec: str = Codec.NONE
+    method: str = "auto"
+    calibration: Calibration | None = None
+    network_name: str = ""
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        if self.in_flight is not None and (
+            self.in_flight < 1 or (not self.skips and self.schedule != Order.EAGER_1F1B)
+        ):
+            raise ProblemError(
+                f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
+                "path_stages"
+            )
+        if self.skips:
+            self._require_paths()
+        else:
+            self._require_straight()
+
+    def _normalise(self) -> None:
+        """Enums, tuples and plain integers, whatever was given for them."""
+        changes: dict[str, Any] = {
+            "schedule": choice(Order, "schedule", self.schedule),
+            "averaging": choice(Shares, "averaging", self.averaging),
+            "codec": choice(Codec, "codec", self.codec),
+            "head": None if self.head is None else choice(Head, "head", self.head),
+        }
+        for name in ("pipelines", "microbatch_samples", "path_stages", "full_every", "max_swaps"):
+            changes[name] = _whole_or_none(name, getattr(self, name))
+        for name in ("in_flight", "group_size"):
+            changes[name] = _whole_or_none(name, getattr(self, name))
+        if self.stages != "auto":
+            changes["stages"] = _whole_or_none("stages", self.stages)
+        if self.stage_sizes is not None:
+            changes["stage_sizes"] = tuple(whole("a stage size", s) for s in self.stage_sizes)
+        if self.stage_layers is not None:
+            changes["stage_layers"] = tuple(
+                (whole("a layer", a), whole("a layer", b)) for a, b in self.stage_layers
+            )
+        if self.calibration is not None:
+            of_kind(Calibration, self.calibration, "calibration")
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
+
+    def _require_straight(self) -> None:
+        for name in ("full_every", "max_swaps", "stage_sizes"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ProblemError(
+                    f"{name} is {value} without path_stages; give path_stages, the number of "
+                    "stages for full paths"
+                )
+        if self.stages == "auto":
+            for name in ("pipelines", "stage_layers"):
+                if getattr(self, name) is not None:
+                    raise ProblemError(f"{name} follow from stages; leave them out with 'auto'")
+
+    def _require_paths(self) -> None:
+        assert self.path_stages is not None
+        if self.stages == "auto" or self.pipelines is not None:
+            raise ProblemError(
+                "path_stages goes with a number of stages, or with stage_sizes; leave out pipelines"
+            )
+        if self.stage_sizes is not None and self.stages not in (None, len(self.stage_sizes)):
+            raise ProblemError(
+                f"stages is {self.stages} but stage_sizes lists {len(self.stage_sizes)}; leave "
+                "stages out"
+            )
+        stages = self.stages if self.stage_sizes is None else len(self.stage_sizes)
+        if stages is not None and not 1 <= self.path_stages <= stages:
+            raise ProblemError(
+                f"path_stages is {self.path_stages}; it must be 1 to the {stages} stages"
+            )
+        every = self.full_every
+        if every is not None and (every < 0 or every == 1):
+            raise ProblemError(
+                f"full_every is {every}; give at least 2, 0 for no full iteration, or path_stages "
+                "of all stages for full ones only"
+            )
+        if self.max_swaps is not None and self.max_swaps < 0:
+            raise ProblemError(f"max_swaps is {self.max_swaps}; it must be >= 0")
+        if self.stage_layers is not None:
+            raise ProblemError("stage_layers go with straight pipelines; leave out path_stages")
+        if self.schedule != Order.EAGER_1F1B:
+            raise ProblemError(
+                f"schedule '{self.schedule}' orders straight pipelines; leave it out with "
+                "path_stages, whose paths come with their order"
+            )
+        if self.head_place is not Head.FIRST:
+            raise ProblemError(
+                f"head is '{self.head}'; paths end on the device they start from, give 'first'"
+            )
+
+    @property
+    def skips(self) -> bool:
+        """Whether paths are searched instead of straight pipelines."""
+        return self.path_stages is not None
+
+    @property
+    def head_place(self) -> Head:
+        """``head`` with its default."""
+        if self.head is None:
+            return Head.FIRST if self.skips else Head.LAST
+        return Head(self.head)
+
+    @property
+    def swaps(self) -> int:
+        """``max_swaps`` with its default."""
+        return 1 if self.max_swaps is None else self.max_swaps
+
+    def cycle(self, stages: int) -> tuple[int, ...]:
+        """Schedules of successive iterations: 0 is the usual one, 1 the full one that ends them."""
+        if not self.skips:
+            return (0,)
+        every = FULL_EVERY if self.full_every is None else self.full_every
+        always_full = self.path_stages == stages and self.swaps == 0
+        return (0,) if every == 0 or always_full else (0,) * (every - 1) + (1,)
+
+    @property
+    def plain_averaging(self) -> bool:
+        """Whether averaging follows DT-FM's eq. 2: one round, equal shares, full precision."""
+        return (
+            self.averaging == Shares.EQUAL and self.group_size is None and self.codec == Codec.NONE
+        )
+
+    def replace(self, **changes: Any) -> PlanRequest:
+        """A copy with some fields changed.
+
+        Raises
+        ------
+        ProblemError
+            There is no such field.
+        """
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ProblemError(f"a plan has no {name!r} to ask for; it has {', '.join(known)}")
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request and what it is asked about.
+
+    Attributes
+    ----------
+    cluster, workload
+        Where and what to train, with the request's microbatches.
+    seed
+        Of every random choice.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    request: PlanRequest
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        request: PlanRequest | None,
+        seed: int,
+        changes: dict[str, Any],
+    ) -> Question:
+        """From the arguments of `planner.plan`, refused if they are something else."""
+        of_kind(Cluster, cluster, "cluster")
+        of_kind(Workload, workload, "workload")
+        asked = PlanRequest() if request is None else of_kind(PlanRequest, request, "request")
+        asked = asked.replace(**changes) if changes else asked
+        if asked.microbatch_samples is not None:
+            workload = workload.replace(microbatch_samples=asked.microbatch_samples)
+        return cls(cluster, workload, asked, whole("seed", seed))
+
+
+def _whole_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else whole(name, value)

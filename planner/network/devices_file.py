@@ -1,0 +1,267 @@
+"""The devices file: a CSV that says which device has which GPU, limits, site and price."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.network.cluster import Cluster, Devices
+from planner.network.error import NetworkError
+from planner.network.gpus import GPUS
+from planner.network.link import Link
+from planner.network.network import Network
+
+YES, NO = ("yes", "true", "1"), ("no", "false", "0")
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One row of the file, SI units; None where it says nothing.
+
+    Attributes
+    ----------
+    name
+        A device of the network, or a region, for all devices in it.
+    count
+        Devices of this kind at a place that the network knows as one.
+    flops
+        FLOP/s that training attains.
+    """
+
+    name: str
+    count: int | None = None
+    flops: float | None = None
+    memory_bytes: float | None = None
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    site: str | None = None
+    site_upload_bytes_per_s: float | None = None
+    site_download_bytes_per_s: float | None = None
+    can_compute: bool | None = None
+    can_aggregate: bool | None = None
+    usd_per_hour: float | None = None
+
+
+def load_devices(
+    path: str | Path,
+    network: Network,
+    *,
+    default: Devices | None = None,
+    utilization: float = 0.4,
+    inside: Link | None = None,
+) -> Cluster:
+    """The cluster of the devices that a file names, on their part of a network.
+
+    Parameters
+    ----------
+    path
+        CSV with a header. ``name`` is required; ``gpu`` (of `planner.GPUS`), ``count``,
+        ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains),
+        ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
+        ``can_compute``, ``can_aggregate`` (yes or no) and ``usd_per_hour`` are optional, and so is
+        each of their values.
+    network
+        Measured between the named devices; those that are not named are left out.
+    default
+        What a device has where its row does not say.
+    utilization
+        Share of a GPU's peak that training attains.
+    inside
+        The link between devices of one place, needed where ``count`` is over 1.
+
+    Raises
+    ------
+    NetworkError
+        One line with the path, the row and what is wrong.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
+    try:
+        rows = list(_rows(text, utilization))
+        return _cluster(rows, network, default or Devices.of_gpu("V100", utilization), inside)
+    except ValueError as error:
+        raise NetworkError(f"{path}: {error}") from None
+
+
+def _rows(text: str, utilization: float) -> Iterator[DeviceRow]:
+    reader = csv.DictReader(io.StringIO(text))
+    columns = [str(c).strip() for c in reader.fieldnames or []]
+    unknown = [c for c in columns if c not in _COLUMNS]
+    if "name" not in columns or unknown:
+        found = f"column {unknown[0]!r} is unknown" if unknown else "column 'name' is missing"
+        raise NetworkError(f"{found}; columns are {', '.join(_COLUMNS)}")
+    seen: set[str] = set()
+    for line, raw in enumerate(reader, start=2):
+        if None in raw:
+            raise NetworkError(f"line {line}: has more values than the header has columns")
+        given = {str(k).strip(): str(v or "").strip() for k, v in raw.items()}
+        fields: dict[str, Any] = {}
+        gpu = given.pop("gpu", "")
+        if gpu:
+            if gpu not in GPUS:
+                raise NetworkError(
+                    f"line {line}: gpu is {gpu!r}; choose one of {', '.join(GPUS)}, or give tflops "
+                    "and memory_gb"
+                )
+            fields["flops"] = GPUS[gpu].peak_flops * utilization
+            fields["memory_bytes"] = GPUS[gpu].memory_bytes
+        for column, value in given.items():
+            if value:
+                field, read = _COLUMNS[column]
+                fields[field] = read(value, column, line)
+        name = fields.get("name", "")
+        if not name or name in seen:
+            what = "name is empty" if not name else f"{name!r} is listed twice"
+            raise NetworkError(f"line {line}: {what}; give each device or region one row")
+        seen.add(name)
+        yield DeviceRow(**fields)
+    if not seen:
+        raise NetworkError("no rows; give one per device or region")
+
+
+def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], float | int]:
+    def read(value: str, column: str, line: int) -> float | int:
+        try:
+            number = int(value) if whole else float(value)
+        except ValueError:
+            number = -1
+        if not 0 < number < 1e300:
+            kind = "a whole number" if whole else "a number"
+            raise NetworkError(f"line {line}: {column} is {value!r}; give {kind} > 0, or nothing")
+        return number if whole else number * factor
+
+    return read
+
+
+def _price(value: str, column: str, line: int) -> float:
+    return 0.0 if value in ("0", "0.0") else float(_number(1.0)(value, column, line))
+
+
+def _text(value: str, _: str, __: int) -> str:
+    return value
+
+
+def _flag(value: str, column: str, line: int) -> bool:
+    if value.lower() not in (*YES, *NO):
+        raise NetworkError(f"line {line}: {column} is {value!r}; give yes or no")
+    return value.lower() in YES
+
+
+_MBPS = _number(1e6 / 8)
+_COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
+    "name": ("name", _text),
+    "gpu": ("gpu", _text),
+    "count": ("count", _number(1, whole=True)),
+    "memory_gb": ("memory_bytes", _number(1e9)),
+    "tflops": ("flops", _number(1e12)),
+    "upload_mbps": ("upload_bytes_per_s", _MBPS),
+    "download_mbps": ("download_bytes_per_s", _MBPS),
+    "site": ("site", _text),
+    "site_upload_mbps": ("site_upload_bytes_per_s", _MBPS),
+    "site_download_mbps": ("site_download_bytes_per_s", _MBPS),
+    "can_compute": ("can_compute", _flag),
+    "can_aggregate": ("can_aggregate", _flag),
+    "usd_per_hour": ("usd_per_hour", _price),
+}
+
+
+def _cluster(
+    rows: list[DeviceRow], network: Network, default: Devices, inside: Link | None
+) -> Cluster:
+    row_of: dict[str, DeviceRow] = {}
+    for row in rows:
+        for name in _places(row, network):
+            if name in row_of:
+                raise NetworkError(f"device {name!r} is named by two rows; give it one")
+            row_of[name] = row
+    counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
+    if all(count is None for count in counts.values()):
+        network = network.subset(list(row_of))
+        return Cluster(network, _devices(list(row_of.values()), network, default))
+    if inside is None:
+        raise NetworkError(
+            "count is given and nothing says how devices of one place are linked; give their "
+            "latency and bandwidth"
+        )
+    network = network.replicate(
+        {name: count or 1 for name, count in counts.items()},
+        intra_latency_s=inside.latency_s,
+        intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+    )
+    repeated = [row for name, row in row_of.items() for _ in range(counts[name] or 1)]
+    return Cluster(network, _devices(repeated, network, default))
+
+
+def _places(row: DeviceRow, network: Network) -> list[str]:
+    """The network's devices that a row speaks of."""
+    if row.name in network.ids:
+        return [row.name]
+    there = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
+    if not there:
+        raise NetworkError(
+            f"{row.name!r} is no device and no region of the network; name one of "
+            + ", ".join(network.ids[:8])
+            + (", ..." if len(network) > 8 else "")
+        )
+    if row.count not in (None, len(there)):
+        raise NetworkError(
+            f"count of {row.name!r} is {row.count}, the network has {len(there)} devices there; "
+            "leave count out"
+        )
+    return there
+
+
+def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devices:
+    full = default.broadcast(len(rows))
+    pairs = np.where(np.eye(len(rows), dtype=bool), 0.0, network.bandwidth_bytes_per_s)
+    widest = np.nan_to_num(pairs)
+
+    def column(field: str, otherwise: Any) -> list[Any]:
+        return [
+            fallback if (value := getattr(row, field)) is None else value
+            for row, fallback in zip(rows, np.asarray(otherwise).tolist(), strict=True)
+        ]
+
+    def limit(field: str, fastest: Any) -> list[Any] | None:
+        """Where others have a limit, a device without one is held by its fastest pair."""
+        stated = getattr(full, field)
+        if stated is None and all(getattr(row, field) is None for row in rows):
+            return None
+        return column(field, fastest if stated is None else stated)
+
+    sites = [row.site or f"device {d}" for d, row in enumerate(rows)]
+    prices = [row.usd_per_hour for row in rows]
+    return Devices(
+        column("flops", full.flops),
+        column("memory_bytes", full.memory_bytes),
+        limit("upload_bytes_per_s", widest.max(axis=1)),
+        limit("download_bytes_per_s", widest.max(axis=0)),
+        sites=tuple(sites) if any(row.site for row in rows) else None,
+        site_upload_bytes_per_s=_of_sites(rows, "site_upload_bytes_per_s"),
+        site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s"),
+        can_compute=[row.can_compute is not False for row in rows],
+        can_aggregate=[row.can_aggregate is not False for row in rows],
+        usd_per_hour=None if set(prices) == {None} else [price or 0.0 for price in prices],
+    )
+
+
+def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:
+    """The limit of each site; rows of one site must not contradict each other."""
+    found: dict[str, float] = {}
+    for row in rows:
+        value = getattr(row, field)
+        if value is None:
+            continue
+        if row.site is None:
+            raise NetworkError(f"{row.name!r} has a limit of its site but no site; name the site")
+        if found.setdefault(row.site, value) != value:
+            raise NetworkError(f"site {row.site!r} has two different limits; give one")
+    return found or None

@@ -1,0 +1,31 @@
+"""The words that a plan chooses from."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Head(enum.StrEnum):
+    """Which device of a path runs head and loss."""
+
+    FIRST = "first"
+    LAST = "last"
+
+    def stage(self, stages: int) -> int:
+        """Its stage, of so many."""
+        return 0 if self is Head.FIRST else stages - 1
+
+
+class Codec(enum.StrEnum):
+    """How gradients are written on the wire."""
+
+    NONE = "none"
+    INT8 = "int8"
+
+    @property
+    def wire_ratio(self) -> float:
+        """Bytes on the wire over bytes of 32-bit gradients.
+
+        ``int8``: 8-bit levels, and a 4-byte scale per 1024 of them.
+        """
+        return {Codec.NONE: 1.0, Codec.INT8: (1 + 4 / 1024) / 4}[self]

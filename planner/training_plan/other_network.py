@@ -1,0 +1,38 @@
+"""A plan's devices on another measurement of their network."""
+
+from __future__ import annotations
+
+from planner.network.error import NetworkError
+from planner.network.network import Network
+from planner.training_plan.model import TrainingPlan
+
+
+def network_for(plan: TrainingPlan, network: Network) -> Network:
+    """Another measurement of a plan's devices, by device id, or by region.
+
+    A network of the plan's regions is taken apart into its devices; links inside a region, which
+    it does not have, stay as they were in the plan.
+
+    Raises
+    ------
+    NetworkError
+        It has neither the plan's devices nor its regions.
+    """
+    own = plan.cluster.network
+    if set(own.ids) <= set(network.ids):
+        return network.subset(own.ids)
+    missing = sorted(set(own.regions) - set(network.ids))
+    if missing:
+        raise NetworkError(
+            f"the network has neither the plan's devices nor its region {missing[0]!r}; give one "
+            f"with ids such as {own.ids[0]!r} or {own.regions[0]!r}"
+        )
+    index = [network.index_of(region) for region in own.regions]
+    latency = own.latency_s.copy()
+    bandwidth = own.bandwidth_bytes_per_s.copy()
+    for i, a in enumerate(index):
+        for j, b in enumerate(index):
+            if a != b:
+                latency[i, j] = network.latency_s[a, b]
+                bandwidth[i, j] = network.bandwidth_bytes_per_s[a, b]
+    return own.replace(latency_s=latency, bandwidth_bytes_per_s=bandwidth)

@@ -1,0 +1,102 @@
+"""What a stage costs: FLOPs to seconds, bytes to room in memory.
+
+The only place for these formulas, but for `planner.checker`, which has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.workload.workload import Workload
+
+BACKWARD_TO_FORWARD = 2.0
+"""FLOPs of a backward over a forward pass: gradients of inputs and of weights."""
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """One stage of a model on whatever device.
+
+    Attributes
+    ----------
+    forward_flops
+        F of one microbatch; B takes `BACKWARD_TO_FORWARD` times as many.
+    head_flops
+        H of one microbatch, head and loss with their own backward pass; 0 on other stages.
+    state_bytes
+        Weights, gradients and optimizer state.
+    scratch_bytes
+        Logits and their gradient, alive only while H runs.
+    saved_bytes
+        Activations of one microbatch, kept between its F and its B.
+    output_bytes
+        Activations that one microbatch hands on, as sent over the network.
+    gradient_bytes
+        What averaging sends.
+    """
+
+    forward_flops: float
+    head_flops: float
+    state_bytes: float
+    scratch_bytes: float
+    saved_bytes: float
+    output_bytes: float
+    gradient_bytes: float
+
+    def forward_s(self, flops: float) -> float:
+        """Seconds of F at so many FLOP/s."""
+        return self.forward_flops / flops
+
+    def backward_s(self, flops: float) -> float:
+        """Seconds of B at so many FLOP/s."""
+        return BACKWARD_TO_FORWARD * self.forward_flops / flops
+
+    def head_s(self, flops: float) -> float:
+        """Seconds of H at so many FLOP/s."""
+        return self.head_flops / flops
+
+    def busy_s(self, flops: float) -> float:
+        """Seconds of F, H and B of one microbatch at so many FLOP/s."""
+        return ((1 + BACKWARD_TO_FORWARD) * self.forward_flops + self.head_flops) / flops
+
+    def need_bytes(self, microbatches: int) -> float:
+        """Memory for the stage and so many microbatches between their F and B."""
+        return self.state_bytes + self.scratch_bytes + microbatches * self.saved_bytes
+
+    def room(self, memory_bytes: float) -> float:
+        """Microbatches that so much memory holds between their F and B.
+
+        Infinite where nothing is kept, 0 where not even the stage itself fits.
+        """
+        left = memory_bytes - self.state_bytes - self.scratch_bytes
+        if self.saved_bytes == 0:
+            return math.inf if left >= 0 else 0.0
+        return max(left // self.saved_bytes, 0.0)
+
+
+def stage_costs(
+    workload: Workload, start: int, stop: int, *, with_head: bool = False
+) -> StageCosts:
+    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding."""
+    load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
+    parameters = load.parameters + (head.parameters if with_head else 0)
+    return StageCosts(
+        forward_flops=load.forward_flops * samples,
+        head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
+        state_bytes=parameters * workload.state_bytes_per_parameter,
+        scratch_bytes=head.saved_bytes * samples if with_head else 0.0,
+        saved_bytes=load.saved_bytes * samples,
+        output_bytes=load.output_bytes * samples,
+        gradient_bytes=parameters * workload.gradient_bytes_per_parameter,
+    )
+
+
+def split_costs(
+    workload: Workload, split: Sequence[tuple[int, int]], head_stage: int
+) -> tuple[StageCosts, ...]:
+    """Costs of every stage of a split, head and loss on ``head_stage``."""
+    return tuple(
+        stage_costs(workload, *part, with_head=j == head_stage) for j, part in enumerate(split)
+    )
