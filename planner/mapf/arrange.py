@@ -23,7 +23,7 @@ from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.solve import improve, inner_run
-from planner.problems import ArrangedPathProblem
+from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
 from planner.search.certificate import Status
@@ -94,7 +94,7 @@ def arrange_paths(
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
     run = started(stop)
-    candidates = _arrangements(problem) if first is None else iter([[list(g) for g in first]])
+    candidates = _arrangements(problem) if first is None else iter([_groups(first)])
     arrays, reason = _first_possible(problem, candidates)
     best = PathIncumbent(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
@@ -113,6 +113,15 @@ def arrange_paths(
         best.raise_bound(bound.seconds, bound.basis, bound.witness)
         _search(problem, best, run, seed, PARAMS)
     return _answer(problem, best, best.result())
+
+
+def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
+    try:
+        return [list(group) for group in first]
+    except TypeError:
+        raise ProblemError(
+            f"first must be a list of devices for every stage, found {first!r}; give groups"
+        ) from None
 
 
 def _search(
