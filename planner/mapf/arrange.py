@@ -78,7 +78,7 @@ def arrange_paths(
     first
         Devices per stage to begin with, such as ``solve_assignment(...).plan.groups``; the result
         is never worse than the paths first found on it. By default the devices with the most
-        memory start.
+        memory start; so it is where the given arrangement has no paths.
 
     Returns
     -------
@@ -94,8 +94,8 @@ def arrange_paths(
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
     run = started(stop)
-    candidates = _arrangements(problem) if first is None else iter([_groups(first)])
-    arrays, reason = _first_possible(problem, candidates)
+    given = [] if first is None else [_groups(first)]
+    arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
     best = PathIncumbent(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
         run,

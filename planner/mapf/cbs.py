@@ -23,12 +23,6 @@ from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, SWAPS, Route, Router
 from planner.search.stop import StopRun
 
-CANDIDATES = 32
-"""Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1)."""
-
-ALTERNATIVES = 4
-"""Choices of who leaves a crowd, the paper's first."""
-
 
 @dataclass(frozen=True)
 class Crowd:
@@ -55,6 +49,40 @@ Conflict = Crowd | Collision
 Node = conflict_search.Node[Route, Forbidden, Conflict]
 
 
+BEST_FIRST = Options(Objective.MAKESPAN, classified=1, bypass=False)
+"""High level of CC3, as in the paper."""
+
+NEARLY_BEST = Options(Objective.MAKESPAN, suboptimality=1.5)
+"""High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
+
+The paper's is best first, which takes far longer to come to a first schedule.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search, as far as the paper leaves it open.
+
+    Attributes
+    ----------
+    near
+        Of the later end: two agents that end so near to each other may both make way (the delta of
+        Algorithm 1).
+    candidates
+        Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1).
+    alternatives
+        Choices of who leaves a crowd, the paper's first.
+    stages, collisions
+        The high level of CC3, and of TC1 and TC2.
+    """
+
+    near: float = 1e-6
+    candidates: int = 32
+    alternatives: int = 4
+    stages: Options = BEST_FIRST
+    collisions: Options = NEARLY_BEST
+
+
 class Microbatches:
     """One agent per microbatch.
 
@@ -62,15 +90,15 @@ class Microbatches:
     ----------
     blind
         Look at CC3 alone.
-    near
-        Of the later end: two agents that end so near to each other may both make way.
+    settings
+        How to search.
     """
 
-    def __init__(self, router: Router, blind: bool, near: float) -> None:
+    def __init__(self, router: Router, blind: bool, settings: Settings | None = None) -> None:
         self.arrays = router.arrays
         self.router = router
         self.blind = blind
-        self.near = near
+        self.settings = settings or Settings()
 
     @property
     def agents(self) -> int:
@@ -106,7 +134,7 @@ class Microbatches:
             return list(self._leave(conflict, node))
         one, other = conflict
         ends = node.routes[one.agent].end_s, node.routes[other.agent].end_s
-        near = abs(ends[0] - ends[1]) <= self.near * max(ends)
+        near = abs(ends[0] - ends[1]) <= self.settings.near * max(ends)
         branches: list[Branch[Forbidden]] = []
         if ends[0] >= ends[1] or near:
             branches.append([(other.agent, Forbidden(other.place, one.begin, one.end))])
@@ -168,37 +196,9 @@ class Microbatches:
         able = [
             b for b in crowd.agents if self.router.route(b, (*node.rules[b], *rules)) is not None
         ]
-        for k in range(min(ALTERNATIVES, len(able) - crowd.excess + 1)):
+        for k in range(min(self.settings.alternatives, len(able) - crowd.excess + 1)):
             leaving = able[k : k + crowd.excess]
             yield [(b, rule) for b in leaving for rule in rules]
-
-
-BEST_FIRST = Options(Objective.MAKESPAN, classified=1, bypass=False)
-"""High level of CC3, as in the paper."""
-
-NEARLY_BEST = Options(Objective.MAKESPAN, suboptimality=1.5)
-"""High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
-
-The paper's is best first, which takes far longer to come to a first schedule.
-"""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to search, as far as the paper leaves it open.
-
-    Attributes
-    ----------
-    near
-        Of the later end: two agents that end so near to each other may both make way (the delta of
-        Algorithm 1).
-    stages, collisions
-        The high level of CC3, and of TC1 and TC2.
-    """
-
-    near: float = 1e-6
-    stages: Options = BEST_FIRST
-    collisions: Options = NEARLY_BEST
 
 
 class PathSearch:
@@ -218,14 +218,16 @@ class PathSearch:
 
     def search(self) -> None:
         """32 candidates by CC3, from these TC1 and TC2; then the next 32."""
-        router, near = Router(self.arrays), self.settings.near
-        stages = ConflictSearch(Microbatches(router, True, near), self.run, self.settings.stages)
+        router = Router(self.arrays)
+        stages = ConflictSearch(
+            Microbatches(router, True, self.settings), self.run, self.settings.stages
+        )
         root = stages.root()
         if root is None:
             return
         candidates = stages.solutions([root])
-        while batch := list(itertools.islice(candidates, CANDIDATES)):
-            self._below(Microbatches(router, False, near), batch)
+        while batch := list(itertools.islice(candidates, self.settings.candidates)):
+            self._below(Microbatches(router, False, self.settings), batch)
 
     def _below(self, domain: Microbatches, candidates: list[Node]) -> None:
         search = ConflictSearch(domain, self.run, self.settings.collisions)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.chains import Path
+from planner.mapf.dispatch import device_at, seconds_at
 from planner.mapf.intervals import Forbidden, Stay
 from planner.mapf.moves import in_order
 
@@ -156,18 +157,10 @@ def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
 def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats) -> float:
     """Fill the earliest starts of all steps; the end, infinite if there is none."""
     length = len(path)
-    start = path[0]
-    ready, at = 0.0, start
+    ready, at = 0.0, path[0]
     for k in range(2 * length + 1):
-        if k < length:
-            d = path[k]
-            seconds = ways.forward[d]
-        elif k == length:
-            d = start
-            seconds = ways.head[d]
-        else:
-            d = path[2 * length - k]
-            seconds = ways.backward[d]
+        d = device_at(path, k)
+        seconds = seconds_at(ways, d, k, length)
         ready = clear(blocks, d, ready + ways.hop[at, d], seconds)
         if math.isinf(ready):
             return ready

@@ -171,7 +171,7 @@ def test_wrong_types_end_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("live_memory", [False, True])
-def test_memory_where_it_is_needed(live_memory: bool) -> None:
+def test_memory_where_it_is_needed(live_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dealt out in turn, two devices come where they have no room; others have paths."""
     memory = np.zeros((3, 6), dtype=int)
     memory[0] = [4, 4, 4, 4, 0, 0]
@@ -180,12 +180,13 @@ def test_memory_where_it_is_needed(live_memory: bool) -> None:
         np.ones((6, 6)), (2, 2, 2), 1.0, 1.0, 0.1, 3, memory, 4, live_memory=live_memory
     )
     dealt = [[0, 1], [2, 4], [3, 5]]
-    given = arrange_paths(problem, MaxIterations(1), 0, dealt)
-    assert (
-        given.status is Status.UNKNOWN and "on the first arrangement stage 1" in given.stop_reason
-    )
-    found = arrange_paths(problem, MaxIterations(1))
-    assert found.plan is not None and check(found, problem) == []
+    for first in (None, dealt):
+        found = arrange_paths(problem, MaxIterations(1), 0, first)
+        assert found.plan is not None and check(found, problem) == []
+    monkeypatch.setattr("planner.mapf.arrange._arrangements", lambda problem: iter([dealt]))
+    given_up = arrange_paths(problem, MaxIterations(1))
+    assert given_up.status is Status.UNKNOWN
+    assert "on the first arrangement stage 1" in given_up.stop_reason
 
 
 def test_counts_decide_where_seconds_stand_beside_them() -> None:

@@ -88,7 +88,7 @@ def test_the_fastest_leave_a_crowd() -> None:
     """The slowest are spared, and candidates differ in who leaves (CC3)."""
     problem = random_problem(3, (3, 2, 2, 2), path_stages=3, each=2, memory=6)
     router = Router(PathArrays.of(problem))
-    domain = Microbatches(router, True, 1e-6)
+    domain = Microbatches(router, True)
     search = ConflictSearch(domain, MaxIterations(100).start(), Options(Objective.MAKESPAN))
     root = search.root()
     assert root is not None
