@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.clock.simulator import (
         simulate as simulate,
     )
+    from planner.clock.simulator import simulate_cycle as simulate_cycle
     from planner.clock.timeline import Timeline as Timeline
     from planner.compose.planning import plan as plan
     from planner.compose.request import PlanRequest as PlanRequest
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from planner.network.cluster import (
         Devices as Devices,
     )
+    from planner.network.devices_file import load_devices as load_devices
     from planner.network.error import NetworkError as NetworkError
     from planner.network.gpus import GPUS as GPUS
+    from planner.network.link import Link as Link
     from planner.network.network import Network as Network
     from planner.problems import (
         ArrangedPathProblem as ArrangedPathProblem,
@@ -58,11 +61,18 @@ if TYPE_CHECKING:
     from planner.problems import (
         ProblemError as ProblemError,
     )
+    from planner.problems.answers import ArrangedPathPlan as ArrangedPathPlan
+    from planner.problems.answers import AssignmentPlan as AssignmentPlan
+    from planner.problems.answers import AveragingPlan as AveragingPlan
+    from planner.problems.answers import PathPlan as PathPlan
     from planner.search.certificate import Certificate as Certificate
     from planner.search.certificate import Status as Status
     from planner.search.result import Result as Result
     from planner.search.stop import (
         AnyOf as AnyOf,
+    )
+    from planner.search.stop import (
+        Effort as Effort,
     )
     from planner.search.stop import (
         MaxIterations as MaxIterations,
@@ -88,20 +98,26 @@ if TYPE_CHECKING:
     from planner.workload.workload import Workload as Workload
 
 _HOME = {
-    "GPUS": "network.gpus",
     "AnyOf": "search.stop",
+    "ArrangedPathPlan": "problems.answers",
     "ArrangedPathProblem": "problems",
+    "AssignmentPlan": "problems.answers",
     "AssignmentProblem": "problems",
+    "AveragingPlan": "problems.answers",
     "AveragingProblem": "problems",
     "Calibration": "workload.calibration",
     "Certificate": "search.certificate",
     "Cluster": "network.cluster",
     "Devices": "network.cluster",
+    "Effort": "search.stop",
+    "GPUS": "network.gpus",
+    "Link": "network.link",
     "MaxIterations": "search.stop",
     "MaxRuntime": "search.stop",
     "Network": "network.network",
     "NetworkError": "network.error",
     "NoImprovement": "search.stop",
+    "PathPlan": "problems.answers",
     "PathProblem": "problems",
     "PlanError": "training_plan.error",
     "PlanRequest": "compose.request",
@@ -118,6 +134,7 @@ _HOME = {
     "bottleneck_assignment": "matching.bottleneck",
     "check": "checker.dispatch",
     "list_networks": "network.catalogue",
+    "load_devices": "network.devices_file",
     "load_network": "network.catalogue",
     "load_plan": "training_plan.file",
     "open_path": "matching.open_path",
@@ -125,6 +142,7 @@ _HOME = {
     "plan": "compose.planning",
     "save_plan": "training_plan.file",
     "simulate": "clock.simulator",
+    "simulate_cycle": "clock.simulator",
     "solve_assignment": "genetic.solve",
     "solve_averaging": "lp.solve",
     "solve_paths": "mapf.solve",

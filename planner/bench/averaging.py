@@ -18,17 +18,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.baselines import (
+from planner.bench._averaging_baselines import (
     adaptive_s,
     all_reduce_s,
     parameter_server_s,
     scalar_bandwidth_s,
     scalar_bandwidth_shares,
 )
+from planner.bench._averaging_promises import Promises, promises
 from planner.lp.groups import group_size_table
 from planner.lp.literal import literal_model
-from planner.lp.solve import Promises, promises, solve_averaging
-from planner.lp.sparse import solve_relaxed
+from planner.lp.lp5 import solve_relaxed
+from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime
 

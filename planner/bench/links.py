@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.bench._averaging_baselines import all_reduce_s
 from planner.clock.fluid import Fluid
-from planner.lp.baselines import all_reduce_s
 from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
 from planner.network.atomic import write_text

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
+from planner.checker.averaging import recomputed_bound as averaging_bound
 from planner.checker.bounds_paths import bound_violations
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths
@@ -116,6 +117,12 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
         yield from bound_violations(result.bound, result.witness, problem)
+    if isinstance(result.plan, AveragingPlan) and result.witness is not None:
+        again = averaging_bound(result.witness, problem)
+        if again is None or (result.bound or 0.0) < again * (1 - 1e-9):
+            yield Violation(
+                "bound", "result.bound", f"its witness proves {again} steps/s, found {result.bound}"
+            )
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

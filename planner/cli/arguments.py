@@ -13,9 +13,12 @@ from planner.network.devices_file import load_devices
 from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
-from planner.search.stop import MaxRuntime, StoppingCriterion, StopRun
+from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion, StopRun
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
+
+EFFORT = 10.0
+"""Default of ``--effort``."""
 
 
 def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
@@ -44,9 +47,21 @@ def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
 
 def add_solver(sub: argparse.ArgumentParser) -> None:
     """Limits and seed of a search."""
-    sub.add_argument("--seconds", type=float, default=10.0, help="time for the search; default 10")
+    add_limits(sub)
     sub.add_argument("--seed", type=count, default=0)
     sub.add_argument("--method", default="auto")
+
+
+def add_limits(sub: argparse.ArgumentParser) -> None:
+    """How much a search may do."""
+    sub.add_argument(
+        "--effort",
+        type=float,
+        default=EFFORT,
+        help="counted work, about seconds of a core; the same effort gives the same plan; default "
+        "%(default)g",
+    )
+    sub.add_argument("--seconds", type=float, help="end the search then, whatever the effort")
 
 
 def count(text: str) -> int:
@@ -148,10 +163,16 @@ class Reporting(StoppingCriterion):
     def seconds(self) -> float:
         return self.inner.seconds()
 
-    def iterations(self) -> float:
-        return self.inner.iterations()
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        return self.inner.iterations(steps_per_effort)
+
+    def portion(self, share: float, seconds: float | None = None) -> Reporting:
+        return Reporting(self.inner.portion(share, seconds), self.printed)
 
 
 def stop_of(args: argparse.Namespace) -> StoppingCriterion:
-    """The stopping rule of the arguments of `add_solver`, which shows progress."""
-    return Reporting(MaxRuntime(args.seconds))
+    """The stopping rule of the arguments of `add_limits`, which shows progress."""
+    rule: StoppingCriterion = Effort(args.effort)
+    if args.seconds is not None:
+        rule = AnyOf(rule, MaxRuntime(args.seconds))
+    return Reporting(rule)

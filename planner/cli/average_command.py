@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from planner.cli.arguments import Reporting
+from planner.cli.arguments import add_limits, stop_of
 from planner.cli.output import INVALID_PLAN, result_data, show
 from planner.network.catalogue import load_network
-from planner.search.stop import MaxRuntime
 
 NAME = "average"
 ABOUT = "who contributes gradients, and who sums which share"
@@ -24,7 +23,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--links", help="network with pairwise limits between the peers' names")
     sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
     sub.add_argument("--method", default="exact", choices=["exact", "relaxed"])
-    sub.add_argument("--seconds", type=float, default=10.0)
+    add_limits(sub)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     peers = load_peers(args.peers)
     links = None if args.links is None else load_network(args.links)
     problem = peers.problem(args.batch_samples, args.gradient_bytes, links, not args.no_overlap)
-    result = solve_averaging(problem, args.method, Reporting(MaxRuntime(args.seconds)))
+    result = solve_averaging(problem, args.method, stop_of(args))
     data = result_data(result)
     if result.plan is None:
         show(args.json, data, [f"no averaging is possible: {result.stop_reason}"])

@@ -34,7 +34,7 @@ from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.problems.path_file import load_path_file
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion, portion
+from planner.search.stop import MaxIterations, StoppingCriterion
 from planner.workload.workload import Workload
 
 NAME = "paths"
@@ -193,12 +193,12 @@ def ask(
     assert asked.free is not None
     first = asked.first
     if asked.assignment is not None:
-        arranged = solve_assignment(asked.assignment, portion(stop, ARRANGING), seed)
+        arranged = solve_assignment(asked.assignment, stop.portion(ARRANGING), seed)
         assert arranged.plan is not None
         first = arranged.plan.groups
         # after Ctrl-C the first paths will do
         hurried = arranged.stop_reason == "interrupted"
-        stop = MaxIterations(0) if hurried else portion(stop, 1 - ARRANGING)
+        stop = MaxIterations(0) if hurried else stop.portion(1 - ARRANGING)
     if arrange:
         return arrange_paths(asked.free, stop, seed, first)
     assert first is not None

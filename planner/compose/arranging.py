@@ -15,7 +15,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, portion
+from planner.search.stop import StoppingCriterion
 from planner.training_plan.model import TrainingPlan
 
 
@@ -57,7 +57,7 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     Starts from the network alone and from speed alone, improved for both together; layers follow
     the devices. The fastest predicted step is taken.
     """
-    third = portion(stop, 1 / 3)
+    third = stop.portion(1 / 3)
     by_network = _solve(question, shape, third)
     assert by_network.plan is not None
     starts = [by_network.plan.groups, sorted_by_speed(question, shape)]

@@ -22,12 +22,9 @@ from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import (
-    AnyOf,
     MaxIterations,
-    MaxRuntime,
     StoppingCriterion,
     StopRun,
-    portion,
     started,
 )
 from planner.training_plan.model import TrainingPlan
@@ -134,14 +131,15 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
 
 def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:
     """Arranged for full pipelines (SkipPipe, 3.2), then paths searched on that."""
-    arranged = arrange(question, shape, portion(stop, ARRANGING))
+    arranged = arrange(question, shape, stop.portion(ARRANGING))
     shares = ((SKIPPING, SKIPPING / (SKIPPING + FULL)), (FULL, 1.0))
 
     def next_stop(before: Sequence[Result[PathPlan]]) -> StoppingCriterion:
         reasons = [arranged.certificate.stop_reason, *(result.stop_reason for result in before)]
         if "interrupted" in reasons:
             return MaxIterations(0)  # its first paths will do
-        return _next_share(stop, run, *shares[len(before)])
+        share, of_rest = shares[len(before)]
+        return stop.portion(share, max(share * stop.seconds(), of_rest * run.remaining_s))
 
     times = compute_times(question, shape, arranged.assignment)
     schedules, solved = skipping_schedules(question, shape, arranged.assignment, times, next_stop)
@@ -156,18 +154,6 @@ def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: St
     )
 
 
-def _next_share(
-    stop: StoppingCriterion, run: StopRun, share: float, of_rest: float
-) -> StoppingCriterion:
-    """The next solver's share of all counts, and of the seconds that earlier ones left over."""
-    limits = [stop]
-    if math.isfinite(stop.iterations()):
-        limits.append(MaxIterations(max(1, int(stop.iterations() * share))))
-    if math.isfinite(stop.seconds()):
-        limits.append(MaxRuntime(max(share * stop.seconds(), of_rest * run.remaining_s)))
-    return AnyOf(*limits)
-
-
 def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     """A look at every number of stages and size of microbatches, then more for the winner."""
     run = started(stop)
@@ -176,7 +162,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         raise ProblemError(
             "no shape fits this cluster: no number of stages divides devices and layers"
         )
-    glance = portion(stop, GLANCE / len(shapes))
+    glance = stop.portion(GLANCE / len(shapes))
     refused: list[Candidate] = []
     planned: list[tuple[Question, Result[TrainingPlan]]] = []
     for asked in shapes:
@@ -190,7 +176,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         )
     first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
     winner, best = planned[first]
-    again = _one_shape(winner, shape_of(winner), portion(stop, 1 - GLANCE))
+    again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE))
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from planner.compose.request import Question
 from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, ProblemError
@@ -70,7 +72,7 @@ def shape_of(question: Question) -> Shape:
     ProblemError
         Devices, stages, layers and batch do not fit together.
     """
-    question.cluster.network.require_complete()
+    _require_able(question.cluster)
     if question.request.skips:
         sizes = _sizes_for_paths(question)
         microbatches = _microbatches_for_paths(question, sizes[0])
@@ -79,6 +81,16 @@ def shape_of(question: Question) -> Shape:
         microbatches = _microbatches(question.workload, sizes[0])
     layers = _layers(question, len(sizes))
     return Shape(layers, sizes, microbatches, question.request.head_place)
+
+
+def _require_able(cluster: Cluster) -> None:
+    cluster.network.require_complete()
+    unable = np.flatnonzero(~np.asarray(cluster.devices.can_compute))
+    if len(unable):
+        raise ProblemError(
+            f"device {cluster.network.ids[unable[0]]!r} cannot compute, so it can hold no stage; "
+            "plan without it"
+        )
 
 
 def _layers(question: Question, stages: int) -> Layers:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.sparse import big_m
+from planner.lp.lp5_rows import big_m
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import of_kind
 from planner.search.highs import milp

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+import enum
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.lp.canonical import canonical
-from planner.lp.literal import literal_model
+from planner.lp.contributor_search import ContributorSearch
+from planner.lp.fewest_reducers import Choice, with_fewest_reducers
+from planner.lp.paper_rule import paper_rule
 from planner.lp.rates import attained_scale
-from planner.lp.relaxed import paper_rule
-from planner.lp.search import Search
-from planner.lp.sparse import lp_bound
-from planner.problems import AveragingProblem, ProblemError
+from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import choice, of_kind
 from planner.search.certificate import Status
-from planner.search.result import Result
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result, Sense
 from planner.search.stop import StoppingCriterion, TargetGap, started
 
-METHODS = ("exact", "relaxed")
 FITTED = 1e-10
 """Relative excess over a limit that is left in a plan."""
+STEPS_PER_EFFORT = 2000
+"""Nodes of a programme, or sets of contributors, in one unit of `planner.search.stop.Effort`."""
 ROUNDING = 1e-7
 """Relative margin put on values that come from an LP solver's tolerances."""
+
+
+class AveragingMethod(enum.StrEnum):
+    """How to choose contributors and shares.
+
+    ``exact``: binary c and one rate per reducer, so that the promised rate is attained by fixed
+    shares. ``relaxed``: the paper's rule (LP 5 and eq. 6) with the rate that its shares really
+    attain; the bound is what LP (5) promises.
+    """
+
+    EXACT = "exact"
+    RELAXED = "relaxed"
 
 
 def solve_averaging(
@@ -35,10 +48,10 @@ def solve_averaging(
 
     Parameters
     ----------
+    problem
+        Peers with their speeds and limits, batch and gradient (DeDLOC, 3.2).
     method
-        ``"exact"``: binary c and one rate per reducer, so that the promised rate is attained by
-        fixed shares. ``"relaxed"``: the paper's rule (LP 5 and eq. 6) with the rate that its
-        shares really attain; the bound is what LP (5) promises.
+        An `AveragingMethod`.
     stop
         When to end the search; None: when the plan is proven optimal. `MaxIterations` counts
         branch-and-bound nodes (sets of contributors for small problems).
@@ -48,12 +61,15 @@ def solve_averaging(
     Result
         ``objective`` in steps per second, maximised, ``bound`` above it. ``INFEASIBLE`` without a
         plan where no gradients can be exchanged at all, for instance if a peer is cut off.
+
+    Raises
+    ------
+    ProblemError
+        ``problem`` or ``method`` is none.
     """
     of_kind(AveragingProblem, problem)
-    if method == "relaxed":
+    if choice(AveragingMethod, "method", method) is AveragingMethod.RELAXED:
         return _relaxed(problem, stop)
-    if method != "exact":
-        raise ProblemError(f"no method {method!r}; there are {', '.join(METHODS)}")
     return solve_from(problem, None, stop)
 
 
@@ -61,43 +77,33 @@ def solve_from(
     problem: AveragingProblem, start: NDArray[np.bool_] | None, stop: StoppingCriterion | None
 ) -> Result[AveragingPlan]:
     """The exact method from a known set of contributors (None: from nothing)."""
-    run = started(TargetGap(0.0) if stop is None else stop)
-    search = Search(problem, run)
+    run = started(TargetGap(0.0) if stop is None else stop, STEPS_PER_EFFORT)
+    search = ContributorSearch(problem, run)
     with run.interruptible():
         search.solve(start)
-    if search.computes is None:
-        done = search.bound <= 0.0
-        return Result(
-            None,
-            Status.INFEASIBLE if done else Status.UNKNOWN,
-            None,
-            search.bound,
-            run.elapsed_s,
-            "no gradients can be exchanged: some peer cannot be reached by any reducer"
-            if done
-            else run.reason or "stopped",
-            0,
-            "exact",
-            tuple(run.history),
-        )
-    choice = canonical(problem, search.best, search.computes, search.rates, run)
-    rates = choice.rates
-    scale = attained_scale(problem, choice.computes, rates)
+    incumbent = search.incumbent
+    if search.impossible or search.bound <= 0.0:
+        why = "no gradients can be exchanged: some peer cannot be reached by any reducer"
+        return _of_plans(incumbent.without_plan(Status.INFEASIBLE, why), None)
+    if incumbent.plan is None:
+        return _of_plans(incumbent.without_plan(Status.UNKNOWN, run.reason or "stopped"), None)
+    chosen = with_fewest_reducers(
+        problem, incumbent.objective, incumbent.plan, search.equally_fast(), run
+    )
+    rates = chosen.rates
+    scale = attained_scale(problem, chosen.computes, rates)
     if scale < 1 - FITTED:
         # rates of very different size: rounding of the largest is not small for the smallest limit
         rates = rates * scale
-    plan = plan_of(problem, choice.computes, rates)
-    closed = search.bound <= search.best * (1 + 1e-6)
-    return Result.of(
-        plan,
-        plan.steps_per_s,
-        max(search.bound, plan.steps_per_s),
-        runtime_s=run.elapsed_s,
-        stop_reason="optimal" if closed else run.reason or "stopped",
-        seed=0,
-        method="exact",
-        history=run.history,
-    )
+    plan = plan_of(problem, chosen.computes, rates)
+    result = incumbent.result(incumbent.plan, plan.steps_per_s, exhausted="stopped")
+    return _of_plans(result, plan)
+
+
+def _of_plans(result: Result[Choice], plan: AveragingPlan | None) -> Result[AveragingPlan]:
+    """The same result for the plan that the choice makes."""
+    made: Any = replace(result, plan=plan)  # type: ignore[arg-type]
+    return made  # type: ignore[no-any-return]
 
 
 def plan_of(
@@ -114,56 +120,9 @@ def _relaxed(problem: AveragingProblem, stop: StoppingCriterion | None) -> Resul
     run = started(TargetGap(0.0) if stop is None else stop)
     rule = paper_rule(problem)
     plan = plan_of(problem, rule.computes, rule.rates)
-    return Result.of(
-        plan,
-        plan.steps_per_s,
-        max(rule.promised * (1 + ROUNDING), plan.steps_per_s),
-        runtime_s=run.elapsed_s,
-        stop_reason="the rule was applied",
-        seed=0,
-        method="relaxed",
-        history=[(run.elapsed_s, plan.steps_per_s)],
+    incumbent: Incumbent[AveragingPlan] = Incumbent(
+        run, problem, method=AveragingMethod.RELAXED, seed=0, sense=Sense.MAXIMISE
     )
-
-
-class Promises(NamedTuple):
-    """What the paper's programmes promise, in steps per second, beside what fixed shares attain.
-
-    Attributes
-    ----------
-    lp5
-        LP (5), the relaxation.
-    eq2
-        Eq. 2: binary c, but returned rates that differ between receivers. None if not asked for.
-    attained, proven
-        The best plan with fixed shares, and the bound on it.
-    rule
-        What the shares of eq. 6 attain.
-    """
-
-    lp5: float
-    eq2: float | None
-    attained: float
-    proven: float
-    rule: float
-
-
-def promises(
-    problem: AveragingProblem, eq2: bool = False, stop: StoppingCriterion | None = None
-) -> Promises:
-    """Upper bounds and attained rates side by side.
-
-    Parameters
-    ----------
-    eq2
-        Also solve eq. 2 in its literal form: n binary variables and n^3 rows, for small n.
-    """
-    exact = solve_averaging(problem, "exact", stop)
-    relaxed = solve_averaging(problem, "relaxed")
-    return Promises(
-        lp_bound(problem),
-        literal_model(problem, binary=True).solve().xi if eq2 else None,
-        exact.objective or 0.0,
-        math.inf if exact.bound is None else exact.bound,
-        relaxed.objective or 0.0,
-    )
+    incumbent.offer(plan.steps_per_s, plan)
+    incumbent.raise_bound(rule.promised, "LP (5), solved by HiGHS", rounding=ROUNDING)
+    return incumbent.result(exhausted="the rule was applied")

@@ -136,6 +136,22 @@ class Incumbent(Generic[PlanT]):
             assert self.plan is not None
             self._set_bound(self.objective, basis, witness)
 
+    def require_admitted(self, allowed: float, basis: str, *, rounding: float = 1e-6) -> None:
+        """Test a relaxation on the plan in hand, before anything is excluded by it.
+
+        Parameters
+        ----------
+        allowed
+            The best objective that the relaxation allows where the best plan lies.
+
+        Raises
+        ------
+        WrongBoundError
+            It does not allow that plan.
+        """
+        if self._sign * (allowed - self.objective) > rounding * abs(self.objective):
+            raise self._wrong(f"bound {allowed!r} ({basis})")
+
     @property
     def closed(self) -> bool:
         """Whether bound and objective meet, within what counts as optimal."""
@@ -208,7 +224,7 @@ class Incumbent(Generic[PlanT]):
             return
         # a bound that was moved away by its rounding error may at most touch
         if self._sign * (self.bound - self.objective) > 1e-12 * abs(self.objective):
-            self.contradict(f"bound {self.bound!r} ({basis})")
+            raise self._wrong(f"bound {self.bound!r} ({basis})")
 
     def contradict(self, what: str) -> NoReturn:
         """State that a proof or a model excludes the best plan, which there is.
@@ -218,7 +234,10 @@ class Incumbent(Generic[PlanT]):
         WrongBoundError
             Always.
         """
-        raise WrongBoundError(
+        raise self._wrong(what)
+
+    def _wrong(self, what: str) -> WrongBoundError:
+        return WrongBoundError(
             f"{what} excludes a plan of {self.objective!r} that was found: problem "
             f"{fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this is an "
             "error in planner, please report it"

@@ -16,6 +16,9 @@ from typing import SupportsFloat
 
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
 
+LEAST_S = 1e-3
+"""Seconds of the smallest portion."""
+
 
 class StopRun:
     """One run of a stopping rule: clock, iteration count and incumbent.
@@ -23,8 +26,9 @@ class StopRun:
     A solver calls `update` once per iteration and stops when it returns a reason.
     """
 
-    def __init__(self, rule: StoppingCriterion) -> None:
+    def __init__(self, rule: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
         self._rule = rule
+        self.steps_per_effort = steps_per_effort
         self._started = time.perf_counter()
         self.iterations = 0
         self.since_improvement = 0
@@ -46,12 +50,21 @@ class StopRun:
     @property
     def remaining_iterations(self) -> float:
         """Iterations left under the rule; infinite without a limit on them."""
-        return max(0.0, self._rule.iterations() - self.iterations)
+        return max(0.0, self.most_iterations - self.iterations)
+
+    @property
+    def most_iterations(self) -> float:
+        """Iterations that the rule allows in all; infinite without a limit on them."""
+        return self._rule.iterations(self.steps_per_effort)
 
     @property
     def paced_by_time(self) -> bool:
-        """Whether seconds alone decide; a count limit beside them decides, and seconds only cut."""
-        return math.isinf(self._rule.iterations()) and math.isfinite(self._rule.seconds())
+        """Whether seconds alone say how much to do.
+
+        A limit on iterations decides by itself, so that the same command gives the same plan; a
+        limit in seconds beside it only cuts the run off.
+        """
+        return math.isinf(self.most_iterations) and math.isfinite(self._rule.seconds())
 
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
@@ -84,21 +97,27 @@ class StopRun:
             self.reason = "interrupted"
 
 
-def started(stop: StoppingCriterion) -> StopRun:
-    """Start a rule that a caller gave, refused if it is none."""
+def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
+    """Start a rule that a caller gave, refused if it is none.
+
+    Parameters
+    ----------
+    steps_per_effort
+        Of the solver's iterations, how many make one unit of `Effort`.
+    """
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
             f"stop must be a stopping rule, found {stop!r}; give one such as MaxRuntime(10)"
         )
-    return stop.start()
+    return stop.start(steps_per_effort)
 
 
 class StoppingCriterion(ABC):
     """When to stop a search."""
 
-    def start(self) -> StopRun:
-        """Begin a run under this rule."""
-        return StopRun(self)
+    def start(self, steps_per_effort: float = 1.0) -> StopRun:
+        """Begin a run under this rule; see `started`."""
+        return StopRun(self, steps_per_effort)
 
     @abstractmethod
     def reason(self, run: StopRun) -> str | None:
@@ -108,9 +127,23 @@ class StoppingCriterion(ABC):
         """Largest running time this rule allows."""
         return math.inf
 
-    def iterations(self) -> float:
-        """Largest number of iterations this rule allows."""
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        """Largest number of iterations this rule allows a solver with such steps."""
+        del steps_per_effort
         return math.inf
+
+    def portion(self, share: float, seconds: float | None = None) -> StoppingCriterion:
+        """The same rule with a share of what it allows.
+
+        Parameters
+        ----------
+        share
+            Of its counts, at least one each, and of its seconds.
+        seconds
+            Seconds in place of that share, where the rule has a limit on them.
+        """
+        del share, seconds
+        return self
 
 
 @dataclass(frozen=True)
@@ -131,6 +164,9 @@ class MaxRuntime(StoppingCriterion):
     def seconds(self) -> float:
         return self.max_runtime_s
 
+    def portion(self, share: float, seconds: float | None = None) -> MaxRuntime:
+        return MaxRuntime(max(LEAST_S, self.max_runtime_s * share if seconds is None else seconds))
+
 
 @dataclass(frozen=True)
 class MaxIterations(StoppingCriterion):
@@ -144,8 +180,35 @@ class MaxIterations(StoppingCriterion):
     def reason(self, run: StopRun) -> str | None:
         return "iteration limit" if run.iterations >= self.max_iterations else None
 
-    def iterations(self) -> float:
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
         return float(self.max_iterations)
+
+    def portion(self, share: float, seconds: float | None = None) -> MaxIterations:
+        return MaxIterations(max(1, int(self.max_iterations * share)))
+
+
+@dataclass(frozen=True)
+class Effort(StoppingCriterion):
+    """Stop after so much counted work, whatever the solver.
+
+    One unit is about what a core does in a second; it is counted in each solver's own steps, so
+    that a busy machine gives the same plan, only later.
+    """
+
+    effort: float
+
+    def __post_init__(self) -> None:
+        if not 0 < _number(self.effort) < math.inf:
+            raise ValueError(f"effort must be positive, found {self.effort}; give a number > 0")
+
+    def reason(self, run: StopRun) -> str | None:
+        return "effort spent" if run.iterations >= self.iterations(run.steps_per_effort) else None
+
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        return float(max(1, math.ceil(self.effort * steps_per_effort)))
+
+    def portion(self, share: float, seconds: float | None = None) -> Effort:
+        return Effort(self.effort * share)
 
 
 @dataclass(frozen=True)
@@ -196,8 +259,11 @@ class AnyOf(StoppingCriterion):
     def seconds(self) -> float:
         return min(c.seconds() for c in self.criteria)
 
-    def iterations(self) -> float:
-        return min(c.iterations() for c in self.criteria)
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        return min(c.iterations(steps_per_effort) for c in self.criteria)
+
+    def portion(self, share: float, seconds: float | None = None) -> AnyOf:
+        return AnyOf(*(c.portion(share, seconds) for c in self.criteria))
 
 
 def _number(value: object) -> float:
@@ -208,13 +274,3 @@ def _number(value: object) -> float:
 def _require_count(field: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not _number(value).is_integer() or value < least:
         raise ValueError(f"{field} must be a whole number >= {least}, found {value}; give a count")
-
-
-def portion(rule: StoppingCriterion, fraction: float) -> StoppingCriterion:
-    """The same rule with a fraction of its seconds and iterations (at least one iteration)."""
-    limits: list[StoppingCriterion] = [rule]
-    if math.isfinite(rule.seconds()):
-        limits.append(MaxRuntime(rule.seconds() * fraction))
-    if math.isfinite(rule.iterations()):
-        limits.append(MaxIterations(max(1, int(rule.iterations() * fraction))))
-    return AnyOf(*limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from planner.bench.links import MBIT, PAYLOAD, fair_rates, goodput, namespaces, 
 
 
 @pytest.fixture
-def two_links():
+def two_links() -> Any:
     """Peers with 20 and 10 Mb/s."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("network namespaces need root and iproute2")
@@ -23,7 +24,7 @@ def two_links():
         pytest.skip(f"this kernel cannot shape links: {error}")
 
 
-def test_every_other_peer_has_a_class_and_the_link_a_ceiling():
+def test_every_other_peer_has_a_class_and_the_link_a_ceiling() -> None:
     """Equal parts of the link, each of which may have all of it; the whole has the link's rate."""
     text = shape("eth0", 20.0, "dst", [1, 2, 3, 9])
     assert "classid 1:1 htb rate 20mbit" in text
@@ -33,14 +34,14 @@ def test_every_other_peer_has_a_class_and_the_link_a_ceiling():
     assert "flowid 1:1c\n" in shape("eth0", 20.0, "src", [12])
 
 
-def test_fair_rates_of_fast_and_slow_links():
+def test_fair_rates_of_fast_and_slow_links() -> None:
     """Two flows halve a slow uplink; what they leave of a fast downlink goes to the third."""
     rates = fair_rates([10.0, 50.0, 50.0, 10.0], [(0, 1), (0, 3), (2, 1)])
     speed = {flow: rate / MBIT / PAYLOAD for flow, rate in rates.items()}
     assert speed == pytest.approx({(0, 1): 5.0, (0, 3): 5.0, (2, 1): 45.0})
 
 
-def test_a_flow_gets_its_link_and_no_more(two_links):
+def test_a_flow_gets_its_link_and_no_more(two_links: Any) -> None:
     """The slower end decides, in either direction."""
     for flow in ((0, 1), (1, 0)):
         found = goodput(two_links, [flow], 3.0)[flow]
@@ -48,7 +49,7 @@ def test_a_flow_gets_its_link_and_no_more(two_links):
         assert 0.8 < found / (10 * MBIT * PAYLOAD) < 1.02
 
 
-def test_namespaces_are_gone_afterwards():
+def test_namespaces_are_gone_afterwards() -> None:
     """Also when what ran in them fails."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("network namespaces need root and iproute2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,12 +85,12 @@ def test_results_must_state_their_own_cost() -> None:
         if not check(p, problem)
     )
     cost = problem.cost(plan.groups)
-    about = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    about: dict[str, Any] = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
     assert not check(Result.of(plan, cost, cost / 2, **about), problem)
     assert [v.rule for v in check(Result.of(plan, cost * 1.1, None, **about), problem)] == ["eq. 1"]
     bad = Result(plan, Status.OPTIMAL, cost, cost / 2, 0.0, "", 0, "")
     assert [v.rule for v in check(bad, problem)] == ["status"]
-    none = Result(None, Status.FEASIBLE, None, None, 0.0, "", 0, "")
+    none: Result[AssignmentPlan] = Result(None, Status.FEASIBLE, None, None, 0.0, "", 0, "")
     assert [v.rule for v in check(none, problem)] == ["status"]
 
 
@@ -116,11 +117,16 @@ def test_unknown_things_cannot_be_checked() -> None:
         check({})
 
 
-def certified(**changes: object) -> list[str]:
+def certified(**changes: Any) -> list[str]:
     """Rules that a plan breaks whose step certificate is changed."""
     plan = make_plan([[0, 1]])
     step = plan.predicted.step_s
-    fields = {"objective": step, "bound": step / 2, "gap": 0.5, "status": Status.FEASIBLE}
+    fields: dict[str, Any] = {
+        "objective": step,
+        "bound": step / 2,
+        "gap": 0.5,
+        "status": Status.FEASIBLE,
+    }
     made = Certificate(
         **{"method": "m", "stop_reason": "", "runtime_s": 0.0, "seed": 0, **fields, **changes}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,8 +119,9 @@ def test_even_visits_of_a_schedule() -> None:
 def test_the_problem_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts, stages and visits come from the fields: a problem that lies is not believed."""
     problem = small(microbatches_per_start=3)
-    for name, lie in (("starts", (1, 1, 1)), ("stage_of", (0, 0, 0, 0)), ("visits", (0, 9))):
-        monkeypatch.setattr(PathProblem, name, property(lambda _, lie=lie: lie))
+    monkeypatch.setattr(PathProblem, "starts", (1, 1, 1))
+    monkeypatch.setattr(PathProblem, "stage_of", (0, 0, 0, 0))
+    monkeypatch.setattr(PathProblem, "visits", (0, 9))
     assert rules(timed([[0, 1, 2], [0, 2, 3], [0, 1, 3]]), problem) == set()
     assert rules(timed([[0, 1, 2], [0, 1, 3], [0, 1, 3]]), problem) == {"CC3"}
 
@@ -199,7 +201,7 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"live_memory": "yes"}, "live_memory must be True or False"),
     ],
 )
-def test_bad_problems_are_refused(change: dict, message: str) -> None:
+def test_bad_problems_are_refused(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ProblemError, match=message):
         small(**change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,7 +234,7 @@ FROM_NETWORK = [
 ]
 
 
-def answered(data: dict, **changes: object) -> tuple[PathPlan, PathProblem]:
+def answered(data: dict[str, Any], **changes: object) -> tuple[PathPlan, PathProblem]:
     """The printed paths, and the reference instance with changes on the printed arrangement."""
     fields = json.loads(INSTANCE.read_text())
     fields = {name: fields[name] for name in fields if name in PathProblem.__dataclass_fields__}
@@ -370,7 +371,7 @@ def test_ctrl_c_returns_the_best_so_far(
     ],
 )
 def test_path_files_that_are_wrong(
-    change: dict, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line on stderr that names the file, and 2."""
     path = tmp_path / "problem.json"

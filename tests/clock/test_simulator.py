@@ -109,7 +109,7 @@ def test_other_networks(line4: Network) -> None:
     plan = make_plan([[0, 1]])
     with pytest.raises(NetworkError, match="has 2 devices, the network 4"):
         simulate(plan, Cluster(line4, Devices(1.0, 1.0)))
-    holed = Network([[0, np.nan], [1, 0]], np.ones((2, 2)))
+    holed = Network(np.array([[0, np.nan], [1, 0]]), np.ones((2, 2)))
     with pytest.raises(NetworkError, match="not measured"):
         simulate(plan, Cluster(holed, Devices(1.0, 1.0)))
 

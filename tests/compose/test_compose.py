@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from planner.compose.shape import shape_of
 from planner.compose.skipping import skipping_schedules
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
-from planner.search.stop import portion
 from planner.training_plan.file import from_dict
 from tests.conftest import random_network, tiny_workload
 
@@ -101,7 +101,7 @@ def test_better_than_random_placement() -> None:
         ({"stages": 4, "method": "guess"}, "guess"),
     ],
 )
-def test_requests_that_do_not_fit(change: dict, message: str) -> None:
+def test_requests_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         pl.plan(cluster_of(8), tiny_workload(), stop=STOP, **change)
@@ -206,7 +206,7 @@ def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
                 workload.stage(a, b).forward_flops
                 + (workload.head.forward_flops if j == stages - 1 else 0)
             )
-            / cluster.flops[j]
+            / float(cluster.flops[j])
             for j, (a, b) in enumerate(pairwise(ends))
         )
 
@@ -252,7 +252,7 @@ SKIPPING = {"stage_sizes": (2, 2, 1, 1), "path_stages": 3, "full_every": 3}
 QUICK = pl.MaxIterations(4)
 
 
-def skipping_plan(cluster: pl.Cluster, **changes: object) -> pl.Result:
+def skipping_plan(cluster: pl.Cluster, **changes: object) -> pl.Result[pl.TrainingPlan]:
     """Six devices, three of four stages a path, every third iteration full."""
     return pl.plan(cluster, tiny_workload(), **{**SKIPPING, "stop": QUICK, **changes})  # type: ignore[arg-type]
 
@@ -304,7 +304,7 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
     assert plan.compute_times.forward_s == tuple(problem.forward_s)
     assert plan.compute_times.backward_s == tuple(problem.backward_s)
     assert plan.compute_times.head_s == tuple(problem.head_s)
-    solved = pl.solve_paths(problem, portion(QUICK, 0.55))
+    solved = pl.solve_paths(problem, QUICK.portion(0.55))
     assert solved.plan is not None
     assert pl.check(solved, problem) == []
     assert solved.plan.paths == plan.schedules[0].paths
@@ -380,7 +380,7 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
         ({"in_flight": 0}, "in_flight is 0; give at least 1"),
     ],
 )
-def test_skipping_requests_that_do_not_fit(change: dict, message: str) -> None:
+def test_skipping_requests_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     """Rule, value, remedy."""
     with pytest.raises(ValueError, match=message):
         skipping_plan(cluster_of(6), **change)

@@ -28,7 +28,7 @@ def main() -> None:
         gradients.append(np.concatenate([p.grad.numpy().ravel() for p in worker.parameters]))
         step()
 
-    worker.optimizer.step = keeping_gradients  # type: ignore[method-assign]
+    worker.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
     reports = list(worker.steps(int(steps)))
     np.savez(
         Path(out) / f"{rank}.npz",

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.averaging import chunk_ranges  # noqa: E402
 from planner.executor.codec import decode, encode, error_bound, message_length  # noqa: E402
-from planner.training_plan.model import CODECS  # noqa: E402
+from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.shares import share_ranges  # noqa: E402
 
 
-@given(st.integers(0, 3000), st.sampled_from(sorted(CODECS)), st.integers(0, 1000))
+@given(st.integers(0, 3000), st.sampled_from(list(Codec)), st.integers(0, 1000))
 def test_round_trip_is_within_the_stated_error(values: int, codec: str, seed: int) -> None:
     """Also for zeros and for values of very different size."""
     generator = torch.Generator().manual_seed(seed)
@@ -32,7 +32,7 @@ def test_round_trip_is_within_the_stated_error(values: int, codec: str, seed: in
 
 def test_plan_and_codec_agree_on_the_bytes() -> None:
     """The factor in predictions is the length of real messages."""
-    for codec, factor in CODECS.items():
+    for codec, factor in ((c, c.wire_ratio) for c in Codec):
         assert message_length(1 << 20, codec) == pytest.approx(4 * (1 << 20) * factor)
 
 

@@ -32,7 +32,7 @@ def execute(
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
 
 
-def single(plan: TrainingPlan) -> tuple[list[float], dict[str, np.ndarray]]:
+def single(plan: TrainingPlan) -> tuple[list[float], dict[str, list[np.ndarray]]]:
     """Losses of one process, and its first and last gradients per layer."""
     from planner.executor.reference import train_single
 
@@ -149,13 +149,14 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.compose.straight import _ListScheduler
+    from planner.training_plan.choices import Head
     from planner.training_plan.model import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
     paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))
-    blank = Schedule("paths", "first", paths, ())
+    blank = Schedule("paths", Head.FIRST, paths, ())
     run = _ListScheduler(blank, plan.compute_times, lambda *_: 0.01, dict.fromkeys(range(3), 4))
-    plan = plan.replace(schedules=(Schedule("paths", "first", paths, run.orders()),))
+    plan = plan.replace(schedules=(Schedule("paths", Head.FIRST, paths, run.orders()),))
     ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
     losses, _ = single(plan)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)

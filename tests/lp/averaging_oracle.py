@@ -118,13 +118,13 @@ def brute_force(problem: AveragingProblem) -> float:
     )
 
 
-def brute_force_ties(problem: AveragingProblem) -> tuple[int, tuple[bool, ...]]:
-    """Fewest reducers, then lexicographically smallest contributors, of all best plans."""
+def fewest_reducers(problem: AveragingProblem) -> int:
+    """Fewest reducers of all best plans."""
     options = []
     for c in sets_of(problem.contributors):
         for reducers in sets_of(problem.can_aggregate):
             samples = float(problem.samples_per_s[c].sum())
             steps = problem.steps_of(samples, largest_total(problem, c, reducers))
-            options.append((steps, int(reducers.sum()), tuple(bool(x) for x in c)))
-    best = max(steps for steps, _, _ in options)
-    return min((count, c) for steps, count, c in options if steps >= best * (1 - 1e-8))
+            options.append((steps, int(reducers.sum())))
+    best = max(steps for steps, _ in options)
+    return min(count for steps, count in options if steps >= best * (1 - 1e-8))

@@ -1,13 +1,17 @@
 """The averaging question: validation and the exact meaning of its limits."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
-from averaging_oracle import limits_of, random_problem
 
 from planner.problems import AveragingProblem, ProblemError
+from tests.lp.averaging_oracle import limits_of, random_problem
 
 
-def build(**changes):
+def build(**changes: Any) -> Any:
     fields = {
         "samples_per_s": [1.0, 2.0, 0.0],
         "upload_bytes_per_s": [1.0, 2.0, 3.0],
@@ -51,20 +55,20 @@ def build(**changes):
         ({"can_compute": [0.5, 1, 1]}, "can_compute must hold true and false"),
     ],
 )
-def test_bad_input_is_named(changes, message):
+def test_bad_input_is_named(changes: Any, message: str) -> None:
     """Each error says which rule, which value and what to do."""
     with pytest.raises(ProblemError, match=message.replace("(", r"\(")):
         build(**changes)
 
 
-def test_scalars_spread_over_the_peers():
+def test_scalars_spread_over_the_peers() -> None:
     """A scalar holds for all peers; all scalars make one peer."""
     problem = AveragingProblem([1, 1, 1], 5.0, 6.0, 1, 1)
     assert problem.upload_bytes_per_s.tolist() == [5, 5, 5]
     assert len(AveragingProblem(1.0, 1.0, 1.0, 1, 1)) == 1
 
 
-def test_arrays_are_frozen_and_copied():
+def test_arrays_are_frozen_and_copied() -> None:
     """Neither the problem nor the caller's arrays can change the other."""
     speeds = np.ones(3)
     problem = build(upload_bytes_per_s=speeds)
@@ -74,7 +78,7 @@ def test_arrays_are_frozen_and_copied():
         problem.upload_bytes_per_s[0] = 2
 
 
-def test_equality_replace_and_subset():
+def test_equality_replace_and_subset() -> None:
     """Problems are values."""
     problem = build(link_bytes_per_s=np.arange(9.0).reshape(3, 3))
     assert problem == problem.replace() and hash(problem) == hash(problem.replace())
@@ -84,7 +88,7 @@ def test_equality_replace_and_subset():
     assert left.link_bytes_per_s[0, 1] == problem.link_bytes_per_s[2, 0] == 6
 
 
-def test_use_of_the_limits_matches_the_written_out_sums():
+def test_use_of_the_limits_matches_the_written_out_sums() -> None:
     """upload_of, download_of and link_of are the left sides of eq. 1."""
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -99,7 +103,7 @@ def test_use_of_the_limits_matches_the_written_out_sums():
         assert np.allclose(used[:, :-2].ravel(), links[~np.eye(n, dtype=bool)])
 
 
-def test_steps_per_second_overlapped_and_alternating():
+def test_steps_per_second_overlapped_and_alternating() -> None:
     """min of both rates with delayed parameter updates, otherwise their harmonic sum."""
     problem = build()
     assert problem.steps_per_s([1, 1, 0], [True, True, False]) == min(3 / 8, 2 / 4)

@@ -1,12 +1,16 @@
 """The benchmark: the generator is pinned, Table 1 and section 4.2 come out as stated."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from planner.bench.averaging import GBIT, albert_row, instance, main, table_1
 
 
-def test_generator_is_pinned():
+def test_generator_is_pinned() -> None:
     """The stated distribution, the same numbers everywhere."""
     problem = instance(24, 0)
     assert problem == instance(24, 0) and problem != instance(24, 1)
@@ -20,7 +24,7 @@ def test_generator_is_pinned():
     assert problem.link_bytes_per_s[0, 1] == pytest.approx(41293895.951676, rel=1e-12)
 
 
-def test_table_1_ratios():
+def test_table_1_ratios() -> None:
     """All-reduce over ours: 1.92 and 1.67, which the paper measured as 5.69/2.96 and 5.3/3.18."""
     rows = {row.setup[0]: row for row in table_1()}
     assert rows["A"].gain[0] == pytest.approx(1)
@@ -31,14 +35,14 @@ def test_table_1_ratios():
         assert row.gain[0] == pytest.approx(row.gain[1], rel=0.02)
 
 
-def test_albert_rows_are_ordered():
+def test_albert_rows_are_ordered() -> None:
     """Balancing helps, helpers and part-timers help more."""
     row = albert_row(24.0, overlap=False)
     assert row.slowdown > 1
     assert 0 <= row.balancing <= row.auxiliary + 1e-9
 
 
-def test_quick_report_is_written(tmp_path):
+def test_quick_report_is_written(tmp_path: Path) -> None:
     """Every section is there."""
     out = tmp_path / "report.md"
     assert main(["--quick", "--seeds", "0", "1", "--out", str(out)]) == 0

@@ -1,6 +1,9 @@
 """The checker finds each broken rule."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,17 +25,17 @@ PROBLEM = AveragingProblem(
 PLAN = solve_averaging(PROBLEM).plan
 
 
-def rules(plan, problem=PROBLEM):
+def rules(plan: Any, problem: AveragingProblem = PROBLEM) -> Any:
     """Names of the broken rules."""
     return {violation.rule for violation in check_averaging(plan, problem)}
 
 
-def changed(**fields):
+def changed(**fields: Any) -> Any:
     """The valid plan with some fields replaced."""
     return dataclasses.replace(PLAN, **fields)
 
 
-def test_a_solved_plan_is_valid():
+def test_a_solved_plan_is_valid() -> None:
     """Nothing to report."""
     assert check_averaging(PLAN, PROBLEM) == []
 
@@ -52,7 +55,7 @@ def test_a_solved_plan_is_valid():
         (changed(rates=PLAN.rates * 9), "link t_ij"),
     ],
 )
-def test_each_rule_is_found(plan, rule):
+def test_each_rule_is_found(plan: Any, rule: Any) -> None:
     """A plan broken in one way names that rule."""
     assert rule in rules(plan)
 
@@ -61,25 +64,25 @@ class Skewed(AveragingPlan):
     """A plan whose flows do not follow from its rates."""
 
     @property
-    def a(self):
+    def a(self) -> Any:
         return super().a * 0.5
 
     @property
-    def g(self):
+    def g(self) -> Any:
         return super().g * np.linspace(0.5, 1, len(self.rates))
 
     @property
-    def shares(self):
+    def shares(self) -> Any:
         return np.full(len(self.rates), 0.25)
 
 
-def test_flows_that_fixed_shares_cannot_use_are_found():
+def test_flows_that_fixed_shares_cannot_use_are_found() -> None:
     """a = c r, g = r and eq. 6."""
     plan = Skewed(PLAN.computes, PLAN.rates, PLAN.steps_per_s, PLAN.samples_per_step)
     assert {"a = c r", "g = r", "eq. 6"} <= rules(plan)
 
 
-def test_alternating_phases():
+def test_alternating_phases() -> None:
     """The checker knows the sum of both times too."""
     problem = PROBLEM.replace(overlap=False)
     plan = plan_of(problem, PLAN.computes, PLAN.rates)
@@ -87,7 +90,7 @@ def test_alternating_phases():
     assert "steps_per_s" in rules(PLAN, problem)
 
 
-def test_messages_name_peer_and_numbers():
+def test_messages_name_peer_and_numbers() -> None:
     """One line that says where and what."""
     text = str(check_averaging(changed(rates=[0, 0, 1.0, 0]), PROBLEM)[0])
     assert "client mode at peer 2" in text and "1 B/s" in text

@@ -1,7 +1,10 @@
 """Appendix C: group size, schedule, error and simulation."""
 
+from __future__ import annotations
+
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,20 +36,21 @@ from planner.problems import ProblemError
         (10, [0.1], "failure_probability must be a number"),
     ],
 )
-def test_bad_input_is_named(peers, chance, message):
+def test_bad_input_is_named(peers: int, chance: Any, message: str) -> None:
     """One line each, whatever the type."""
     with pytest.raises(ProblemError, match=message.replace("[", r"\[")):
         optimal_group_size(peers, chance)
 
 
-def test_rounds_are_counted():
+def test_rounds_are_counted() -> None:
     """Neither half a round nor fewer than none."""
+    rounds: Any
     for rounds, message in ((1.5, "rounds must be a whole number"), (-1, "rounds is -1")):
         with pytest.raises(ProblemError, match=message):
             schedule_error(8, 2, rounds)
 
 
-def test_expected_operations_by_hand():
+def test_expected_operations_by_hand() -> None:
     """One group of n: 1 / (1 - p)^n. Two pairs twice: the mean of a maximum of two."""
     assert expected_operations(8, 8, 0.1) == pytest.approx(0.9**-8)
     # P(success) = s: E[max of two geometric] = 2 / s - 1 / (1 - (1 - s)^2)
@@ -59,7 +63,7 @@ def test_expected_operations_by_hand():
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("failure", [0.0, 0.01, 0.1, 0.4])
 @pytest.mark.parametrize("peers", [2, 3, 7, 16, 31, 40])
-def test_optimal_size_beats_every_other(peers, failure, wait):
+def test_optimal_size_beats_every_other(peers: int, failure: Any, wait: Any) -> None:
     """Comparing only the smallest size per number of rounds loses nothing."""
     best = optimal_group_size(peers, failure, wait)
     value = expected_operations(peers, best, failure, wait)
@@ -67,7 +71,7 @@ def test_optimal_size_beats_every_other(peers, failure, wait):
         assert value <= expected_operations(peers, m, failure, wait) * (1 + 1e-9)
 
 
-def test_limits_of_the_optimal_size():
+def test_limits_of_the_optimal_size() -> None:
     """No failures: one group, as in all of the paper's experiments. Many failures: pairs."""
     assert optimal_group_size(40, 0.0) == 40
     assert optimal_group_size(33, 1e-4) == 33
@@ -77,14 +81,14 @@ def test_limits_of_the_optimal_size():
     assert optimal_group_size(1000, 0.9999) == 2
 
 
-def test_table_falls_with_the_failure_rate():
+def test_table_falls_with_the_failure_rate() -> None:
     """As in Figure 8: the optimal size does not grow with p."""
     table = group_size_table((16, 64, 256), (0.0, 0.01, 0.1, 0.5))
     assert (np.diff(table, axis=1) <= 0).all()
     assert table[:, 0].tolist() == [16, 64, 256]
 
 
-def test_rare_success_is_integrated():
+def test_rare_success_is_integrated() -> None:
     """The integral joins the sum where the chance of success is small."""
     one = expected_operations(7, 7, 0.62)
     assert one == pytest.approx(0.38**-7, rel=1e-3)
@@ -95,7 +99,7 @@ def test_rare_success_is_integrated():
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("peers", "size", "failure"), [(16, 4, 0.1), (10, 4, 0.05), (9, 9, 0.1)])
-def test_simulation_agrees_with_the_formula(peers, size, failure, wait):
+def test_simulation_agrees_with_the_formula(peers: int, size: int, failure: Any, wait: Any) -> None:
     """Mean of simulated runs within five standard errors."""
     runs = simulate_operations(peers, size, failure, 2000, seed=1, wait_for_slowest=wait)
     expected = expected_operations(peers, size, failure, wait)
@@ -104,7 +108,7 @@ def test_simulation_agrees_with_the_formula(peers, size, failure, wait):
 
 
 @pytest.mark.parametrize(("peers", "size"), [(16, 2), (16, 4), (27, 3), (12, 4), (36, 6), (8, 8)])
-def test_schedule_is_exact_after_log_m_n_rounds(peers, size):
+def test_schedule_is_exact_after_log_m_n_rounds(peers: int, size: int) -> None:
     """Powers of m, and products of factors up to m."""
     schedule = group_schedule(peers, size)
     assert len(schedule) == rounds_needed(peers, size)
@@ -118,7 +122,7 @@ def test_schedule_is_exact_after_log_m_n_rounds(peers, size):
     assert schedule_error(peers, size, len(schedule)) == 0
 
 
-def test_error_shrinks_where_the_schedule_is_not_exact():
+def test_error_shrinks_where_the_schedule_is_not_exact() -> None:
     """11 peers in groups of 4: a little is left after 2 rounds, and less after each repeat."""
     errors = [schedule_error(11, 4, r) for r in range(7)]
     assert errors[0] == pytest.approx(1)
@@ -126,7 +130,7 @@ def test_error_shrinks_where_the_schedule_is_not_exact():
     assert all(x > y for x, y in itertools.pairwise(errors))
 
 
-def test_a_failed_peer_touches_its_own_group_only():
+def test_a_failed_peer_touches_its_own_group_only() -> None:
     """Its group keeps what it had; every other group averages."""
     schedule = group_schedule(16, 4)
     values = np.arange(16.0)
@@ -137,7 +141,7 @@ def test_a_failed_peer_touches_its_own_group_only():
         assert after[peer] == (values[peer] if peer in alone else whole[peer])
 
 
-def test_group_sizes_and_bad_input():
+def test_group_sizes_and_bad_input() -> None:
     """Even sizes; nonsense is refused."""
     assert group_sizes(10, 4) == (4, 3, 3)
     with pytest.raises(ProblemError, match="2 <= group_size <= n"):

@@ -1,25 +1,32 @@
 """LP (5): the literal form as oracle of the reduced ones, exports, and the paper's rule."""
 
+from __future__ import annotations
+
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pulp
 import pytest
-from averaging_oracle import random_problem
 from scipy.optimize import linprog
 
-import planner.lp.sparse as sparse
+import planner.lp.lp5 as forms
+import planner.lp.lp5_sums as sums
 from planner.bench.averaging import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.literal import literal_model
-from planner.lp.relaxed import eq6_shares, paper_rule
+from planner.lp.lp5 import lp_bound, solve_relaxed
+from planner.lp.lp5_rows import RelaxedSolution, Scaled, big_m
+from planner.lp.paper_rule import eq6_shares, paper_rule
 from planner.lp.solve import solve_averaging
-from planner.lp.sparse import big_m, lp_bound, solve_relaxed
+from planner.lp.transport import transport
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
+from tests.lp.averaging_oracle import random_problem
 
 
-def violation_of_lp5(problem, solution):
+def violation_of_lp5(problem: AveragingProblem, solution: Any) -> Any:
     """Largest excess over any constraint of (5), relative to the fastest peer."""
     a, g, c = solution.a, solution.g, solution.c
     n = len(problem)
@@ -42,7 +49,7 @@ def violation_of_lp5(problem, solution):
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
-def test_reduced_form_equals_the_literal_one(solver):
+def test_reduced_form_equals_the_literal_one(solver: Any) -> None:
     """Same value, and a point that satisfies every row of (5)."""
     rng = np.random.default_rng(5)
     for _ in range(40 if solver == "highs" else 10):
@@ -53,27 +60,29 @@ def test_reduced_form_equals_the_literal_one(solver):
         assert violation_of_lp5(problem, solution) < 1e-6
 
 
-def test_full_form_equals_the_aggregated_one():
+def test_full_form_equals_the_aggregated_one() -> None:
     """The two reduced forms, one the fallback of the other."""
     for seed in range(4):
         for ratio in (0.3, 0.8, 1.0):
             problem = instance(12, seed, ratio, link_factor=0.3)
-            scaled = sparse._Scaled(problem)
-            full = sparse._full(scaled)
+            scaled = Scaled(problem)
+            full = forms.solve_in_full(scaled)
             assert full.xi == pytest.approx(solve_relaxed(problem).xi, rel=1e-6)
             assert violation_of_lp5(problem, full) < 1e-6
 
 
-def test_cuts_are_needed_and_valid(monkeypatch):
+def test_cuts_are_needed_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the transportation problem fails, rounds of cuts reach the literal optimum."""
-    monkeypatch.setattr(sparse, "_full", lambda scaled: pytest.fail("the full form was needed"))
-    monkeypatch.setattr(sparse, "ROUNDS", 50)
+    monkeypatch.setattr(
+        forms, "solve_in_full", lambda scaled: pytest.fail("the full form was needed")
+    )
+    monkeypatch.setattr(sums, "ROUNDS", 50)
     for seed in range(4):
         problem = instance(8, seed, 0.8, link_factor=0.2)
         assert lp_bound(problem) == pytest.approx(literal_model(problem).solve().xi, rel=1e-6)
 
 
-def test_transport_is_a_maximum_flow():
+def test_transport_is_a_maximum_flow() -> None:
     """Against the linear programme: flows that cover all needs, or cuts that are violated."""
     rng = np.random.default_rng(2)
     found = {True: 0, False: 0}
@@ -92,7 +101,7 @@ def test_transport_is_a_maximum_flow():
             bounds=np.column_stack([np.zeros(n * n), room.ravel()]),
         )
         short = float(need.sum() + best.fun)
-        g, cuts = sparse.transport(supply, need, room)
+        g, cuts = transport(supply, need, room)
         found[g is not None] += 1
         assert (g is not None) == (short < 1e-6)
         if g is not None:
@@ -106,7 +115,7 @@ def test_transport_is_a_maximum_flow():
     assert min(found.values()) > 20
 
 
-def test_rows_of_the_literal_model_are_cubic(tmp_path):
+def test_rows_of_the_literal_model_are_cubic(tmp_path: Path) -> None:
     """n^3 rows of eq. 4, and files in both formats that hold them."""
     problem = instance(4, 0)
     literal = literal_model(problem)
@@ -121,7 +130,7 @@ def test_rows_of_the_literal_model_are_cubic(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".lp", ".mps"])
-def test_written_models_have_the_same_optimum(tmp_path, suffix):
+def test_written_models_have_the_same_optimum(tmp_path: Path, suffix: Any) -> None:
     """CBC, reading the file as anybody would, finds xi: the MPS file minimises -xi."""
     literal = literal_model(instance(5, 0))
     path = tmp_path / f"dedloc{suffix}"
@@ -133,7 +142,7 @@ def test_written_models_have_the_same_optimum(tmp_path, suffix):
     assert float(xi) * literal.pace == pytest.approx(literal.solve().xi, rel=1e-6)
 
 
-def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares():
+def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares() -> None:
     """With links the paper's eq. 2 can promise more than any fixed shares attain."""
     ratios = []
     rng = np.random.default_rng(11)
@@ -151,7 +160,7 @@ def test_lp5_bounds_eq_2_and_eq_2_bounds_fixed_shares():
     assert max(ratios) > 1.01
 
 
-def test_paper_rule_attains_no_more_than_it_promises():
+def test_paper_rule_attains_no_more_than_it_promises() -> None:
     """Its plan is valid as executed, and the bound is LP (5)."""
     for seed in range(6):
         for ratio in (0.3, 1.0, 2.0):
@@ -164,7 +173,7 @@ def test_paper_rule_attains_no_more_than_it_promises():
             assert result.objective <= exact.bound * (1 + 1e-9)
 
 
-def test_rule_with_every_c_fractional_attains_nothing():
+def test_rule_with_every_c_fractional_attains_nothing() -> None:
     """Everyone disregards its gradients: the relaxation's answer cannot be executed."""
     problem = instance(8, 0, 0.3)
     rule = paper_rule(problem)
@@ -173,13 +182,13 @@ def test_rule_with_every_c_fractional_attains_nothing():
     assert result.objective == 0 and result.status is Status.FEASIBLE
 
 
-def test_shares_follow_eq_6():
+def test_shares_follow_eq_6() -> None:
     """fraction_i proportional to min_j g_ij."""
-    solution = sparse.RelaxedSolution(1.0, np.zeros((2, 2)), np.array([[3.0, 1.0], [3, 9]]), [1, 1])
+    solution = RelaxedSolution(1.0, np.zeros((2, 2)), np.array([[3.0, 1.0], [3, 9]]), np.ones(2))
     assert eq6_shares(solution) == pytest.approx([0.25, 0.75])
 
 
-def test_alternating_phases_are_refused():
+def test_alternating_phases_are_refused() -> None:
     """Eq. 2-5 are written for delayed parameter updates."""
     problem = instance(4, 0).replace(overlap=False)
     for call in (literal_model, lp_bound):
@@ -188,7 +197,7 @@ def test_alternating_phases_are_refused():
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 1e-10, 1e-100])
-def test_computing_that_takes_no_time(ratio):
+def test_computing_that_takes_no_time(ratio: Any) -> None:
     """Whatever the network allows is then the answer, however fast the computing is."""
     problem = instance(8, 0, ratio)
     expected = lp_bound(instance(8, 0, 1e-2))
@@ -197,7 +206,7 @@ def test_computing_that_takes_no_time(ratio):
         assert literal_model(problem).solve().xi == pytest.approx(expected, rel=1e-6)
 
 
-def test_dead_network():
+def test_dead_network() -> None:
     """No bandwidth at all: (5) is 0."""
     problem = AveragingProblem([1, 1], 0.0, 0.0, 1, 1)
     assert lp_bound(problem) == 0

@@ -1,5 +1,9 @@
 """Peers that join and leave."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +16,7 @@ from planner.search.certificate import Status
 
 
 @pytest.mark.parametrize(("peers", "ratio"), [(10, 0.8), (24, 0.8), (24, 1.0), (64, 1.0)])
-def test_leaving_and_joining_gives_the_plan_of_a_fresh_start(peers, ratio):
+def test_leaving_and_joining_gives_the_plan_of_a_fresh_start(peers: int, ratio: Any) -> None:
     """Warm and cold end at the same bytes, which every peer computes for itself."""
     whole = instance(peers, 1, ratio)
     stay = [i for i in range(peers) if i % 5 != 2]
@@ -28,7 +32,7 @@ def test_leaving_and_joining_gives_the_plan_of_a_fresh_start(peers, ratio):
     assert joined.plan == before.plan
 
 
-def test_peers_that_can_no_longer_compute_are_dropped():
+def test_peers_that_can_no_longer_compute_are_dropped() -> None:
     """A former contributor without samples is not forced to contribute."""
     problem = instance(8, 0, 1.0)
     before = solve_averaging(problem).plan
@@ -40,7 +44,7 @@ def test_peers_that_can_no_longer_compute_are_dropped():
 
 
 @pytest.mark.parametrize("was", [[0, 1], [0, 0, 1, 2, 3, 4, 5, 6], [9, *range(7)]])
-def test_a_wrong_mapping_is_refused(was):
+def test_a_wrong_mapping_is_refused(was: Any) -> None:
     """Too short, twice the same peer, or a peer that never was."""
     problem = instance(8, 0)
     plan = solve_averaging(problem).plan

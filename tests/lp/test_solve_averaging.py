@@ -1,38 +1,42 @@
 """The exact method against brute force, its ties, bounds and behaviour."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
-from averaging_oracle import (
-    GBIT,
-    attains,
-    brute_force,
-    brute_force_ties,
-    largest_total,
-    random_problem,
-    sets_of,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planner.lp.canonical as canonical_module
-import planner.lp.search as search_module
+import planner.lp.contributor_search as search_module
+import planner.lp.fewest_reducers as reducers_module
+from planner.bench._averaging_promises import promises
 from planner.bench.averaging import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
 from planner.lp.rates import best_rates, links_fit
-from planner.lp.solve import promises, solve_averaging
+from planner.lp.solve import solve_averaging
 from planner.problems import AveragingProblem, ProblemError
 from planner.search.certificate import Status
 from planner.search.highs import milp
 from planner.search.stop import MaxIterations, MaxRuntime
+from tests.lp.averaging_oracle import (
+    GBIT,
+    attains,
+    brute_force,
+    fewest_reducers,
+    largest_total,
+    random_problem,
+    sets_of,
+)
 
 
-def assert_best(problem, expected):
+def assert_best(problem: AveragingProblem, expected: Any) -> None:
     """Optimal, valid by the independent checker, and bounded from above."""
     result = solve_averaging(problem)
     if expected <= 1e-9:
@@ -45,14 +49,14 @@ def assert_best(problem, expected):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_enumeration_equals_brute_force(seed):
+def test_enumeration_equals_brute_force(seed: int) -> None:
     """Small problems: every set of contributors at once."""
     problem = random_problem(np.random.default_rng(seed))
     assert_best(problem, brute_force(problem))
 
 
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_branch_and_bound_equals_brute_force(seed, monkeypatch):
+def test_branch_and_bound_equals_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with enumeration off: knapsack bounds and the mixed-integer programme."""
     monkeypatch.setattr(search_module, "ENUMERATED", 0)
     problem = random_problem(np.random.default_rng(seed))
@@ -75,7 +79,7 @@ def test_branch_and_bound_equals_brute_force(seed, monkeypatch):
     st.booleans(),
     st.one_of(st.none(), st.floats(0, 3)),
 )
-def test_generated_instances(peers, batch, overlap, link):
+def test_generated_instances(peers: Any, batch: Any, overlap: Any, link: Any) -> None:
     """Whatever the numbers: the brute-force optimum, and a plan that the checker accepts."""
     samples, upload, download, aggregates = (list(x) for x in zip(*peers, strict=True))
     samples[0] += 0.5
@@ -93,7 +97,7 @@ def test_generated_instances(peers, batch, overlap, link):
         assert check_averaging(result.plan, problem) == []
 
 
-def test_no_pair_limits_equals_the_linear_programme():
+def test_no_pair_limits_equals_the_linear_programme() -> None:
     """The combinatorial R(K) is the LP's for every K, single contributors included."""
     rng = np.random.default_rng(3)
     for _ in range(25):
@@ -105,7 +109,7 @@ def test_no_pair_limits_equals_the_linear_programme():
             )
 
 
-def test_no_pair_limits_keeps_every_digit():
+def test_no_pair_limits_keeps_every_digit() -> None:
     """Speeds from 1e-9 to 1e12 in one collaboration: R(K) to 1e-9, in exact arithmetic."""
     rng = np.random.default_rng(6)
     for _ in range(30):
@@ -125,7 +129,7 @@ def test_no_pair_limits_keeps_every_digit():
         assert check_averaging(result.plan, problem) == []
 
 
-def test_rates_under_pair_limits_equal_the_linear_programme():
+def test_rates_under_pair_limits_equal_the_linear_programme() -> None:
     """Lazily added pair rows end at the full LP's value, with a rigorous bound."""
     rng = np.random.default_rng(4)
     lazy = 0
@@ -143,7 +147,7 @@ def test_rates_under_pair_limits_equal_the_linear_programme():
     assert lazy > 5
 
 
-def test_dropping_a_contributor_never_lowers_the_total_rate():
+def test_dropping_a_contributor_never_lowers_the_total_rate() -> None:
     """The monotonicity that the search rests on."""
     rng = np.random.default_rng(5)
     for _ in range(15):
@@ -159,7 +163,7 @@ def test_dropping_a_contributor_never_lowers_the_total_rate():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_ties_take_fewest_reducers_then_smallest_contributors(seed):
+def test_ties_take_the_fewest_reducers(seed: int) -> None:
     """Against brute force over contributors and reducers; half of the problems are uniform."""
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, most=4)
@@ -170,22 +174,11 @@ def test_ties_take_fewest_reducers_then_smallest_contributors(seed):
         )
     result = solve_averaging(problem)
     if result.plan is not None:
-        count, computes = brute_force_ties(problem)
-        assert len(result.plan.reducers) == count
-        assert tuple(bool(c) for c in result.plan.computes) == computes
+        assert len(result.plan.reducers) == fewest_reducers(problem)
+        assert solve_averaging(problem).plan == result.plan
 
 
-def test_rates_are_lexicographically_smallest():
-    """Two reducers are needed: the last two, and the earlier of them takes as little as it can."""
-    # H = 1.5 with one contributor of four that cannot reduce: caps 3/3 = 1 each
-    problem = AveragingProblem(
-        [1, 0, 0, 0], 3.0, 9.0, 1.0 / 1.5, 1.0, can_aggregate=[False, True, True, True]
-    )
-    plan = solve_averaging(problem).plan
-    assert plan.rates == pytest.approx([0, 0, 0.5, 1.0])
-
-
-def test_hand_computed_pair():
+def test_hand_computed_pair() -> None:
     """Two equal peers: half the vector each; a step sends half and returns half, R = u."""
     problem = AveragingProblem([1, 1], 1.0, 1.0, batch_size=0.5, gradient_bytes=1.0)
     result = solve_averaging(problem)
@@ -194,7 +187,7 @@ def test_hand_computed_pair():
     assert result.status is Status.OPTIMAL
 
 
-def test_one_peer_needs_no_network():
+def test_one_peer_needs_no_network() -> None:
     """A single peer averages with nobody."""
     problem = AveragingProblem([3.0], 0.0, 0.0, batch_size=6, gradient_bytes=10)
     result = solve_averaging(problem)
@@ -204,7 +197,7 @@ def test_one_peer_needs_no_network():
     assert solve_averaging(problem.replace(overlap=False)).objective == 0.5
 
 
-def test_a_peer_that_is_cut_off_makes_the_problem_infeasible():
+def test_a_peer_that_is_cut_off_makes_the_problem_infeasible() -> None:
     """Everyone must receive the average: no download, or no link from any reducer, is fatal."""
     deaf = AveragingProblem([1, 1, 1], 1.0, [1, 1, 0], 1, 1, can_aggregate=[1, 1, 0])
     links = np.ones((3, 3))
@@ -215,7 +208,7 @@ def test_a_peer_that_is_cut_off_makes_the_problem_infeasible():
         assert result.objective is None and "cannot be reached" in result.stop_reason
 
 
-def test_unlinked_peers_are_worked_around():
+def test_unlinked_peers_are_worked_around() -> None:
     """A missing link only forbids what would use it."""
     links = np.ones((3, 3))
     links[0, 1] = links[1, 0] = 0
@@ -225,14 +218,14 @@ def test_unlinked_peers_are_worked_around():
     assert_best(problem, brute_force(problem))
 
 
-def test_client_mode_peers_contribute_but_do_not_reduce():
+def test_client_mode_peers_contribute_but_do_not_reduce() -> None:
     """can_aggregate false: r_i = 0, and the peer still receives."""
     problem = AveragingProblem([1] * 4, 1.0, 1.0, 4.0, 1.0, can_aggregate=[1, 0, 0, 1])
     plan = solve_averaging(problem).plan
     assert set(plan.reducers) <= {0, 3} and plan.computes[1:3].any()
 
 
-def test_alternating_is_slower_than_overlapping():
+def test_alternating_is_slower_than_overlapping() -> None:
     """The sum of both phases never beats their maximum, nor does it exceed twice it."""
     for seed in range(10):
         problem = random_problem(np.random.default_rng(seed), overlap=True)
@@ -243,7 +236,7 @@ def test_alternating_is_slower_than_overlapping():
 
 
 @pytest.mark.parametrize(("peers", "links"), [(24, True), (64, True), (200, True), (400, False)])
-def test_generator_instances_are_solved_to_optimality(peers, links):
+def test_generator_instances_are_solved_to_optimality(peers: int, links: Any) -> None:
     """The benchmark's instances: proven optimal, accepted by the checker."""
     for ratio in (0.8, 1.0):
         problem = instance(peers, 1, ratio, links)
@@ -254,7 +247,7 @@ def test_generator_instances_are_solved_to_optimality(peers, links):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_binding_links_are_solved_to_optimality(seed):
+def test_binding_links_are_solved_to_optimality(seed: int) -> None:
     """Links at a twentieth of the generator's: pair rows and branching are needed."""
     problem = instance(24, seed, 0.8, link_factor=0.05)
     result = solve_averaging(problem)
@@ -262,7 +255,7 @@ def test_binding_links_are_solved_to_optimality(seed):
     assert check_averaging(result.plan, problem) == []
 
 
-def test_a_limit_returns_the_best_so_far_with_its_bound():
+def test_a_limit_returns_the_best_so_far_with_its_bound() -> None:
     """MaxIterations stops the branching; the bound stays valid."""
     problem = instance(24, 0, 0.8, link_factor=0.05)
     result = solve_averaging(problem, stop=MaxIterations(1))
@@ -273,23 +266,23 @@ def test_a_limit_returns_the_best_so_far_with_its_bound():
     assert again.plan == result.plan and again.bound == result.bound
 
 
-def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch):
+def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> Any:
     """No programme is given more seconds than are left when it starts."""
     begun, limits = time.perf_counter(), []
 
-    def slow(*args, options, **kwargs):
+    def slow(*args: Any, options: Any, **kwargs: Any) -> Any:
         limits.append(time.perf_counter() - begun + options["time_limit"])
         time.sleep(0.1)
         return milp(*args, options=options, **kwargs)
 
-    monkeypatch.setattr(canonical_module, "milp", slow)
+    monkeypatch.setattr(reducers_module, "milp", slow)
     problem = instance(24, 1, 0.8, link_factor=0.05)
     begun = time.perf_counter()
     assert solve_averaging(problem, stop=MaxRuntime(60)).plan is not None
     assert len(limits) > 2 and max(limits) < 60.15
 
 
-def test_promises_are_ordered():
+def test_promises_are_ordered() -> None:
     """Attained <= proven <= eq. 2 <= LP (5), and the paper's rule attains no more than the best."""
     rng = np.random.default_rng(8)
     for _ in range(6):
@@ -303,9 +296,10 @@ def test_promises_are_ordered():
 
 
 @pytest.mark.parametrize("method", ["exact", "relaxed"])
-def test_wrong_types_are_named(method):
+def test_wrong_types_are_named(method: str) -> None:
     """Not a problem, not a stopping rule: one line that says so."""
     problem = instance(8, 0)
+    wrong: Any
     for wrong in (None, 5, {"samples_per_s": [1]}):
         with pytest.raises(ProblemError, match="must be of type AveragingProblem, found"):
             solve_averaging(wrong, method)
@@ -314,13 +308,13 @@ def test_wrong_types_are_named(method):
             solve_averaging(problem, method, wrong)
 
 
-def test_unknown_method_is_refused():
+def test_unknown_method_is_refused() -> None:
     """The message lists the methods."""
     with pytest.raises(ProblemError, match="exact, relaxed"):
         solve_averaging(instance(8, 0), "guess")
 
 
-def test_expected_samples_add_up_to_the_batch():
+def test_expected_samples_add_up_to_the_batch() -> None:
     """B s_i / S for contributors, nothing for the others."""
     problem = instance(24, 2, 1.0)
     plan = solve_averaging(problem).plan
@@ -331,6 +325,7 @@ def test_expected_samples_add_up_to_the_batch():
 
 PROGRAM = """
 import hashlib, sys
+from planner.bench._averaging_promises import promises
 from planner.bench.averaging import instance
 from planner.lp.solve import solve_averaging
 digest = hashlib.sha256()
@@ -342,7 +337,7 @@ print(digest.hexdigest())
 """
 
 
-def test_every_process_decides_the_same_bytes():
+def test_every_process_decides_the_same_bytes() -> None:
     """Two processes with different hash seeds and thread counts give the same bytes."""
     outputs = {
         subprocess.run(
@@ -357,14 +352,14 @@ def test_every_process_decides_the_same_bytes():
     assert len(outputs) == 1
 
 
-def test_gigabit_numbers():
+def test_gigabit_numbers() -> None:
     """Real magnitudes: eight peers of 1 Gb/s average 100 MB in 2 (n - 1) / n of the wire time."""
     problem = AveragingProblem([1] * 8, GBIT, GBIT, 8 * 1.4 * 0.99, 100e6)
     result = solve_averaging(problem)
     assert result.objective == pytest.approx(1 / 1.4)
 
 
-def test_a_lone_contributor_keeps_what_it_cannot_download():
+def test_a_lone_contributor_keeps_what_it_cannot_download() -> None:
     """K = {3}: R = 2/3 exceeds d_3 = 1/2, so that peer 3 must sum at least 1/6 itself."""
     problem = AveragingProblem(
         [0.5, 0, 0, 1], [0, 2, 1, 1], [1, 1, 1, 0.5], 1, 1, None, None, [0, 1, 1, 1], False

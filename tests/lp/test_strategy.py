@@ -1,24 +1,28 @@
 """Section 3.2: the four collaborations that recover known strategies, and mixes of them."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
-from averaging_oracle import GBIT
 
 from planner.lp.groups import optimal_group_size
 from planner.lp.solve import plan_of, solve_averaging
 from planner.lp.strategy import Strategy, recognise
 from planner.problems import AveragingProblem
+from tests.lp.averaging_oracle import GBIT
 
 GRADIENT = 100e6
 
 
-def collaboration(speeds, samples, steps_per_s):
+def collaboration(speeds: Any, samples: Any, steps_per_s: Any) -> Any:
     """Symmetric peers whose GPUs need all of them for ``steps_per_s``."""
     speed = np.array(speeds) * GBIT
     return AveragingProblem(samples, speed, speed, sum(samples) / steps_per_s, GRADIENT)
 
 
-def test_homogeneous_peers_use_all_reduce():
+def test_homogeneous_peers_use_all_reduce() -> None:
     """Example 1: butterfly all-reduce, equal parts."""
     limit = GBIT / GRADIENT / (2 * 7 / 8)
     plan = solve_averaging(collaboration([1] * 8, [1] * 8, limit)).plan
@@ -26,7 +30,7 @@ def test_homogeneous_peers_use_all_reduce():
     assert plan.shares == pytest.approx(np.full(8, 1 / 8))
 
 
-def test_a_fast_helper_becomes_a_parameter_server():
+def test_a_fast_helper_becomes_a_parameter_server() -> None:
     """Example 2: one participant with very high bandwidth and low compute."""
     limit = GBIT / GRADIENT
     plan = solve_averaging(collaboration([1] * 8 + [100], [1] * 8 + [0], limit)).plan
@@ -34,7 +38,7 @@ def test_a_fast_helper_becomes_a_parameter_server():
     assert plan.reducers == (8,)
 
 
-def test_equal_helpers_without_accelerators_become_byteps():
+def test_equal_helpers_without_accelerators_become_byteps() -> None:
     """Example 3: the same bandwidth as the GPU peers, auxiliary summation services."""
     problem = collaboration([1] * 12, [1] * 8 + [0] * 4, 1.0)
     limit = 1e3
@@ -55,7 +59,7 @@ def test_equal_helpers_without_accelerators_become_byteps():
     assert solved.shares == pytest.approx(plan.shares, abs=1e-6)
 
 
-def test_high_failure_rates_lead_to_decentralised_pairs():
+def test_high_failure_rates_lead_to_decentralised_pairs() -> None:
     """Example 4: any collaboration with a sufficiently high failure rate converges to m = 2."""
     m = optimal_group_size(16, 0.5)
     limit = GBIT / GRADIENT / (2 * 15 / 16)
@@ -65,7 +69,7 @@ def test_high_failure_rates_lead_to_decentralised_pairs():
     assert recognise(plan, group_size=16).equals is Strategy.ALL_REDUCE
 
 
-def test_hybrids_are_mixes_that_sum_to_one():
+def test_hybrids_are_mixes_that_sum_to_one() -> None:
     """Setup C of Table 1: the slow peers sum little, the fast ones most."""
     problem = collaboration([1] * 8 + [0.2] * 16, [1] * 24, 1.0)
     rates = np.array([8.0] * 8 + [1.0] * 16)
@@ -76,7 +80,7 @@ def test_hybrids_are_mixes_that_sum_to_one():
     assert "all-reduce" in str(found) and "%" in str(found)
 
 
-def test_small_parts_are_not_shown():
+def test_small_parts_are_not_shown() -> None:
     """All-reduce but for rounding does not read as a mix with 0% of something."""
     problem = collaboration([1] * 8, [1] * 8, 1.0)
     rates = np.ones(8)
@@ -85,14 +89,14 @@ def test_small_parts_are_not_shown():
     assert found.equals is None and str(found) == "100% all-reduce"
 
 
-def test_without_contributors_nothing_is_averaged():
+def test_without_contributors_nothing_is_averaged() -> None:
     """What the relaxed rule gives where every c is fractional is no parameter server."""
     problem = collaboration([1] * 3, [1] * 3, 1.0)
     plan = plan_of(problem, np.zeros(3, dtype=bool), np.array([0.0, 0.0, 1.0]))
     assert recognise(plan).equals is Strategy.LOCAL
 
 
-def test_a_single_peer_averages_nothing():
+def test_a_single_peer_averages_nothing() -> None:
     """No network, no strategy."""
     plan = solve_averaging(AveragingProblem([1.0], 1.0, 1.0, 1, 1)).plan
     assert recognise(plan).equals is Strategy.LOCAL

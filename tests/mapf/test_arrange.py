@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,17 +151,19 @@ def test_bad_problems_are_refused(change: dict[str, object], message: str) -> No
 
 def test_wrong_types_end_in_one_line() -> None:
     """No Python or NumPy words."""
-    problem = random_problem(0)
-    free = ArrangedPathProblem.of(problem)
+    problem: Any = random_problem(0)
+    free: Any = ArrangedPathProblem.of(problem)
+    five: Any = 5
+    halves: Any = [[0, 1.5], [2, 3], [4, 5], [6]]
     for call, message in (
         (lambda: solve_paths(problem, None), "stop must be a stopping rule, found None"),
         (lambda: solve_paths(None, MaxIterations(1)), "problem must be of type PathProblem"),
         (lambda: solve_paths(free, MaxIterations(1)), "problem must be of type PathProblem"),
         (lambda: arrange_paths(free, None), "stop must be a stopping rule, found None"),
         (lambda: arrange_paths(None, MaxIterations(1)), "must be of type ArrangedPathProblem"),
-        (lambda: arrange_paths(free, MaxIterations(1), 0, 5), "first must be a list of devices"),
+        (lambda: arrange_paths(free, MaxIterations(1), 0, five), "first must be a list of devices"),
         (
-            lambda: arrange_paths(free, MaxIterations(1), 0, [[0, 1.5], [2, 3], [4, 5], [6]]),
+            lambda: arrange_paths(free, MaxIterations(1), 0, halves),
             "a device of stage_devices must be a whole number",
         ),
         (lambda: count_waves(None), "problem must be of type PathProblem"),

@@ -53,7 +53,8 @@ def one_device_s(f: float, b: float, memory: int, count: int, chain: float) -> f
     """Exhaustive: every order of F and B on a device, each microbatch at least a chain long."""
     best = math.inf
     for places in itertools.combinations(range(2 * count), count):
-        free, begins, ended = 0.0, [], 0
+        free, ended = 0.0, 0
+        begins: list[float] = []
         for k in range(2 * count):
             if k in places:
                 if len(begins) - ended >= memory:

@@ -82,7 +82,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
         return rest
 
     tails = [[tail(b, k) for k in range(len(chain))] for b, chain in enumerate(chains)]
-    seen: dict[tuple, list[tuple[float, ...]]] = {}
+    seen: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
 
     def go(step: list[int], ready: list[float], free: list[float], live: list[int]) -> None:
         nonlocal best

@@ -58,7 +58,7 @@ def test_frames_and_undirected_graphs() -> None:
     network = Network.from_pandas(frame)
     assert network.missing_pairs() == [(1, 0)]
     assert Network.from_pandas(network.to_pandas()).content_hash == network.content_hash
-    graph = networkx.Graph()
+    graph: networkx.Graph[str] = networkx.Graph()
     graph.add_node("x", region="north")
     graph.add_edge("x", "y", latency_ms=2, bandwidth_gbps=1)
     both = Network.from_networkx(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,7 +33,7 @@ def test_transfer_is_latency_plus_bytes_over_bandwidth(line4: Network) -> None:
         ({"ids": ["a"]}, "1 entries for 2 devices"),
     ],
 )
-def test_bad_networks_are_refused(change: dict, message: str) -> None:
+def test_bad_networks_are_refused(change: dict[str, Any], message: str) -> None:
     """With the rule, the value and the place."""
     good = {"latency_s": np.ones((2, 2)), "bandwidth_bytes_per_s": np.ones((2, 2))}
     with pytest.raises(NetworkError, match=message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,14 @@ from planner.network.network import Network
 from planner.problems import AssignmentProblem
 from planner.search.certificate import Status
 from planner.search.result import Result
-from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, NoImprovement, TargetGap
+from planner.search.stop import (
+    AnyOf,
+    Effort,
+    MaxIterations,
+    MaxRuntime,
+    NoImprovement,
+    TargetGap,
+)
 
 
 def test_iteration_limit_can_be_used_twice() -> None:
@@ -73,9 +82,11 @@ def test_interrupt_becomes_a_reason() -> None:
         lambda: TargetGap(-0.1),
         lambda: NoImprovement(0),
         lambda: AnyOf(),
+        lambda: Effort(0),
+        lambda: Effort(float("inf")),
     ],
 )
-def test_bad_limits_are_refused(make) -> None:
+def test_bad_limits_are_refused(make: Any) -> None:
     """With rule and value."""
     with pytest.raises(ValueError, match="found"):
         make()
@@ -83,7 +94,7 @@ def test_bad_limits_are_refused(make) -> None:
 
 def test_status_follows_the_gap() -> None:
     """OPTIMAL exactly when the gap is at most 1e-6."""
-    about = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    about: dict[str, Any] = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
     assert Result.of("p", 1.0, 1.0 - 1e-7, **about).status is Status.OPTIMAL
     assert Result.of("p", 1.0, 1.0 - 1e-5, **about).status is Status.FEASIBLE
     assert Result.of("p", 1.0, None, **about).gap is None
@@ -104,7 +115,7 @@ def test_what_is_no_problem_is_refused() -> None:
     """The message names the kind that the solver takes."""
     for solve, kind in ((solve_assignment, "AssignmentProblem"), (solve_paths, "PathProblem")):
         with pytest.raises(ValueError, match=f"must be of type {kind}, found None"):
-            solve(None, MaxIterations(1))  # type: ignore[arg-type]
+            solve(None, MaxIterations(1))
 
 
 @pytest.mark.parametrize("wrong", [None, "ten", [1]])
@@ -113,3 +124,34 @@ def test_limits_are_numbers(wrong: object) -> None:
     for rule in (MaxRuntime, MaxIterations, TargetGap, NoImprovement):
         with pytest.raises(ValueError, match="must be"):
             rule(wrong)  # type: ignore[arg-type]
+
+
+def test_effort_counts_in_the_solvers_own_steps() -> None:
+    """The same rule gives each solver as many steps as it says a unit has."""
+    rule = Effort(2.5)
+    run = rule.start(steps_per_effort=4)
+    assert run.remaining_iterations == 10
+    assert not run.paced_by_time
+    assert run.update(9) is None
+    assert run.update() == "effort spent"
+    assert rule.start(0.01).remaining_iterations == 1
+    assert AnyOf(rule, MaxRuntime(3)).start(4).remaining_iterations == 10
+
+
+def test_portions_of_rules() -> None:
+    """A share of every limit, at least one count; seconds may be set."""
+    rule = AnyOf(MaxRuntime(8), MaxIterations(3), TargetGap(0.1), NoImprovement(5), Effort(4))
+    part = rule.portion(0.25)
+    assert part.seconds() == 2
+    assert part.iterations(1) == 1
+    assert part.criteria[2:4] == rule.criteria[2:4]
+    assert part.criteria[4] == Effort(1.0)
+    assert rule.portion(0.25, 5.0).seconds() == 5.0
+
+
+def test_seconds_pace_only_where_nothing_counts() -> None:
+    """A count decides; a limit in seconds beside it cuts."""
+    assert MaxRuntime(1).start().paced_by_time
+    assert not AnyOf(MaxRuntime(1), MaxIterations(5)).start().paced_by_time
+    assert not MaxIterations(5).start().paced_by_time
+    assert not TargetGap(0.0).start().paced_by_time

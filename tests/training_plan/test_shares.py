@@ -1,5 +1,9 @@
 """Whole-number parts of the vector."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +20,9 @@ METHODS = ["largest_remainder", "hagenbach_bischoff"]
     st.integers(1, 10**9),
     st.integers(1, 50),
 )
-def test_parts_sum_to_the_length_and_respect_the_minimum(method, shares, length, smallest):
+def test_parts_sum_to_the_length_and_respect_the_minimum(
+    method: str, shares: Any, length: Any, smallest: Any
+) -> None:
     """Every part is empty or large enough, unless a single one takes all."""
     parts = integer_parts(shares, length, smallest, method)
     assert parts.sum() == length
@@ -26,14 +32,14 @@ def test_parts_sum_to_the_length_and_respect_the_minimum(method, shares, length,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_hand_computed_parts(method):
+def test_hand_computed_parts(method: str) -> None:
     """Exact shares stay exact; ties go to the smaller index."""
     assert integer_parts([0.5, 0.25, 0.25], 8, method=method).tolist() == [4, 2, 2]
     assert integer_parts([1, 1, 1], 10, method=method).tolist() == [4, 3, 3]
     assert integer_parts([6, 3, 1], 10, 2, method=method).tolist() == [7, 3, 0]
 
 
-def test_largest_remainder_stays_within_one_of_the_quota():
+def test_largest_remainder_stays_within_one_of_the_quota() -> None:
     """The quota rule."""
     shares = np.random.default_rng(0).random(20)
     shares /= shares.sum()
@@ -45,7 +51,7 @@ def test_largest_remainder_stays_within_one_of_the_quota():
     st.integers(0, 1000),
     st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01),
 )
-def test_ranges_cover_the_vector_within_one_of_the_shares(length, raw):
+def test_ranges_cover_the_vector_within_one_of_the_shares(length: Any, raw: Any) -> None:
     """Also where there are more shares than values."""
     shares = [x / sum(raw) for x in raw]
     ranges = share_ranges(length, shares)
@@ -54,12 +60,12 @@ def test_ranges_cover_the_vector_within_one_of_the_shares(length, raw):
         assert abs((stop - start) - share * length) <= 1 + 1e-6
 
 
-def test_only_ratios_count():
+def test_only_ratios_count() -> None:
     """Even where the sum is no float any more."""
     assert integer_parts([1e308, 1e308], 6).tolist() == [3, 3]
 
 
-def test_empty_parts_are_no_reason_to_drop_their_shares():
+def test_empty_parts_are_no_reason_to_drop_their_shares() -> None:
     """2.5 of 5 values is never 5."""
     assert integer_parts([0.5, *[0.05] * 10], 5).tolist() == [3, 1, 1, *[0] * 8]
 
@@ -76,7 +82,7 @@ def test_empty_parts_are_no_reason_to_drop_their_shares():
         ([1, 1], 8, 1, "dhondt", "hagenbach_bischoff"),
     ],
 )
-def test_bad_input(shares, length, smallest, method, message):
+def test_bad_input(shares: Any, length: Any, smallest: Any, method: str, message: str) -> None:
     """Named with rule and value."""
     with pytest.raises(ValueError, match=message):
         integer_parts(shares, length, smallest, method)

@@ -25,7 +25,8 @@ GRID = [[0, 3], [2, 1]]
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     """A valid plan of 2 x 2 devices as it stands in its file."""
-    return json.loads(json.dumps(make_plan(GRID).to_dict()))
+    read: dict[str, Any] = json.loads(json.dumps(make_plan(GRID).to_dict()))
+    return read
 
 
 def test_round_trip_gives_the_same_bytes(tmp_path: Path) -> None:

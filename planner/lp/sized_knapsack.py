@@ -1,4 +1,4 @@
-"""The knapsack of `planner.lp.relaxation` with the number of contributors k counted.
+"""The knapsack of `planner.lp.knapsack` with the number of contributors k counted.
 
 Where all uploads are alike, contributing weighs nearly the same for everyone, and the knapsack is a
 limit on k in disguise. Its LP value then takes a fraction of a contributor too much, which no
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.relaxation import NOBODY, split_caps
+from planner.lp.knapsack import NOBODY, split_caps
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,7 +33,7 @@ PAIRED = 36
 HALVINGS = 45
 
 
-class Counted(NamedTuple):
+class SizedKnapsack(NamedTuple):
     """The relaxation at one total rate and for ``fewest <= k <= most``.
 
     Attributes
@@ -55,14 +55,16 @@ class Counted(NamedTuple):
     slack: float
 
 
-def counted(limits: Limits, total: float, fewest: int, most: int) -> Counted:
+def sized_knapsack(limits: Limits, total: float, fewest: int, most: int) -> SizedKnapsack:
     """The relaxation; see the module."""
     value = limits.problem.samples_per_s
     able = limits.problem.contributors & (limits.upload >= total)
     idle, busy = split_caps(limits, total, fewest)
     weight, slack = idle - busy, float(idle.sum()) - total
     peers = np.flatnonzero(able)
-    nobody = Counted(NOBODY, np.zeros(limits.n, dtype=bool), np.zeros(limits.n), weight, slack)
+    nobody = SizedKnapsack(
+        NOBODY, np.zeros(limits.n, dtype=bool), np.zeros(limits.n), weight, slack
+    )
     if len(peers) < fewest or limits.download.min() < total:
         return nobody
     if float(np.sort(weight[peers])[:fewest].sum()) > slack + 1e-12 * total:
@@ -99,12 +101,12 @@ def counted(limits: Limits, total: float, fewest: int, most: int) -> Counted:
     merit = np.full(limits.n, -np.inf)
     merit[peers] = s - price * w
     border = float(merit[computes].min()) if computes.any() else 0.0
-    return Counted(bound * (1 + 1e-12), computes, merit - border, weight, slack)
+    return SizedKnapsack(bound * (1 + 1e-12), computes, merit - border, weight, slack)
 
 
 def attainable(
     limits: Limits, total: float, need: float, fewest: int, most: int
-) -> Iterator[tuple[Counted, int]]:
+) -> Iterator[tuple[SizedKnapsack, int]]:
     """Every k at which ``need`` samples per second are not excluded, and its relaxation.
 
     Nothing: no set of ``fewest`` to ``most`` contributors computes ``need`` at this rate.
@@ -112,7 +114,7 @@ def attainable(
     waiting = [(fewest, most)]
     while waiting:
         low, high = waiting.pop()
-        found = counted(limits, total, low, high)
+        found = sized_knapsack(limits, total, low, high)
         if found.samples_per_s < need:
             continue
         if low == high:
@@ -122,7 +124,7 @@ def attainable(
             waiting += [(low, middle), (middle + 1, high)]
 
 
-def exchange(limits: Limits, found: Counted, need: float, most: int) -> Bools | None:
+def exchange(limits: Limits, found: SizedKnapsack, need: float, most: int) -> Bools | None:
     """A set near the relaxation's that computes ``need`` and fits its caps, or None.
 
     Parameters

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.lp.lp5 import solve_relaxed
+from planner.lp.lp5_rows import RelaxedSolution
 from planner.lp.rates import attained_rates
-from planner.lp.sparse import RelaxedSolution, solve_relaxed
 from planner.problems import AveragingProblem
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.relaxation import split_caps
+from planner.lp.knapsack import split_caps
 from planner.search.highs import milp
 from planner.search.stop import StopRun
 

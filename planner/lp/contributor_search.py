@@ -2,8 +2,7 @@
 
 Dropping a contributor never lowers the largest total rate R(K) (its own cap does not fall, the
 others' rise), while it lowers sum_i s_i c_i: the sets that attain a given rate are closed under
-taking subsets. Four stages share one incumbent and one bound; the first that closes the gap ends
-the search:
+taking subsets. Four stages share one incumbent; the first that closes the gap ends the search:
 
 1. few possible contributors: every set at once, each with its exact R(K);
 2. a fractional knapsack at a series of rates gives a bound and sets to try; if a gap remains, the
@@ -17,21 +16,29 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.capacity import Limits
-from planner.lp.contributors import ContributorModel
-from planner.lp.counted import Counted, attainable, exchange
+from planner.lp.contributor_milp import ContributorModel
+from planner.lp.fewest_reducers import Choice, fast_sets
+from planner.lp.knapsack import knapsack
 from planner.lp.rates import Rates, best_rates
-from planner.lp.relaxation import knapsack
+from planner.lp.sized_knapsack import SizedKnapsack, attainable, exchange, sized_knapsack
 from planner.problems import AveragingProblem
+from planner.search.incumbent import ROUNDING, Incumbent
+from planner.search.result import Sense
 from planner.search.stop import StopRun
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+KNAPSACKS = "fractional knapsacks over intervals of the total rate"
+SIZED_KNAPSACKS = "knapsacks by the number of contributors"
+PROGRAMMES = "HiGHS: mixed-integer programmes of the contributors"
+"""What the bounds of the stages stand on."""
 
 CLOSE = 2e-7
 """Relative improvement that is not worth looking for; under the 1e-6 that counts as optimal."""
@@ -47,31 +54,46 @@ INTERVALS = 400
 """Most rate intervals that stage 2 looks at."""
 
 
-class Search:
-    """One search: incumbent, bound and the clock.
+class ContributorSearch:
+    """One search.
 
     Attributes
     ----------
-    best
-        Steps per second of the incumbent.
-    computes, rates
-        Its contributors and rates; ``computes`` is None before the first.
-    bound
-        No plan makes more steps per second.
+    incumbent
+        The best contributors and rates, and what no plan exceeds, in steps per second.
+    impossible
+        Whether no set of contributors attains any rate.
     """
 
     def __init__(self, problem: AveragingProblem, run: StopRun) -> None:
         self.problem = problem
         self.limits = Limits(problem)
         self.run = run
-        self.best = 0.0
-        self.computes: Bools | None = None
-        self.rates: Floats = np.zeros(len(problem))
+        self.impossible = False
         self.able = problem.contributors
         self.samples = float(problem.samples_per_s[self.able].sum())
-        self.bound = problem.steps_of(self.samples, self._widest())
+        self.incumbent: Incumbent[Choice] = Incumbent(
+            run, problem, method="exact", seed=0, sense=Sense.MAXIMISE
+        )
         self._tried: dict[bytes, Rates] = {}
-        run.bound = self.bound
+        together = problem.steps_of(self.samples, self._widest())
+        basis = "all who can, as fast as the slowest link of each lets them"
+        self.incumbent.raise_bound(together, basis, {"kind": "everyone"})
+
+    @property
+    def best(self) -> float:
+        """Steps per second of the incumbent, 0 before the first."""
+        return 0.0 if self.incumbent.plan is None else self.incumbent.objective
+
+    @property
+    def bound(self) -> float:
+        """No plan makes more steps per second."""
+        return math.inf if self.incumbent.bound is None else self.incumbent.bound
+
+    @property
+    def cutoff(self) -> float:
+        """What a set must exceed to be of interest; the bounds below exclude all that do."""
+        return self.best * (1 + CLOSE)
 
     def solve(self, start: Bools | None = None) -> None:
         """Run the stages; ``start`` is a set of contributors to begin from."""
@@ -84,7 +106,7 @@ class Search:
             # if no lone contributor attains anything, no larger set does
             self._lone_contributors()
             if self.best == 0.0:
-                self._lower(0.0)
+                self.impossible = True
                 return
         if len(self.problem) * 2 ** int(self.able.sum()) <= ENUMERATED:
             self._enumerate()
@@ -110,9 +132,8 @@ class Search:
                 found = best_rates(self.limits, computes, cap)
             self._tried[key] = found
             value = self.value(computes, found)
-            if value > self.best:
-                self.best, self.computes, self.rates = value, computes.copy(), found.rates
-                self.run.improve(value)
+            if value > 0:
+                self.incumbent.offer(value, Choice(computes.copy(), found.rates))
         return self._tried[key]
 
     def value(self, computes: Bools, found: Rates) -> float:
@@ -132,11 +153,18 @@ class Search:
 
     def _done(self) -> bool:
         """Whether the bound is reached, or the stopping rule says so."""
-        return self.bound <= self.best * (1 + CLOSE) or self.run.check() is not None
+        return self.bound <= self.cutoff * (1 + ROUNDING) or self.run.check() is not None
 
-    def _lower(self, bound: float) -> None:
-        self.bound = max(self.best, min(self.bound, bound))
-        self.run.bound = self.bound
+    def _require_admitted(self, samples_per_s: float, total: float, basis: str) -> None:
+        """A relaxation at the incumbent's own total rate must allow the incumbent."""
+        allowed = self.problem.steps_of(max(samples_per_s, 0.0), total)
+        self.incumbent.require_admitted(allowed, basis)
+
+    def equally_fast(self) -> Bools:
+        """Sets that may be as good as the incumbent, where all of them can be listed."""
+        if len(self.problem) * 2 ** int(self.able.sum()) > ENUMERATED:
+            return np.zeros((0, len(self.problem)), dtype=bool)
+        return fast_sets(self.problem, all_sets(self.able), self.best)
 
     # stage 1
 
@@ -156,7 +184,9 @@ class Search:
             if values[place] <= self.best * (1 + 1e-12):
                 break
             if self.run.update() is not None:
-                self._lower(float(values[place]))
+                self.incumbent.raise_bound(
+                    max(float(values[place]), self.cutoff), "sets of contributors not yet tried"
+                )
                 return
             # a superset never attains a larger total rate
             chosen = sets[place]
@@ -170,7 +200,7 @@ class Search:
                 ) * (1 - 1e-9)
                 if not capped:
                     ceilings.append((chosen, found.bound))
-        self._lower(self.best)
+        self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
 
     # stage 2
 
@@ -239,7 +269,8 @@ class Search:
         top = min(self._widest(), float(self.limits.download.min()))
         if self.problem.overlap:
             top = min(top, self.samples * self.problem.gradient_bytes / self.problem.batch_size)
-        best = self.best * (1 + CLOSE)
+        best = self.cutoff
+        self._admit_by_knapsack()
         heap = [(-self.problem.steps_of(self.samples, top), 0.0, top)]
         closed = self.best
         for _ in range(INTERVALS):
@@ -262,8 +293,17 @@ class Search:
                     heapq.heappush(heap, (-min(steps, -value), x, y))
         if heap:
             closed = max(closed, -heap[0][0])
-        # whatever the intervals left out is at most `best`, or has a single contributor
-        self._lower(max(closed, best))
+        # whatever the intervals left out is at most the cut-off, or has a single contributor
+        self.incumbent.raise_bound(max(closed, best), KNAPSACKS)
+
+    def _admit_by_knapsack(self) -> None:
+        """Where the incumbent has several contributors, the knapsack must contain them."""
+        assert self.incumbent.plan is not None
+        computes, rates = self.incumbent.plan
+        count, total = int(computes.sum()), float(rates.sum())
+        if count > 1:
+            found = knapsack(self.limits, total * (1 - ROUNDING), count)
+            self._require_admitted(found.samples_per_s, total, KNAPSACKS)
 
     def _least_rate(self, steps: float) -> float:
         """The total rate below which nothing makes ``steps`` per second."""
@@ -285,10 +325,11 @@ class Search:
         """The knapsack with k counted: a lower bound by bisection, and sets close to it."""
         most = int(self.able.sum())
 
-        def sizes(steps: float) -> Iterator[tuple[Counted, int]]:
+        def sizes(steps: float) -> Iterator[tuple[SizedKnapsack, int]]:
             total, need = steps * self.problem.gradient_bytes, steps * self.problem.batch_size
             return attainable(self.limits, total, need, self._fewest(need), most)
 
+        self._admit_by_size()
         low, high = self.best, self.bound
         while high - low > high * CLOSE / 4 and self.run.check() is None:
             middle = (low + high) / 2
@@ -296,7 +337,7 @@ class Search:
                 high = middle
             else:
                 low = middle
-        self._lower(high)
+        self.incumbent.raise_bound(max(high, self.cutoff), SIZED_KNAPSACKS)
         for below in EXCHANGED:
             steps = self.bound * (1 - below)
             if steps <= self.best or self._done():
@@ -305,6 +346,14 @@ class Search:
                 better = exchange(self.limits, found, steps * self.problem.batch_size, size)
                 if better is not None:
                     self.try_set(better)
+
+    def _admit_by_size(self) -> None:
+        assert self.incumbent.plan is not None
+        computes, rates = self.incumbent.plan
+        count, total = int(computes.sum()), float(rates.sum())
+        if count > 1:
+            found = sized_knapsack(self.limits, total * (1 - ROUNDING), count, count)
+            self._require_admitted(found.samples_per_s, total, SIZED_KNAPSACKS)
 
     # stage 3
 
@@ -320,7 +369,7 @@ class Search:
 
     def _branch(self) -> None:
         """Best-first over intervals of the number of contributors k, a MILP for each."""
-        need = self._least_samples(self.best * (1 + CLOSE), self._widest())
+        need = self._least_samples(self.cutoff, self._widest())
         heap = [(-self.bound, self._fewest(need), int(self.able.sum()))]
         closed = self.best
         while heap and self.run.check() is None:
@@ -330,16 +379,20 @@ class Search:
                 for low, high in ((fewest, split - 1), (split, most)):
                     if low <= high:
                         heapq.heappush(heap, (-bound, low, high))
-            elif bound > self.best * (1 + CLOSE):
+            elif bound > self.cutoff:
                 # stopped before this interval was finished
                 heapq.heappush(heap, (-bound, fewest, most))
                 break
             else:
                 closed = max(closed, bound)
-            while heap and -heap[0][0] <= self.best * (1 + CLOSE):
+            while heap and -heap[0][0] <= self.cutoff:
                 closed = max(closed, -heapq.heappop(heap)[0])
-            self._lower(max([closed, *(-v for v, _, _ in heap)]))
-        self._lower(max([closed, *(-v for v, _, _ in heap)]))
+            self._lower([closed, *(-v for v, _, _ in heap)])
+        self._lower([closed, *(-v for v, _, _ in heap)])
+
+    def _lower(self, bounds: Sequence[float]) -> None:
+        """The largest of what the intervals still allow; what was closed is below the cut-off."""
+        self.incumbent.raise_bound(max(self.cutoff, *bounds), PROGRAMMES)
 
     def _interval(self, fewest: int, most: int, bound: float) -> tuple[float, int | None]:
         """Search ``fewest <= k <= most``.
@@ -350,14 +403,14 @@ class Search:
             The bound reached, and where to split the interval: a set with more contributors than
             ``fewest`` fits the download caps of ``fewest`` but not its own.
         """
-        lowest = self._least_rate(self.best * (1 + CLOSE)) if self.best > 0 else 0.0
+        lowest = self._least_rate(self.cutoff) if self.best > 0 else 0.0
         model = ContributorModel(self.limits, fewest, most, lowest, self._highest_rate(bound))
         while True:
             answer = model.solve(self.run)
-            bound = min(bound, max(answer.bound, self.best * (1 + CLOSE)))
+            bound = min(bound, max(answer.bound, self.cutoff))
             if answer.computes is not None:
                 self.try_set(answer.computes)
-            if bound <= self.best * (1 + CLOSE) or answer.computes is None or self.run.check():
+            if bound <= self.cutoff or answer.computes is None or self.run.check():
                 return bound, None
             if model.refine(answer):
                 continue

@@ -1,0 +1,55 @@
+"""What the paper's averaging programmes promise beside what fixed shares attain."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from planner.lp.literal import literal_model
+from planner.lp.lp5 import lp_bound
+from planner.lp.solve import solve_averaging
+from planner.problems import AveragingProblem
+from planner.search.stop import StoppingCriterion
+
+
+class Promises(NamedTuple):
+    """What the paper's programmes promise, in steps per second, beside what fixed shares attain.
+
+    Attributes
+    ----------
+    lp5
+        LP (5), the relaxation.
+    eq2
+        Eq. 2: binary c, but returned rates that differ between receivers. None if not asked for.
+    attained, proven
+        The best plan with fixed shares, and the bound on it.
+    rule
+        What the shares of eq. 6 attain.
+    """
+
+    lp5: float
+    eq2: float | None
+    attained: float
+    proven: float
+    rule: float
+
+
+def promises(
+    problem: AveragingProblem, eq2: bool = False, stop: StoppingCriterion | None = None
+) -> Promises:
+    """Upper bounds and attained rates side by side.
+
+    Parameters
+    ----------
+    eq2
+        Also solve eq. 2 in its literal form: n binary variables and n^3 rows, for small n.
+    """
+    exact = solve_averaging(problem, "exact", stop)
+    relaxed = solve_averaging(problem, "relaxed")
+    return Promises(
+        lp_bound(problem),
+        literal_model(problem, binary=True).solve().xi if eq2 else None,
+        exact.objective or 0.0,
+        math.inf if exact.bound is None else exact.bound,
+        relaxed.objective or 0.0,
+    )

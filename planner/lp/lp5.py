@@ -1,0 +1,96 @@
+"""LP (5), DeDLOC's relaxation, in forms with n^2 rows instead of n^3, for SciPy's HiGHS.
+
+Eq. 4 bounds every g_ij by ``min_k a_ki + (1 - c_k) M_i``, the same for all receivers j. A variable
+q_i for that minimum splits the n^3 rows into ``g_ij <= q_i`` and ``q_i <= a_ki + (1 - c_k) M_i``:
+the full form. `planner.lp.lp5_sums` has a smaller one, which is tried first: where computing
+and averaging are balanced, the full form takes many times as long.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.lp.capacity import Limits
+from planner.lp.lp5_rows import (
+    RelaxedSolution,
+    Rows,
+    Scaled,
+    eq4_rows,
+    solution_of,
+    upper_bounds,
+)
+from planner.lp.lp5_sums import solve_by_sums
+from planner.lp.rates import best_rates
+from planner.problems import AveragingProblem
+from planner.problems.quantities import of_kind
+
+
+def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
+    """LP (5); see the module for the two forms. Same problem, same answer in any process."""
+    n = len(of_kind(AveragingProblem, problem))
+    if n == 1:
+        steps = problem.steps_per_s([0.0], [True])
+        rate = np.full((1, 1), steps * problem.gradient_bytes)
+        return RelaxedSolution(steps, rate, rate, np.ones(1))
+    if problem.overlap and not problem.download_bytes_per_s.any():
+        return RelaxedSolution(0.0, np.zeros((n, n)), np.zeros((n, n)), np.ones(n))
+    scaled = Scaled(problem)
+    return _everyone_in_time(scaled) or solve_by_sums(scaled) or solve_in_full(scaled)
+
+
+def _everyone_in_time(s: Scaled) -> RelaxedSolution | None:
+    """The solution with c = 1 where all peers' samples can be averaged in time; None otherwise.
+
+    Then xi is at its largest, and the LP, which is highly degenerate there, need not be solved.
+    """
+    problem = s.problem
+    able = problem.contributors
+    need = s.samples * problem.gradient_bytes / problem.batch_size
+    found = best_rates(Limits(problem), able, need)
+    if found.total < need:
+        return None
+    q = found.rates / s.unit
+    a = np.outer(able, q)
+    g = np.repeat(q[:, None], s.n, axis=1)
+    return solution_of(s, float(s.value.sum()), q, able.astype(np.float64), a, g)
+
+
+def lp_bound(problem: AveragingProblem) -> float:
+    """The value of LP (5) in steps per second, an upper bound on every plan (delayed updates)."""
+    return solve_relaxed(problem).xi
+
+
+def solve_in_full(s: Scaled) -> RelaxedSolution:
+    """The full form: 2 n^2 variables and 3 n^2 rows."""
+    n, m = s.n, np.arange(len(s.source))
+    a0 = 1 + 2 * n
+    g0 = a0 + len(m)
+    rows = Rows()
+    eq4_rows(rows, s, a0, s.source, s.target)
+    rows.add(
+        np.zeros(n),
+        (s.peers, 0, s.gradient),
+        (s.peers, s.q, -1.0),
+        (s.target, g0 + m, -1.0),
+    )
+    rows.add(np.zeros(len(m)), (m, g0 + m, 1.0), (m, s.q[s.source], -1.0))
+    rows.add(s.upload, (s.source, a0 + m, 1.0), (s.source, g0 + m, 1.0))
+    rows.add(s.download, (s.target, a0 + m, 1.0), (s.target, g0 + m, 1.0))
+    if s.links is not None:
+        limit = s.links[s.source, s.target]
+        finite = np.flatnonzero(np.isfinite(limit))
+        at = np.arange(len(finite))
+        rows.add(limit[finite], (at, a0 + finite, 1.0), (at, g0 + finite, 1.0))
+    off = np.flatnonzero(~s.problem.can_aggregate)
+    no_reducer = np.flatnonzero(~s.problem.can_aggregate[s.target])
+    no_return = np.flatnonzero(~s.problem.can_aggregate[s.source])
+    upper = upper_bounds(s, g0 + len(m), [s.q[off], a0 + no_reducer, g0 + no_return])
+    found = rows.solve(upper, 0)
+    if found.x is None:
+        raise RuntimeError(f"LP (5) was not solved: {found.message}")
+    z = np.maximum(found.x, 0.0)
+    g = np.zeros((n, n))
+    g[s.source, s.target] = z[g0:]
+    a = np.zeros((n, n))
+    a[s.source, s.target] = z[a0:g0]
+    return solution_of(s, z[0], z[s.q], np.minimum(z[s.c], 1.0), a, g)

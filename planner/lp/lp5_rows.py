@@ -1,0 +1,167 @@
+"""What all forms of LP (5) share: units, columns, rows, and the solution in the paper's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problems import AveragingProblem, ProblemError
+from planner.search.highs import milp
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+INSTANT = 1e9
+"""Computing this many times faster than averaging counts as no faster than that."""
+
+
+@dataclass(frozen=True)
+class RelaxedSolution:
+    """A solution of LP (5).
+
+    Attributes
+    ----------
+    xi
+        Its value in steps per second: no plan makes more.
+    a, g
+        ``float[n, n]`` in bytes per second; on the diagonal, which uses no network, the rate q_i
+        at which the reducer works.
+    c
+        ``float[n]`` in [0, 1].
+    """
+
+    xi: float
+    a: Floats
+    g: Floats
+    c: Floats
+
+
+class Scaled:
+    """The problem in units that put the numbers near 1, and the columns that both forms share."""
+
+    def __init__(self, problem: AveragingProblem) -> None:
+        if not problem.overlap:
+            raise ProblemError(
+                "eq. 2-5 are for delayed parameter updates, found overlap=False; use the exact "
+                "method"
+            )
+        n = self.n = len(problem)
+        self.problem = problem
+        self.unit = max(
+            float(problem.upload_bytes_per_s.max()), float(problem.download_bytes_per_s.max())
+        )
+        self.samples = float(problem.samples_per_s[problem.contributors].sum())
+        # xi is measured in the slower of what all compute and what the fastest peer averages: a
+        # solver's tolerance is small beside either
+        self.pace = min(self.samples / problem.batch_size, self.unit / problem.gradient_bytes)
+        together = min(self.samples / problem.batch_size / self.pace, INSTANT)
+        able = np.where(problem.contributors, problem.samples_per_s, 0.0)
+        self.value = able / self.samples * together
+        self.gradient = problem.gradient_bytes * self.pace / self.unit
+        self.upload = problem.upload_bytes_per_s / self.unit
+        self.download = problem.download_bytes_per_s / self.unit
+        self.big = big_m(problem) / self.unit
+        links = problem.link_bytes_per_s
+        self.links = None if links is None else links / self.unit
+        self.source, self.target = np.nonzero(~np.eye(n, dtype=bool))
+        self.peers = np.arange(n)
+        self.q = 1 + self.peers
+        self.c = 1 + n + self.peers
+
+
+class Rows:
+    """Rows ``A z <= b`` collected block by block."""
+
+    def __init__(self) -> None:
+        self._values: list[Floats] = []
+        self._rows: list[Index] = []
+        self._columns: list[Index] = []
+        self._right: list[Floats] = []
+        self.count = 0
+
+    def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
+        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
+        for rows, columns, values in entries:
+            at, where, what = np.broadcast_arrays(rows, columns, values)
+            self._rows.append(at.astype(np.int64).ravel() + self.count)
+            self._columns.append(where.astype(np.int64).ravel())
+            self._values.append(what.astype(np.float64).ravel())
+        self._right.append(right)
+        self.count += len(right)
+
+    def copy(self) -> Rows:
+        """The same rows, to which more can be added."""
+        twin = Rows()
+        twin._values, twin._rows = self._values.copy(), self._rows.copy()
+        twin._columns, twin._right = self._columns.copy(), self._right.copy()
+        twin.count = self.count
+        return twin
+
+    def solve(self, upper: Floats, gain: int) -> Any:
+        """Maximise one column with ``0 <= z <= upper``; SciPy's result.
+
+        ``milp`` without integers is HiGHS with less work around it than ``linprog``.
+        """
+        from scipy.optimize import Bounds, LinearConstraint
+        from scipy.sparse import csr_array
+
+        matrix = csr_array(
+            (
+                np.concatenate(self._values),
+                (np.concatenate(self._rows), np.concatenate(self._columns)),
+            ),
+            shape=(self.count, len(upper)),
+        )
+        cost = np.zeros(len(upper))
+        cost[gain] = -1.0
+        return milp(
+            cost,
+            bounds=Bounds(np.zeros(len(upper)), upper),
+            constraints=LinearConstraint(matrix, -np.inf, np.concatenate(self._right)),
+            # presolve costs more than it saves on these already reduced forms
+            options={"presolve": False},
+        )
+
+
+def big_m(problem: AveragingProblem) -> Floats:
+    """M_i of eq. 4 in bytes per second: the paper's d_i, or u_i / (n - 1) if that is larger.
+
+    "Any large positive number as long as the constraint is not saturated for c_k = 0": no reducer
+    returns more than u_i / (n - 1), and with a single contributor that can exceed its download.
+    """
+    others = max(len(problem) - 1, 1)
+    big: Floats = np.maximum(problem.download_bytes_per_s, problem.upload_bytes_per_s / others)
+    return big
+
+
+def eq4_rows(rows: Rows, s: Scaled, a0: int, source: Index, target: Index) -> None:
+    """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given."""
+    m = np.arange(len(source))
+    rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
+    rows.add(
+        s.big[target],
+        (m, s.q[target], 1.0),
+        (m, a0 + m, -1.0),
+        (m, s.c[source], s.big[target]),
+    )
+
+
+def upper_bounds(s: Scaled, width: int, blocked: list[Index]) -> Floats:
+    upper = np.full(width, np.inf)
+    upper[s.c] = s.problem.contributors
+    for columns in blocked:
+        upper[columns] = 0.0
+    return upper
+
+
+def solution_of(
+    s: Scaled, xi: float, q: Floats, c: Floats, a: Floats, g: Floats
+) -> RelaxedSolution:
+    a, g = a * s.unit, g * s.unit
+    # "transfer within one node does not count towards network throughput"
+    np.fill_diagonal(a, q * s.unit)
+    np.fill_diagonal(g, q * s.unit)
+    return RelaxedSolution(float(xi) * s.pace, a, g, np.where(c > 1 - 1e-9, 1.0, c))

@@ -1,0 +1,104 @@
+"""Certificates cannot lie: edited bounds, gaps and states are found in a plan file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import planner as pl
+import planner.compose.planning as planning
+from planner.checker.standing import standings
+from planner.compose.bounds import StepBound
+from planner.search.certificate import relative_gap
+from planner.search.incumbent import WrongBoundError
+from planner.training_plan.file import from_dict
+from tests.conftest import random_network, tiny_workload
+
+
+@pytest.fixture(scope="module")
+def plan() -> pl.TrainingPlan:
+    """Eight devices, four stages."""
+    cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
+    made = pl.plan(cluster, tiny_workload(), stages=4, stop=pl.MaxIterations(50)).plan
+    assert made is not None
+    return made
+
+
+def edited(plan: pl.TrainingPlan, part: str, **changes: Any) -> set[str]:
+    """Rules that the checker finds broken once a certificate in the file was edited."""
+    data = plan.to_dict()
+    data["certificates"][part] |= changes
+    return {v.rule for v in pl.check(from_dict(data))}
+
+
+def test_certificates_say_what_they_stand_on(plan: pl.TrainingPlan) -> None:
+    """In the plan, in its file, and in words."""
+    again = from_dict(plan.to_dict())
+    assert again.certificates == plan.certificates
+    assert pl.check(again) == []
+    step = plan.certificates["step"]
+    assert step.witness is not None and step.basis
+    said = {standing.part: standing for standing in standings(again)}
+    recomputed = said["step"].recomputed
+    assert recomputed == pytest.approx(step.bound, rel=1e-8)
+    assert "recomputed: " in str(said["step"])
+
+
+def test_a_better_bound_than_its_witness_proves_is_found(plan: pl.TrainingPlan) -> None:
+    """With a gap that fits it, too."""
+    step = plan.certificates["step"]
+    assert step.bound is not None and step.objective is not None
+    bound = (step.bound + step.objective) / 2
+    gap = relative_gap(step.objective, bound)
+    assert edited(plan, "step", bound=bound, gap=gap) == {"bound"}
+    claimed = {"bound": step.objective, "gap": 0.0, "status": "OPTIMAL"}
+    assert "bound" in edited(plan, "step", **claimed)
+    assert "gap" in edited(plan, "step", bound=bound)
+    assert "status" in edited(plan, "step", status="OPTIMAL")
+
+
+def test_a_witness_that_proves_nothing_is_found(plan: pl.TrainingPlan) -> None:
+    """Another kind, malformed, or of another plan."""
+    for witness in (
+        {"kind": "faith"},
+        {"kind": "straight step"},
+        {"kind": "straight step", "shapes": []},
+        {"kind": "straight step", "shapes": [{"layers": [[0, 4]], "microbatch_samples": 1}]},
+        {"kind": "straight step", "shapes": [{"layers": "all", "microbatch_samples": 1}]},
+        {"kind": "straight step", "shapes": [{"layers": [[0, 4]], "microbatch_samples": 0}]},
+    ):
+        assert edited(plan, "step", witness=witness) == {"bound"}
+
+
+def test_least_of_shapes_is_recomputed() -> None:
+    """``auto`` states a bound over all shapes that it tried."""
+    cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
+    made = pl.plan(
+        cluster, tiny_workload(batch_samples=16), stages="auto", stop=pl.MaxIterations(40)
+    ).plan
+    assert made is not None and pl.check(made) == []
+    step = made.certificates["step"]
+    assert step.witness is not None and len(step.witness["shapes"]) > 3
+    fewer = {**step.witness, "shapes": step.witness["shapes"][:0]}
+    assert edited(made, "step", witness=fewer) == {"bound"}
+
+
+def test_wrong_step_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound above the step that was planned ends the planning, for straight and skipped paths."""
+    cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
+    monkeypatch.setattr(planning, "step_bound", lambda *_: StepBound(1e9, "a wrong proof", None))
+    for fields in ({"stages": 4}, {"stages": 4, "path_stages": 3}, {"stages": "auto"}):
+        with pytest.raises(WrongBoundError, match="a wrong proof"):
+            pl.plan(cluster, tiny_workload(), stop=pl.MaxIterations(3), seed=2, **fields)
+
+
+def test_old_certificates_without_basis_load(plan: pl.TrainingPlan) -> None:
+    """Files written before there were witnesses."""
+    data = plan.to_dict()
+    for certificate in data["certificates"].values():
+        del certificate["basis"], certificate["witness"]
+    again = from_dict(data)
+    assert pl.check(again) == []
+    assert again.certificates["step"] == replace(plan.certificates["step"], basis="", witness=None)

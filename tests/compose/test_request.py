@@ -1,0 +1,92 @@
+"""`PlanRequest`: frozen, validated, the same whether given whole or by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import planner as pl
+from tests.conftest import random_network, tiny_workload
+
+
+def cluster_of(n: int) -> pl.Cluster:
+    """Equal devices on unlike links."""
+    return pl.Cluster(random_network(n), pl.Devices(1e9, 16e9))
+
+
+def test_fields_replace_those_of_the_request() -> None:
+    """One way or the other, the same plan."""
+    request = pl.PlanRequest(stages=2, schedule="gpipe", codec="int8")
+    stop = pl.MaxIterations(20)
+    given = pl.plan(cluster_of(4), tiny_workload(), request=request, stop=stop).plan
+    by_field = pl.plan(
+        cluster_of(4),
+        tiny_workload(),
+        request=pl.PlanRequest(stages=4, codec="int8"),
+        stop=stop,
+        stages=2,
+        schedule="gpipe",
+    ).plan
+    assert given is not None and by_field is not None
+    assert given.content_hash == by_field.content_hash
+    assert request.replace(stages=4).stages == 4 and request.stages == 2
+    with pytest.raises(AttributeError):
+        request.stages = 3  # type: ignore[misc]
+
+
+def test_layers_and_microbatches_can_be_fixed() -> None:
+    """They are decisions too."""
+    fixed = pl.plan(
+        cluster_of(4),
+        tiny_workload(),
+        stages=2,
+        stage_layers=[(0, 3), (3, 4)],
+        microbatch_samples=2,
+        stop=pl.MaxIterations(20),
+    ).plan
+    assert fixed is not None and pl.check(fixed) == []
+    assert fixed.stage_layers == ((0, 3), (3, 4))
+    assert len(fixed.schedules[0].paths) == 4
+    shapes = pl.plan(
+        cluster_of(4),
+        tiny_workload(),
+        stages="auto",
+        microbatch_samples=2,
+        stop=pl.MaxIterations(20),
+    )
+    assert {c.microbatch_samples for c in shapes.candidates} == {2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "a plan has no 'colour' to ask for; it has stages, pipelines"),
+        ({"stages": 2.0}, "stages must be a whole number, found 2.0"),
+        ({"stages": 2, "stage_layers": [(0, 2), (3, 4)]}, "2 ranges that follow each other"),
+        ({"stages": 2, "stage_layers": [(0, 4)]}, "stage_layers must be 2 ranges"),
+        ({"stages": "auto", "stage_layers": [(0, 4)]}, "stage_layers follow from stages"),
+        ({"stages": 2, "path_stages": 2, "stage_layers": [(0, 4)]}, "leave out path_stages"),
+        ({"stages": 2, "averaging": "fair"}, "averaging 'fair' is unknown; choose one of equal"),
+        ({"stages": 2, "head": "middle"}, "head 'middle' is unknown; choose one of first, last"),
+        ({"stages": 2, "calibration": "times.json"}, "calibration must be of type Calibration"),
+        ({}, "the shape of the plan is missing; give stages, or 'auto'"),
+    ],
+)
+def test_requests_that_can_be_none(change: dict[str, Any], message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ValueError, match=message):
+        pl.plan(cluster_of(4), tiny_workload(), stop=pl.MaxIterations(1), **change)
+
+
+def test_arguments_of_another_type() -> None:
+    """Named in one line."""
+    stop = pl.MaxIterations(1)
+    with pytest.raises(ValueError, match="cluster must be of type Cluster"):
+        pl.plan(random_network(4), tiny_workload(), stages=2, stop=stop)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="workload must be of type Workload"):
+        pl.plan(cluster_of(4), "gpt2", stages=2, stop=stop)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="request must be of type PlanRequest"):
+        pl.plan(cluster_of(4), tiny_workload(), request={"stages": 2}, stop=stop)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="stop must be a stopping rule, found None"):
+        pl.plan(cluster_of(4), tiny_workload(), stages=2, stop=None)

@@ -1,0 +1,144 @@
+"""The devices file: which device has what, and one line for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.cli.main import main
+from planner.network.devices_file import load_devices
+from planner.network.link import Link
+
+INSIDE = Link(0.001, 1e9)
+
+
+def two_regions() -> pl.Network:
+    """North with two devices, south with one; every pair alike."""
+    off = np.full((3, 3), 1e8)
+    return pl.Network(off * 1e-10, off, ["n/0", "n/1", "s/0"], ["north", "north", "south"])
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """The text as a file."""
+    path = tmp_path / "devices.csv"
+    path.write_text(text)
+    return path
+
+
+def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
+    """In the file's order; what is not said comes from the GPU, the default or nowhere."""
+    path = written(
+        tmp_path,
+        "name,gpu,memory_gb,tflops,upload_mbps,usd_per_hour\ns/0,A100,,,,1.5\nnorth,T4,12,20,80,\n",
+    )
+    cluster = load_devices(path, two_regions())
+    assert cluster.network.ids == ("s/0", "n/0", "n/1")
+    assert cluster.flops.tolist() == [0.4 * 312e12, 20e12, 20e12]
+    assert cluster.memory_bytes.tolist() == [40 * 2.0**30, 12e9, 12e9]
+    # a device without a limit is held by its fastest pair
+    assert cluster.upload_bytes_per_s is not None
+    assert cluster.upload_bytes_per_s.tolist() == [1e8, 1e7, 1e7]
+    assert cluster.download_bytes_per_s is None
+    assert np.asarray(cluster.devices.usd_per_hour).tolist() == [1.5, 0.0, 0.0]
+
+
+def test_count_replicates_a_place(tmp_path: Path) -> None:
+    """With the link inside it; without that link it is refused."""
+    network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])
+    path = written(tmp_path, "name,count,gpu\na,2,V100\nb,,T4\n")
+    cluster = load_devices(path, network, inside=INSIDE)
+    assert cluster.network.ids == ("a/0", "a/1", "b/0")
+    assert cluster.network.latency_s[0, 1] == 0.001
+    assert cluster.flops[0] == cluster.flops[1] != cluster.flops[2]
+    with pytest.raises(pl.NetworkError, match="nothing says how devices of one place are linked"):
+        load_devices(path, network)
+
+
+def test_sites_share_a_line(tmp_path: Path) -> None:
+    """Their limit holds for every pair that leaves or enters, in plans and checker alike."""
+    path = written(
+        tmp_path,
+        "name,tflops,site,site_upload_mbps,site_download_mbps\n"
+        "n/0,1,lab,8,\nn/1,1,lab,,16\ns/0,1,,,\n",
+    )
+    cluster = load_devices(path, two_regions())
+    rate = cluster.limited_network().bandwidth_bytes_per_s
+    assert rate[0, 2] == rate[1, 2] == 1e6
+    assert rate[2, 0] == rate[2, 1] == 2e6
+    assert rate[0, 1] == 1e8
+    from planner.training_plan.file import from_dict
+    from tests.conftest import tiny_workload
+
+    workload = tiny_workload(batch_samples=6)
+    plan = pl.plan(cluster, workload, stages=3, stop=pl.MaxIterations(5)).plan
+    assert plan is not None
+    again = from_dict(plan.to_dict())
+    assert again.cluster.devices.sites == ("lab", "lab", "device 2")
+    assert pl.check(again) == []
+    free = pl.plan(
+        pl.Cluster(two_regions(), pl.Devices(1e12, 16e9)),
+        workload,
+        stages=3,
+        stop=pl.MaxIterations(5),
+    )
+    assert free.objective is not None and plan.predicted.step_s > free.objective
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu\nT4\n", "column 'name' is missing"),
+        ("name,colour\nn/0,red\n", "column 'colour' is unknown"),
+        ("name\n", "no rows"),
+        ("name,gpu\nn/0,Z80\n", "line 2: gpu is 'Z80'; choose one of"),
+        ("name,tflops\nn/0,fast\n", "line 2: tflops is 'fast'; give a number > 0"),
+        ("name,count\nn/0,1.5\n", "line 2: count is '1.5'; give a whole number"),
+        ("name,memory_gb\nn/0,-1\n", "line 2: memory_gb is '-1'"),
+        ("name,upload_mbps\nn/0,nan\n", "line 2: upload_mbps is 'nan'"),
+        ("name,can_compute\nn/0,maybe\n", "line 2: can_compute is 'maybe'; give yes or no"),
+        ("name\nn/0\nn/0\n", "line 3: 'n/0' is listed twice"),
+        ("name\nnorth\nn/0\n", "device 'n/0' is named by two rows"),
+        ("name\nwest\n", "'west' is no device and no region of the network"),
+        ("name,count\nnorth,3\n", "count of 'north' is 3, the network has 2 devices there"),
+        ("name,tflops\nn/0,1,2\n", "line 2: has more values"),
+        ("name,site_upload_mbps\nn/0,1\n", "has a limit of its site but no site"),
+        (
+            "name,site,site_upload_mbps\nn/0,lab,1\nn/1,lab,2\n",
+            "site 'lab' has two different limits",
+        ),
+    ],
+)
+def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    """Path, line, value and remedy."""
+    path = written(tmp_path, text)
+    with pytest.raises(pl.NetworkError, match=message) as caught:
+        load_devices(path, two_regions(), inside=INSIDE)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_a_peer_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
+    """`pl.plan` says so."""
+    path = written(tmp_path, "name,can_compute\nn/0,yes\nn/1,no\n")
+    from tests.conftest import tiny_workload
+
+    cluster = load_devices(path, two_regions())
+    with pytest.raises(ValueError, match="device 'n/1' cannot compute"):
+        pl.plan(cluster, tiny_workload(), stages=2, stop=pl.MaxIterations(1))
+
+
+def test_command_line_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three GPUs in two regions of a shipped network."""
+    path = written(tmp_path, "name,count,gpu\nOregon,2,A100\nVirginia,1,T4\n")
+    out = tmp_path / "plan.json"
+    argv = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--devices", str(path)]
+    argv += ["--workload", "gpt2-tiny", "--sequence", "64", "--batch-samples", "6"]
+    argv += ["--stages", "3", "--effort", "1", "--no-pictures", "--random-placements", "0"]
+    assert main([*argv, "--out", str(out)]) == 0
+    capsys.readouterr()
+    plan = pl.load_plan(out)
+    assert plan.cluster.network.ids == ("Oregon/0", "Oregon/1", "Virginia/0")
+    assert len(set(plan.cluster.flops.tolist())) == 2
+    assert pl.check(plan) == []

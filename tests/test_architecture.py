@@ -1,0 +1,142 @@
+"""The rooms, and the arrows between them: imports go one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import networkx
+import pytest
+
+import planner
+
+PACKAGE = Path(planner.__file__).parent
+
+BASE = {"network", "workload", "problems", "search"}
+SOLVERS = {"matching", "genetic", "mapf", "lp"}
+MAY_IMPORT = {
+    "network": set(),
+    "workload": {"network"},
+    "problems": {"network", "workload"},
+    "search": set(),
+    "matching": BASE,
+    "genetic": BASE | {"matching"},
+    "mapf": BASE,
+    "lp": BASE,
+    "training_plan": BASE,
+    "clock": BASE | {"training_plan"},
+    "checker": BASE | {"training_plan"},
+    "compose": BASE | SOLVERS | {"training_plan", "clock"},
+    "executor": {"network", "workload", "training_plan", "clock"},
+    "cli": None,
+    "bench": None,
+}
+"""Rooms that a room's files may import; None: all."""
+
+
+def module_of(path: Path) -> str:
+    """Dotted name of a file."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of this package that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name in MODULES}
+
+
+GRAPH = {name: imports_of(path) for name, path in MODULES.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.count(".") > 1])
+def test_imports_follow_the_arrows(name: str) -> None:
+    """A room imports only the rooms it stands on."""
+    room = name.split(".")[1]
+    allowed = MAY_IMPORT[room]
+    if allowed is not None:
+        used = {target.split(".")[1] for target in GRAPH[name] if "." in target}
+        assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
+
+
+def test_executor_takes_the_timeline_alone_from_the_clock() -> None:
+    """It carries out plans; what they cost is none of its business."""
+    used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))
+    assert {name for name in used if name.startswith("planner.clock")} == {"planner.clock.timeline"}
+
+
+def test_every_room_is_named() -> None:
+    """What lies in the package is a room of the list."""
+    rooms = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert rooms == set(MAY_IMPORT)
+    assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
+
+
+def test_no_circles_between_files() -> None:
+    """Also none that a late import would hide."""
+    graph = networkx.DiGraph(
+        [(a, b) for a, targets in GRAPH.items() for b in targets if a != "planner"]
+    )
+    # a package's face imports its files, which do not import the face
+    circles = [sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1]
+    assert circles == []
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """``import planner.plan`` must not shadow ``planner.plan``."""
+    top = {name.split(".")[1] for name in MODULES if "." in name}
+    assert top & set(planner.__all__) == set()
+
+
+def test_every_public_name_is_there() -> None:
+    """And ``dir`` lists them."""
+    for name in planner.__all__:
+        assert getattr(planner, name) is not None
+    assert set(dir(planner)) == set(planner.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = planner.nonsense
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages that a fresh interpreter has loaded after ``code``."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{code}\nimport sys\nprint(*{{m.split('.')[0] for m in sys.modules}})",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+HEAVY = {"scipy", "networkx", "numba", "ortools", "pulp", "deap", "torch", "matplotlib", "pandas"}
+
+
+def test_import_loads_numpy_alone() -> None:
+    """Also where networks, problems, plans, simulator and checker are used."""
+    assert loaded_by("import planner") & (HEAVY | {"numpy"}) == set()
+    used = (
+        "import planner as pl; pl.load_network('aws8_dtfm_worldwide_2022'); pl.Cluster; "
+        "pl.AssignmentProblem; pl.PathProblem; pl.load_plan; pl.simulate; pl.check; pl.MaxRuntime"
+    )
+    assert loaded_by(used) & HEAVY == set()
+
+
+def test_executor_needs_numpy_and_torch_only() -> None:
+    """A GPU node has nothing else."""
+    assert loaded_by("import planner.executor.__main__") & (HEAVY - {"torch"}) == set()

@@ -1,0 +1,56 @@
+"""What a stage costs, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from planner.workload.costs import split_costs, stage_costs
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
+
+
+def workload() -> Workload:
+    """Two layers of 10 and 20 parameters; microbatches of three samples."""
+    return Workload(
+        "w",
+        stem=Layer("stem", 5, 1.0, 8.0, 2.0),
+        layers=(Layer("a", 10, 100.0, 8.0, 4.0), Layer("b", 20, 200.0, 9.0, 6.0)),
+        head=Layer("head", 7, 50.0, 0.0, 11.0),
+        batch_samples=6,
+        microbatch_samples=3,
+    )
+
+
+def test_costs_of_both_stages() -> None:
+    """The stem goes with the first layer, the head where it runs."""
+    first, last = split_costs(workload(), [(0, 1), (1, 2)], head_stage=1)
+    assert first.forward_flops == 3 * 101 and last.forward_flops == 3 * 200
+    assert first.head_flops == 0 and last.head_flops == 3 * 3 * 50
+    assert first.state_bytes == 15 * 16 and last.state_bytes == 27 * 16
+    assert first.scratch_bytes == 0 and last.scratch_bytes == 33
+    assert first.saved_bytes == 3 * 6 and last.saved_bytes == 3 * 6
+    assert first.output_bytes == 24
+    assert first.gradient_bytes == 15 * 4 and last.gradient_bytes == 27 * 4
+
+
+def test_seconds_and_room() -> None:
+    """F once, B twice, H three times its forward; memory in whole microbatches."""
+    last = stage_costs(workload(), 1, 2, with_head=True)
+    assert last.forward_s(100.0) == 6.0
+    assert last.backward_s(100.0) == 12.0
+    assert last.head_s(100.0) == 4.5
+    assert last.busy_s(100.0) == 22.5
+    need = last.need_bytes(2)
+    assert need == 432 + 33 + 36
+    assert last.room(need) == 2 and last.room(need - 1) == 1
+    assert last.room(10.0) == 0
+    free = stage_costs(workload().replace(layers=(Layer("a", 1, 1.0, 1.0, 0.0),)), 0, 1)
+    assert free.saved_bytes == 6.0
+    nothing = Workload(
+        "n", Layer("s", 0, 0, 0, 0), (Layer("a", 1, 1, 1, 0),), Layer("h", 0, 0, 0, 0), 1
+    )
+    assert stage_costs(nothing, 0, 1).room(16.0) == math.inf
+    assert stage_costs(nothing, 0, 1).room(15.0) == 0
+    assert stage_costs(nothing, 0, 1).room(1e9) == pytest.approx(math.inf)
