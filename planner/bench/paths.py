@@ -21,8 +21,8 @@ import numpy as np
 from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
+from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import shortest_chain_s
-from planner.mapf.tables import Tables
 from planner.network.catalogue import load_network
 from planner.network.network import Network
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
@@ -222,8 +222,8 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
 
 def _reference_lines(problem: PathProblem, seeds: Sequence[int], scale: float) -> list[str]:
     two = problem.replace(microbatches_per_start=6, live_memory=True)
-    tables = Tables.of(two)
-    chain, far = max((shortest_chain_s(tables, d), d) for d in two.stage_devices[0])
+    arrays = PathArrays.of(two)
+    chain, far = max((shortest_chain_s(arrays, d), d) for d in two.stage_devices[0])
     memory = int(two.memory[far])
     lines = [
         "",
@@ -233,7 +233,8 @@ def _reference_lines(problem: PathProblem, seeds: Sequence[int], scale: float) -
         f"in two waves {PUBLIC_TWO_WAVES_S} s. On its arrangement two waves cannot take less than "
         f"the bound below: a start device holds {memory} microbatches at once, the shortest chain "
         f"from device {far} takes {chain:.2f} s, and what comes after the first {memory} waits for "
-        "F and B there that cannot begin before one chain has ended (planner/mapf/turnover.py).",
+        "F and B there that cannot begin before one chain has ended "
+        "(planner/mapf/start_turnover.py).",
         *HEADER,
     ]
     for limit in (2.0, 10.0, 60.0):

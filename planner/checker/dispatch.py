@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
-from planner.checker.assignment import (
-    assignment_cost_s,
-    bound_violations,
-    check_assignment,
-)
+from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
-from planner.checker.averaging import recomputed_bound as averaging_bound
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths
+from planner.checker.result_bounds import bound_violations
 from planner.checker.training_plan import check_training_plan
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
@@ -111,21 +107,16 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             yield Violation("status", "result", f"status {result.status} needs a plan, found none")
         return
     yield from _check(result.plan, problem)
+    if not isinstance(result.plan, TrainingPlan):
+        yield from bound_violations(result.bound, result.witness, problem)
     if isinstance(result.plan, AssignmentPlan):
         cost = assignment_cost_s(
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
-        yield from bound_violations(result.bound, result.witness, problem, "result.bound")
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
-    if isinstance(result.plan, AveragingPlan) and result.witness is not None:
-        again = averaging_bound(result.witness, problem)
-        if again is None or (result.bound or 0.0) < again * (1 - 1e-9):
-            yield Violation(
-                "bound", "result.bound", f"its witness proves {again} steps/s, found {result.bound}"
-            )
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

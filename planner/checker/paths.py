@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.checker.violation import Violation
 from planner.problems import ArrangedPathProblem, PathProblem
@@ -34,13 +35,14 @@ def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> l
 
 
 def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
-    starts, stage_of = problem.starts, problem.stage_of
+    starts = [d for d in problem.stage_devices[0] for _ in range(problem.microbatches_per_start)]
+    stage_of = {d: s for s, group in enumerate(problem.stage_devices) for d in group}
     if len(plan.paths) != len(starts):
         yield Violation("paths", "paths", f"expected {len(starts)} paths, found {len(plan.paths)}")
         return
     for b, path in enumerate(plan.paths):
         where = f"paths[{b}]"
-        strange = [d for d in path if not 0 <= d < len(stage_of)]
+        strange = [d for d in path if d not in stage_of]
         if strange or not path:
             yield Violation("paths", where, f"expected devices of the problem, found {list(path)}")
             return
@@ -68,18 +70,44 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
             "paths",
             f"may have {problem.max_total_swaps} swaps together (D.2), found {swapped}",
         )
-    fewest, most = problem.visits
-    for s in range(1, len(problem.stage_devices)):
-        visits = sum(stage_of[d] == s for path in plan.paths for d in path)
-        if not fewest <= visits <= most:
-            yield Violation(
-                "CC3", f"stage {s}", f"must be visited {fewest} to {most} times, found {visits}"
-            )
+    yield from even_visits_violations(plan.paths, stage_of, len(problem.stage_devices))
     if not problem.live_memory:
         for d, room in enumerate(problem.memory.tolist()):
             through = sum(d in path for path in plan.paths)
             if through > room:
                 yield Violation("TC1", f"device {d}", f"may hold {room} paths, found {through}")
+
+
+def even_visits_violations(
+    paths: Sequence[Sequence[int]], stage_of: Mapping[int, int], stages: int
+) -> Iterator[Violation]:
+    """CC3: every stage but the first is visited by the floor or the ceiling of the mean.
+
+    Parameters
+    ----------
+    paths
+        Devices of each microbatch of one schedule.
+    stage_of
+        Stage of each device, from 0.
+    stages
+        How many there are.
+
+    Yields
+    ------
+    Violation
+        One for each stage that is visited too often or too rarely.
+    """
+    visits = Counter(stage_of[d] for path in paths for d in path)
+    del visits[0]
+    others = stages - 1
+    total = visits.total()
+    for s in range(1, stages):
+        # integers: |visits - total / others| < 1
+        if abs(visits[s] * others - total) >= others:
+            low, high = total // others, -(-total // others)
+            yield Violation(
+                "CC3", f"stage {s}", f"must be visited {low} to {high} times, found {visits[s]}"
+            )
 
 
 def _swaps(stages: Sequence[int]) -> int | None:

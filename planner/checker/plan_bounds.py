@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.checker.assignment import recomputed_bound_s
+from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
+from planner.checker.path_bounds import recomputed_bound_s
+from planner.checker.plan_network import mean_pair_s
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
+from planner.problems import PathProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 
@@ -23,7 +26,78 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
         return straight_step_bound_s(witness, plan)
     if part == "assignment":
         return _assignment_bound_s(witness, plan)
+    if part == "paths" and kind == "cycle":
+        return _cycle_bound_s(witness, plan)
     return None
+
+
+def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
+    """The mean over the cycle of what each schedule's own witness proves about its paths.
+
+    ``in_flight`` and ``max_swaps`` are limits that were asked for; the bound holds within them.
+    """
+    parts, in_flight, swaps = (witness.get(k) for k in ("schedules", "in_flight", "max_swaps"))
+    if not isinstance(parts, list) or len(parts) != len(plan.schedules):
+        return None
+    if not isinstance(swaps, int) or not (in_flight is None or isinstance(in_flight, int)):
+        return None
+    if in_flight is not None and any(max(s.most_live()) > in_flight for s in plan.schedules):
+        return None
+    total = 0.0
+    for k, part in enumerate(parts):
+        problem = _path_problem(plan, k, in_flight, swaps)
+        proven = None if problem is None else recomputed_bound_s(part, problem)
+        if proven is None:
+            return None
+        total += proven * plan.cycle.count(k) / len(plan.cycle)
+    return total
+
+
+def _path_problem(
+    plan: TrainingPlan, schedule: int, in_flight: int | None, max_swaps: int
+) -> PathProblem | None:
+    """The question that a schedule with skipped stages answers, from the plan's own numbers."""
+    n, groups = len(plan.cluster), plan.assignment.groups
+    paths = plan.schedules[schedule].paths
+    transfer = [
+        [0.0 if i == j else mean_pair_s(plan, i, j, 0.0) for j in range(n)] for i in range(n)
+    ]
+    room = [_room(plan, d) for d in range(n)]
+    if in_flight is not None:
+        room = [min(count, in_flight) for count in room]
+    try:
+        return PathProblem(
+            transfer,
+            groups,
+            plan.compute_times.forward_s,
+            plan.compute_times.backward_s,
+            plan.compute_times.head_s,
+            len(paths[0]),
+            room,
+            len(paths) // len(groups[0]),
+            # the second schedule of a cycle is the full one, without swaps
+            max_swaps=0 if schedule == 1 else max_swaps,
+            live_memory=True,
+        )
+    except ProblemError:
+        return None
+
+
+def _room(plan: TrainingPlan, d: int) -> int:
+    """Microbatches that a device's memory holds beside its stage."""
+    w, j = plan.workload, plan.stage_of[d]
+    start, stop = plan.stage_layers[j]
+    parameters = sum(layer.parameters for layer in w.layers[start:stop])
+    saved = sum(layer.saved_bytes for layer in w.layers[start:stop])
+    left = float(plan.cluster.memory_bytes[d])
+    if j == 0:
+        parameters += w.stem.parameters + w.head.parameters
+        saved += w.stem.saved_bytes
+        left -= w.head.saved_bytes * w.microbatch_samples
+    left -= parameters * w.state_bytes_per_parameter
+    each = saved * w.microbatch_samples
+    most = len(plan.schedules[0].paths)
+    return most if each == 0 else max(0, min(most, int(left // each)))
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
@@ -32,7 +106,7 @@ def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float
     gradients = [sum(layer.parameters for layer in w.layers[a:b]) for a, b in plan.stage_layers]
     gradients[0] += w.stem.parameters
     gradients[0 if plan.schedules[0].head is Head.FIRST else -1] += w.head.parameters
-    return recomputed_bound_s(
+    return assignment_bound_s(
         witness,
         plan.cluster.network,
         [len(group) for group in plan.assignment.groups],

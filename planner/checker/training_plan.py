@@ -9,7 +9,9 @@ import numpy as np
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
+from planner.checker.plan_network import mean_pair_s, pair_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
@@ -29,6 +31,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
         yield from _same_cluster(plan.cluster, cluster)
     yield from _assignment(plan)
     yield from _memory(plan)
+    yield from _visits(plan)
     yield from _compute_times(plan)
     yield from _times(plan)
     for part, certificate in plan.certificates.items():
@@ -68,7 +71,7 @@ def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]
 
 def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
     """Mean makespan over the cycle in the path solver's seconds: both directions averaged."""
-    spans = [_makespan_s(plan, s, _mean_pair_s) for s in plan.schedules]
+    spans = [_makespan_s(plan, s, mean_pair_s) for s in plan.schedules]
     where = "certificates.paths"
     if None in spans:
         yield Violation("order", where, "devices wait for each other: a deadlock")
@@ -175,6 +178,14 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
                 )
 
 
+def _visits(plan: TrainingPlan) -> Iterator[Violation]:
+    """CC3, where paths skip stages."""
+    stages = len(plan.stage_layers)
+    for k, s in enumerate(plan.schedules):
+        for v in even_visits_violations(s.paths, plan.stage_of, stages):
+            yield Violation(v.rule, f"paths.schedules[{k}], {v.where}", v.message)
+
+
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
     spans: list[float] = []
     for k, s in enumerate(plan.schedules):
@@ -193,38 +204,10 @@ def _times(plan: TrainingPlan) -> Iterator[Violation]:
     yield from same(step, plan.predicted.step_s, "step time", "predicted.step_s")
 
 
-def _rate(plan: TrainingPlan, i: int, j: int) -> float:
-    cluster = plan.cluster
-    rate = cluster.network.bandwidth_bytes_per_s[i, j]
-    if cluster.upload_bytes_per_s is not None:
-        rate = min(rate, cluster.upload_bytes_per_s[i])
-    if cluster.download_bytes_per_s is not None:
-        rate = min(rate, cluster.download_bytes_per_s[j])
-    sites = cluster.devices.sites
-    if sites is not None and sites[i] != sites[j]:
-        out = cluster.devices.site_upload_bytes_per_s or {}
-        into = cluster.devices.site_download_bytes_per_s or {}
-        rate = min(rate, out.get(sites[i], rate), into.get(sites[j], rate))
-    return float(rate)
-
-
-def _pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
-    return float(plan.cluster.network.latency_s[i, j]) + message_bytes / _rate(plan, i, j)
-
-
-def _mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
-    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent."""
-    latency = plan.cluster.network.latency_s
-    rate = (_rate(plan, i, j) + _rate(plan, j, i)) / 2
-    w = plan.workload
-    message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
-    return float(latency[i, j] + latency[j, i]) / 2 + message / rate
-
-
 def _makespan_s(
     plan: TrainingPlan,
     s: Schedule,
-    pair_s: Callable[[TrainingPlan, int, int, float], float] = _pair_s,
+    pair_s: Callable[[TrainingPlan, int, int, float], float] = pair_s,
 ) -> float | None:
     """Longest path through the operations, None if they wait in a circle."""
     seconds = {
@@ -292,7 +275,7 @@ def _averaging_s(plan: TrainingPlan) -> float:
                             owner = a if returning else b
                             silent = g.shares[owner] == 0 or not (returning or g.contributes[a])
                             if a != b and not silent:
-                                cost[a, b] = _pair_s(plan, m[a], m[b], bytes_of[owner])
+                                cost[a, b] = pair_s(plan, m[a], m[b], bytes_of[owner])
                     phases.append(max(cost.sum(axis=0).max(), cost.sum(axis=1).max()))
                 slowest = max(slowest, sum(phases))
             stage += slowest

@@ -144,7 +144,7 @@ def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: St
     times = compute_times(question, shape, arranged.assignment)
     schedules, solved = skipping_schedules(question, shape, arranged.assignment, times, next_stop)
     made = priced(question, shape, arranged.assignment, times, schedules)
-    paths = paths_certificate(made, solved, run)
+    paths = paths_certificate(question, made, solved, run)
     return _Draft(
         made,
         shape,

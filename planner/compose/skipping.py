@@ -93,19 +93,26 @@ def _name(problem: PathProblem) -> str:
 
 
 def paths_certificate(
-    made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
+    question: Question, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
     """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement."""
     incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, made.content_hash, method=str(solved[0].method), seed=made.seed
     )
     incumbent.offer(path_solver_s(made), made)
-    witnesses = [result.witness for result in solved]
+    witness = None
+    if all(result.witness is not None for result in solved):
+        witness = {
+            "kind": "cycle",
+            "in_flight": question.request.in_flight,
+            "max_swaps": question.request.swaps,
+            "schedules": [dict(result.witness or {}) for result in solved],
+        }
     share = [made.cycle.count(k) / len(made.cycle) for k in range(len(solved))]
     incumbent.raise_bound(
         sum(part * (result.bound or 0.0) for part, result in zip(share, solved, strict=True)),
         "; ".join(dict.fromkeys(result.basis for result in solved if result.basis)),
-        None if None in witnesses else {"kind": "cycle", "schedules": witnesses},
+        witness,
         rounding=MEAN,
     )
     reasons = dict.fromkeys(result.stop_reason for result in solved)

@@ -5,9 +5,13 @@ Every step is timed by `timed`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
+from planner.mapf.arrays import Floats, Ints
+from planner.mapf.device_exchange import Setting, empty_role, exchange_devices, exchange_partner
 from planner.mapf.dispatch import LATE, Numbers, State, fill_tail
 from planner.mapf.follow import timed
 from planner.mapf.moves import (
@@ -24,9 +28,89 @@ from planner.mapf.moves import (
     sort_path,
     too_many_swaps,
 )
-from planner.mapf.seats import Seats, exchange, partner, vacate
-from planner.mapf.tables import Floats, Ints
 from planner.search.rng import next_below, next_unit
+
+
+class MoveShares(NamedTuple):
+    """How often each move is tried; what is left of 1 changes the order of two stages (CC2).
+
+    Attributes
+    ----------
+    overtake
+        Put a waiting step in front of the one that its device does before it.
+    nudge
+        Put a step off, or bring it forward, by a random time.
+    forget
+        Take such a nudge back.
+    device
+        Another device of the same stage.
+    stage
+        Another stage.
+    exchange
+        Exchange the paths of two microbatches of different start devices.
+    """
+
+    overtake: float = 0.25
+    nudge: float = 0.10
+    forget: float = 0.05
+    device: float = 0.25
+    stage: float = 0.17
+    exchange: float = 0.10
+
+
+class Cycle(NamedTuple):
+    """A part of an annealing cycle.
+
+    Attributes
+    ----------
+    moves
+        Proposals.
+    hot, cold
+        First and last temperature, seconds.
+    pull
+        As in `timed`.
+    jitter
+        Largest random nudge, seconds.
+    rearrange
+        Share of the proposals that exchange two devices.
+    smooth
+        Weight of the mean end of the microbatches beside the latest.
+    critical
+        Share of the proposals that begin at a step of a longest chain of waiting.
+    shares
+        Of the other moves.
+    """
+
+    moves: int
+    hot: float
+    cold: float
+    pull: float
+    jitter: float
+    rearrange: float
+    smooth: float
+    critical: float
+    shares: MoveShares
+
+
+class Walk(NamedTuple):
+    """Where annealing stands; everything is changed in place.
+
+    Attributes
+    ----------
+    use
+        Counts of the paths of ``now``.
+    now, trial, best
+        The state, a copy to try changes on, and the best state of the cycle.
+    word
+        State of the random generator.
+    """
+
+    setting: Setting
+    use: Use
+    now: State
+    trial: State
+    best: State
+    word: Word
 
 
 @njit(cache=True, nogil=True)
@@ -88,6 +172,13 @@ def copy_row(source: State, target: State, b: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def copy_rows(source: State, target: State) -> None:
+    """Paths, tails and nudges of all microbatches."""
+    for b in range(len(source.paths)):
+        copy_row(source, target, b)
+
+
+@njit(cache=True, nogil=True)
 def copy_times(source: State, target: State) -> None:
     """What `timed` fills."""
     target.begin[:] = source.begin
@@ -97,32 +188,32 @@ def copy_times(source: State, target: State) -> None:
 
 @njit(cache=True, nogil=True)
 def propose(
-    rules: Rules,
-    use: Use,
-    now: State,
-    trial: State,
-    at: int,
-    word: Word,
-    pull: float,
-    jitter: float,
+    rules: Rules, use: Use, now: State, trial: State, word: Word, cycle: Cycle, at: int
 ) -> int:
-    """Change a copy at a step; the other microbatch changed (or the same), -1 for nothing."""
+    """Change ``trial`` at a step; the other microbatch changed (or the same), -1 for nothing."""
     steps = now.begin.shape[1]
     b, k = at // steps, at % steps
+    shares, pull = cycle.shares, cycle.pull
     kind = next_unit(word)
-    if kind < 0.25:
+    edge = shares.overtake
+    if kind < edge:
         return b if overtake(now, trial.nudge, at, pull) else -1
-    if kind < 0.35:
-        trial.nudge[b, k] += jitter * (2.0 * next_unit(word) - 1.0)
+    edge += shares.nudge
+    if kind < edge:
+        trial.nudge[b, k] += cycle.jitter * (2.0 * next_unit(word) - 1.0)
         return int(b)
-    if kind < 0.40:
+    edge += shares.forget
+    if kind < edge:
         trial.nudge[b, k] = 0.0 if pull >= 0.0 else now.ready[b, k]
         return int(b)
-    if kind < 0.65:
+    edge += shares.device
+    if kind < edge:
         return change_device(rules, use, trial.paths, b, word)
-    if kind < 0.82:
+    edge += shares.stage
+    if kind < edge:
         return change_stage(rules, use, trial.paths, b, word)
-    if kind < 0.92:
+    edge += shares.exchange
+    if kind < edge:
         return exchange_paths(trial.paths, b, word)
     return change_order(rules, trial.paths, b, word)
 
@@ -144,66 +235,101 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
 
 
 @njit(cache=True, nogil=True)
-def anneal(
-    num: Numbers,
-    rules: Rules,
-    seats: Seats,
-    use: Use,
-    now: State,
-    trial: State,
-    best: State,
-    best_makespan: float,
-    word: Word,
-    moves: int,
-    hot: float,
-    cold: float,
-    pull: float,
-    jitter: float,
-    rearrange: float,
-    smooth: float,
-) -> float:
-    """Anneal in place from ``hot`` to ``cold`` seconds; keep the best in ``best``.
+def rearrange(walk: Walk, at: int) -> tuple[int, int]:
+    """Exchange the device of a step with another, or let it move to a vacant role.
 
-    ``trial`` is a scratch copy of ``now``. A share ``rearrange`` of the moves exchange two devices,
-    which changes ``num`` and ``rules`` too; ``smooth`` weighs the mean end of the microbatches
-    beside the latest. Returns the smallest makespan so far, ``best_makespan``
-    at most.
+    Returns both roles; -1, -1 if nothing was changed.
     """
-    count, length = now.paths.shape
-    steps = 2 * length + 1
+    setting, now, trial = walk.setting, walk.now, walk.trial
+    steps, length = now.begin.shape[1], now.paths.shape[1]
+    b, k = at // steps, at % steps
+    one = now.paths[b, k if k < length else (2 * length - k if k > length else 0)]
+    other = exchange_partner(setting, walk.use, now.device_of, one, walk.word)
+    if other < 0:
+        return -1, -1
+    leaves = now.device_of[other] == setting.devices.vacant
+    if leaves and not empty_role(setting.rules, walk.use, trial.paths, one, walk.word):
+        recount(walk.use, setting.rules.stage, now.paths)
+        copy_rows(now, trial)
+        return -1, -1
+    exchange_devices(setting, now.device_of, one, other)
+    for m in range(len(trial.paths)):
+        fill_tail(setting.num, trial.paths[m], trial.tail[m])
+    return one, other
+
+
+@njit(cache=True, nogil=True)
+def undo_rearrange(walk: Walk, one: int, other: int) -> None:
+    """Exchange the devices of two roles back."""
+    exchange_devices(walk.setting, walk.now.device_of, one, other)
+    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
+    copy_rows(walk.now, walk.trial)
+
+
+@njit(cache=True, nogil=True)
+def keep_rearrange(walk: Walk) -> None:
+    """Keep the exchange and the paths that it sent elsewhere."""
+    copy_rows(walk.trial, walk.now)
+    recount(walk.use, walk.setting.rules.stage, walk.now.paths)
+
+
+@njit(cache=True, nogil=True)
+def count_change(use: Use, stage: Ints, now: State, trial: State, b: int, c: int) -> None:
+    """Bring the counts from the paths of ``now`` to those of ``trial``."""
+    count_path(use, stage, now.paths[b], -1)
+    count_path(use, stage, trial.paths[b], 1)
+    if c != b:
+        count_path(use, stage, now.paths[c], -1)
+        count_path(use, stage, trial.paths[c], 1)
+
+
+@njit(cache=True, nogil=True)
+def keep_best(walk: Walk) -> None:
+    """Make ``best`` a copy of ``now``."""
+    copy_rows(walk.now, walk.best)
+    copy_times(walk.now, walk.best)
+    walk.best.device_of[:] = walk.now.device_of
+
+
+@njit(cache=True, nogil=True)
+def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
+    """Anneal in place; keep the best in ``walk.best``.
+
+    Parameters
+    ----------
+    best_makespan
+        Of ``walk.best``, seconds; infinite if there is none yet.
+
+    Returns
+    -------
+    float
+        The smallest makespan so far, ``best_makespan`` at most.
+    """
+    num, rules, use = walk.setting.num, walk.setting.rules, walk.use
+    now, trial, word = walk.now, walk.trial, walk.word
+    pull, smooth = cycle.pull, cycle.smooth
+    steps, size = now.begin.shape[1], now.begin.size
     makespan = timed(num, now, pull, LATE)
     mean = mean_end(num, now)
     cost = makespan + smooth * mean
-    critical = np.empty(count * steps, dtype=np.int64)
+    critical = np.empty(size, dtype=np.int64)
     found = trace(num, now, makespan, critical)
-    for b in range(count):
-        copy_row(now, trial, b)
-    heat, cooling = hot, (cold / hot) ** (1.0 / moves)
-    for _ in range(moves):
+    copy_rows(now, trial)
+    heat, cooling = cycle.hot, (cycle.cold / cycle.hot) ** (1.0 / cycle.moves)
+    for _ in range(cycle.moves):
         heat *= cooling
-        if found > 0 and next_unit(word) < 0.6:
+        if found > 0 and next_unit(word) < cycle.critical:
             at = critical[next_below(word, found)]
         else:
-            at = next_below(word, count * steps)
+            at = next_below(word, size)
         b = at // steps
         c, one, other, rerouted = b, -1, -1, False
-        if rearrange > 0.0 and next_unit(word) < rearrange:
-            k = at % steps
-            one = now.paths[b, k if k < length else (2 * length - k if k > length else 0)]
-            other = partner(seats, rules, use, now.seat, one, word)
-            if other < 0:
+        if cycle.rearrange > 0.0 and next_unit(word) < cycle.rearrange:
+            one, other = rearrange(walk, at)
+            if one < 0:
                 continue
-            leaves = now.seat[other] == seats.vacant
-            if leaves and not vacate(rules, use, trial.paths, one, word):
-                recount(use, rules.stage, now.paths)
-                for m in range(count):
-                    copy_row(now, trial, m)
-                continue
-            exchange(seats, num, rules, now.seat, one, other)
-            for m in range(count):
-                fill_tail(num, trial.paths[m], trial.tail[m])
         else:
-            c = propose(rules, use, now, trial, at, word, pull, jitter)
+            c = propose(rules, use, now, trial, word, cycle, at)
             if c < 0:
                 copy_row(now, trial, b)
                 continue
@@ -213,29 +339,17 @@ def anneal(
         # Metropolis: draw the threshold first, so that a hopeless decoding ends early
         threshold = cost - heat * np.log(1.0 - next_unit(word))
         value = timed(num, trial, pull, threshold - smooth * 0.9 * mean)
-        accept = False
-        if value < LATE:
-            new_mean = mean_end(num, trial)
-            accept = value + smooth * new_mean <= threshold
-        if not accept:
+        new_mean = mean_end(num, trial) if value < LATE else mean
+        if value >= LATE or value + smooth * new_mean > threshold:
             if one >= 0:
-                exchange(seats, num, rules, now.seat, one, other)
-                recount(use, rules.stage, now.paths)
-                for m in range(count):
-                    copy_row(now, trial, m)
+                undo_rearrange(walk, one, other)
             copy_row(now, trial, b)
             copy_row(now, trial, c)
             continue
         if one >= 0:
-            for m in range(count):
-                copy_row(trial, now, m)
-            recount(use, rules.stage, now.paths)
+            keep_rearrange(walk)
         if rerouted:
-            count_path(use, rules.stage, now.paths[b], -1)
-            count_path(use, rules.stage, trial.paths[b], 1)
-            if c != b:
-                count_path(use, rules.stage, now.paths[c], -1)
-                count_path(use, rules.stage, trial.paths[c], 1)
+            count_change(use, rules.stage, now, trial, b, c)
         copy_row(trial, now, b)
         copy_row(trial, now, c)
         copy_times(trial, now)
@@ -247,8 +361,5 @@ def anneal(
         found = trace(num, now, makespan, critical)
         if makespan < best_makespan:
             best_makespan = makespan
-            for m in range(count):
-                copy_row(now, best, m)
-            copy_times(now, best)
-            best.seat[:] = now.seat
+            keep_best(walk)
     return best_makespan

@@ -6,41 +6,61 @@ the best arrangement alone.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from planner.mapf.arranged import Arranged
-from planner.mapf.arranged_bounds import arranged_bound_s
+from planner.mapf.arranged_bounds import arranged_bound
+from planner.mapf.arrays import Ints, PathArrays
+from planner.mapf.compile import compile_kernels
+from planner.mapf.device_exchange import DeviceNumbers
 from planner.mapf.dispatch import plan_of
 from planner.mapf.exact import Exact
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, SearchParams, first_plans
-from planner.mapf.seats import Seats
 from planner.mapf.solve import improve, inner_run
-from planner.mapf.tables import Tables
-from planner.mapf.warm import compile_kernels
-from planner.problems import ArrangedPathProblem
+from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
-from planner.search.certificate import OPTIMAL_GAP, Status
+from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, StopRun, started
 
-SEARCH = SearchParams(
-    first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
-)
-"""Hotter and longer cycles than for paths alone: an exchange changes many times at once."""
 
-VACANCIES = 2
-"""Devices by which a stage may grow."""
+@dataclass(frozen=True)
+class ArrangeParams:
+    """How the arrangement is searched.
 
-EXPLORING = 0.4
-"""Share of the limit for starting anew again and again, from devices at random."""
+    Attributes
+    ----------
+    search
+        Hotter and longer cycles than for paths alone: an exchange changes many times at once.
+    vacancies
+        Devices by which a stage may grow.
+    exploring
+        Share of the limit for starting anew again and again, from devices at random.
+    rearranging
+        Share of what is left for exchanges around the best; paths alone have the rest.
+    most_iterations
+        Iterations of which these are shares under a count limit, at most.
+    """
 
-REARRANGING = 0.7
-"""Share of what is left for exchanges around the best; paths alone have the rest."""
+    search: SearchParams = field(
+        default_factory=lambda: SearchParams(
+            first_cycle=64, longest_cycle=512, hot=0.08, warm=0.02, rearrange=0.2, smooth=0.3
+        )
+    )
+    vacancies: int = 2
+    exploring: float = 0.4
+    rearranging: float = 0.7
+    most_iterations: int = 512
+
+
+PARAMS = ArrangeParams()
 
 
 def arrange_paths(
@@ -53,41 +73,161 @@ def arrange_paths(
 
     Parameters
     ----------
-    stop
+    stop, seed
         As in `solve_paths`.
     first
         Devices per stage to begin with, such as ``solve_assignment(...).plan.groups``; the result
         is never worse than the paths first found on it. By default the devices with the most
-        memory start.
+        memory start; so it is where the given arrangement has no paths.
+
+    Returns
+    -------
+    Result
+        Seconds; INFEASIBLE if no arrangement has paths, UNKNOWN if none with paths was found.
+
+    References
+    ----------
+    SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks, 2025, section 3.2.
     """
     of_kind(ArrangedPathProblem, problem)
+    started(stop)  # refused before the kernels are compiled
     compile_kernels()
     run = started(stop)
-    groups = _roomiest_first(problem) if first is None else [list(g) for g in first]
-    at = problem.arranged(groups)
-    tables = Tables.of(at)
-    reason = tables.impossible()
+    given = [] if first is None else [_groups(first)]
+    arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
+    best = PathIncumbent(
+        arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
+        run,
+        problem,
+        seed=seed,
+    )
     if reason is not None:
-        certain = _never_possible(problem)
-        status = Status.INFEASIBLE if certain else Status.UNKNOWN
-        why = reason if certain else f"on the first arrangement {reason}"
-        return Result(None, status, None, None, run.elapsed_s, why, seed, "auto")
-    tables = tables.with_vacancies(0 if problem.fixed_sizes else VACANCIES)
-    best = Arranged(tables, len(problem), run)
+        if _never_possible(problem):
+            return _answer(problem, best, best.without_plan(Status.INFEASIBLE, reason))
+        why = f"on the first arrangement {reason}"
+        return _answer(problem, best, best.without_plan(Status.UNKNOWN, why))
     with run.interruptible():
-        first_plans(tables, best)
-        best.raise_bound(arranged_bound_s(problem))
-        search = Search(tables, best, seed, SEARCH, _seats(problem))
-        while run.check() is None and tables.path_stages > 1:
-            for share in (EXPLORING, REARRANGING):
-                if math.isfinite(run.remaining_s):
-                    search.run(until_s=run.elapsed_s + share * run.remaining_s)
-                else:
-                    search.run(iterations=math.ceil(share * min(512, run.remaining_iterations)))
-                search.settled = True
-            if run.check() is None:
-                _paths_alone(problem, best, run, seed)
-    return _result(problem, best, run, seed)
+        first_plans(best.arrays, best)
+        bound = arranged_bound(problem)
+        best.raise_bound(bound.seconds, bound.basis, bound.witness)
+        _search(problem, best, run, seed, PARAMS)
+    return _answer(problem, best, best.result())
+
+
+def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
+    try:
+        return [list(group) for group in first]
+    except TypeError:
+        raise ProblemError(
+            f"first must be a list of devices for every stage, found {first!r}; give groups"
+        ) from None
+
+
+def _search(
+    problem: ArrangedPathProblem,
+    best: PathIncumbent,
+    run: StopRun,
+    seed: int,
+    params: ArrangeParams,
+) -> None:
+    search = Search(best.arrays, best, seed, params.search, _device_numbers(problem))
+    while run.check() is None and best.arrays.path_stages > 1:
+        for share in (params.exploring, params.rearranging):
+            if run.paced_by_time:
+                search.run(until_s=run.elapsed_s + share * run.remaining_s)
+            else:
+                left = min(params.most_iterations, run.remaining_iterations)
+                search.run(iterations=math.ceil(share * left))
+            search.settled = True
+        if run.check() is None:
+            _paths_alone(problem, best, run, seed)
+
+
+def _first_possible(
+    problem: ArrangedPathProblem, candidates: Iterator[list[list[int]]]
+) -> tuple[PathArrays, str | None]:
+    """The first arrangement that has paths; if none has, the first, and why not."""
+    first: tuple[PathArrays, str] | None = None
+    for groups in candidates:
+        arrays = PathArrays.of(problem.arranged(groups))
+        reason = arrays.impossible()
+        if reason is None:
+            return arrays, None
+        first = first or (arrays, reason)
+    assert first is not None
+    return first
+
+
+def _arrangements(problem: ArrangedPathProblem) -> Iterator[list[list[int]]]:
+    """Arrangements to begin with: the devices with the most memory start, the others vary.
+
+    First they are dealt out in turn, then so that every stage gets the devices with the most
+    memory for it, the stages in different orders.
+    """
+    order = np.argsort(-problem.memory[0], kind="stable").tolist()
+    start, rest = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
+    stages = range(1, len(problem.stage_sizes))
+    yield _dealt(problem, start, rest)
+    yield from (
+        _roomiest(problem, start, rest, list(turn))
+        for turn in (stages, reversed(stages), sorted(stages, key=lambda s: problem.stage_sizes[s]))
+    )
+    if not problem.fixed_sizes:
+        yield _balanced(problem, start, rest)
+    # devices that would be missed most elsewhere need not start
+    least = 1 if problem.live_memory else problem.microbatches_per_start
+    able = [d for d in range(len(problem)) if problem.memory[0, d] >= least]
+    if len(able) >= len(start):
+        elsewhere = problem.memory[1:].max(axis=0, initial=0)
+        start = sorted(able, key=lambda d: (int(elsewhere[d]), d))[: len(start)]
+        rest = [d for d in range(len(problem)) if d not in start]
+        yield _roomiest(problem, start, rest, list(stages))
+        if not problem.fixed_sizes:
+            yield _balanced(problem, start, rest)
+
+
+def _dealt(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
+    """The others dealt out in turn."""
+    groups: list[list[int]] = [start, *([] for _ in problem.stage_sizes[1:])]
+    deck = iter(rest)
+    for stage in itertools.cycle(range(1, len(groups))) if rest else ():
+        if len(groups[stage]) < problem.stage_sizes[stage]:
+            groups[stage].append(next(deck))
+        if all(len(g) == n for g, n in zip(groups, problem.stage_sizes, strict=True)):
+            break
+    return groups
+
+
+def _roomiest(
+    problem: ArrangedPathProblem, start: list[int], rest: list[int], turn: list[int]
+) -> list[list[int]]:
+    """In this turn, each stage gets a device with the most memory for it, again and again."""
+    groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
+    left = list(rest)
+    while left:
+        for s in turn:
+            if left and len(groups[s]) < problem.stage_sizes[s]:
+                d = max(left, key=lambda d: (int(problem.memory[s, d]), -d))
+                groups[s].append(d)
+                left.remove(d)
+    return groups
+
+
+def _balanced(problem: ArrangedPathProblem, start: list[int], rest: list[int]) -> list[list[int]]:
+    """Sizes left free: each time the stage with the least room gets its roomiest device."""
+    groups: list[list[int]] = [list(start), *([] for _ in problem.stage_sizes[1:])]
+    left, room = list(rest), [0] * len(groups)
+    stages = range(1, len(groups))
+    while left:
+        empty = [s for s in stages if not groups[s]]
+        choice = empty if len(left) <= len(empty) else stages
+        s = min(choice, key=lambda s: (room[s], s))
+        d = max(left, key=lambda d: (int(problem.memory[s, d]), -d))
+        groups[s].append(d)
+        left.remove(d)
+        room[s] += int(problem.memory[s, d])
+    return groups
 
 
 def _never_possible(problem: ArrangedPathProblem) -> bool:
@@ -98,15 +238,15 @@ def _never_possible(problem: ArrangedPathProblem) -> bool:
     return few or (alike and problem.fixed_sizes)
 
 
-def _seats(problem: ArrangedPathProblem) -> Seats:
-    """What each device would bring to each stage, as `Tables` has it for one."""
+def _device_numbers(problem: ArrangedPathProblem) -> DeviceNumbers:
+    """What each device would bring to each stage, as `PathArrays` has it for one."""
     count = problem.stage_sizes[0] * problem.microbatches_per_start
     room = np.minimum(problem.memory, count)
     memory = np.full_like(problem.memory, count)
     if problem.live_memory:
         room, memory = np.where(problem.memory > 0, count, 0), room
     none = ((0, 0), (0, 1))
-    return Seats(
+    return DeviceNumbers(
         np.pad(problem.transfer_s, (0, 1)),
         np.pad(problem.forward_s, none),
         np.pad(problem.backward_s, none),
@@ -117,53 +257,50 @@ def _seats(problem: ArrangedPathProblem) -> Seats:
     )
 
 
-def _roomiest_first(problem: ArrangedPathProblem) -> list[list[int]]:
-    order = np.argsort(-problem.memory[0], kind="stable").tolist()
-    start, rest = order[: problem.stage_sizes[0]], order[problem.stage_sizes[0] :]
-    groups, turn = [start, *([] for _ in problem.stage_sizes[1:])], 0
-    while rest:
-        turn = turn % (len(groups) - 1) + 1
-        if len(groups[turn]) < problem.stage_sizes[turn]:
-            groups[turn].append(rest.pop(0))
-    return groups
+def _arrangement(best: PathIncumbent, devices: int) -> list[list[int]]:
+    """Devices per stage, in the order of their roles."""
+    t = best.arrays
+    roles = [t.members[t.first[s] : t.first[s + 1]] for s in range(len(t.fewest))]
+    return [[d for d in best.device_of[group].tolist() if d != devices] for group in roles]
 
 
-def _paths_alone(problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int) -> None:
+def _role_of(device_of: Ints, devices: int) -> Ints:
+    """The role of each device."""
+    role = np.empty(devices, dtype=np.int64)
+    taken = np.flatnonzero(device_of != devices)
+    role[device_of[taken]] = taken
+    return role
+
+
+def _paths_alone(
+    problem: ArrangedPathProblem, best: PathIncumbent, run: StopRun, seed: int
+) -> None:
     """Improve the paths of the best arrangement, its devices staying where they are."""
-    at = problem.arranged(best.arrangement())
+    at = problem.arranged(_arrangement(best, len(problem)))
     inner = inner_run(run, 1.0)
-    found = Incumbent(Tables.of(at), inner)
-    seat = best.seat
-    found.offer_times(seat[best.rows()], best.times(), best.makespan)
-    search = Search(found.tables, found, seed)
+    found = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
+    device_of = best.device_of
+    found.offer_times(device_of[best.rows], best.times, best.objective)
+    search = Search(found.arrays, found, seed)
     search.settled = True
     try:
-        improve(search, Exact(at, found.tables, found, seed), inner)
+        improve(search, Exact(at, found.arrays, found, seed), inner)
     finally:
-        best.offer_times(best.role_of()[found.rows()], found.times(), found.makespan, seat)
+        roles = _role_of(device_of, len(problem))
+        best.offer_times(roles[found.rows], found.times, found.objective, device_of)
         run.update(inner.iterations)
 
 
-def _result(
-    problem: ArrangedPathProblem, best: Arranged, run: StopRun, seed: int
+def _answer(
+    problem: ArrangedPathProblem, best: PathIncumbent, result: Result[Any]
 ) -> Result[ArrangedPathPlan]:
-    if math.isinf(best.makespan):
-        why = run.reason or "nothing found"
-        return Result(None, Status.UNKNOWN, None, None, run.elapsed_s, why, seed, "auto")
-    groups = best.arrangement()
-    plan = plan_of(Tables.of(problem.arranged(groups)), best.seat[best.rows()], best.times())
-    bound = min(best.bound, best.makespan)
-    done = best.makespan - bound <= OPTIMAL_GAP * best.makespan
-    return Result.of(
-        _in_order(groups, plan, problem.microbatches_per_start),
-        best.makespan,
-        bound,
-        runtime_s=run.elapsed_s,
-        stop_reason="optimal" if done else run.reason or "search exhausted",
-        seed=seed,
-        method="auto",
-        history=run.history,
-    )
+    """The outcome with the plan over devices instead of roles."""
+    if best.plan is None:
+        return result
+    groups = _arrangement(best, len(problem))
+    arrays = PathArrays.of(problem.arranged(groups))
+    plan = plan_of(arrays, best.device_of[best.rows], best.times)
+    return replace(result, plan=_in_order(groups, plan, problem.microbatches_per_start))
 
 
 def _in_order(groups: list[list[int]], plan: PathPlan, each: int) -> ArrangedPathPlan:

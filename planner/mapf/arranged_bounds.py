@@ -6,13 +6,40 @@ import math
 
 import numpy as np
 
-from planner.mapf.bounds import ROUNDING
-from planner.mapf.turnover import turnover_s
+from planner.mapf.bounds import PathBound
+from planner.mapf.start_turnover import turnover_s
 from planner.problems import ArrangedPathProblem
 
 
 def arranged_bound_s(problem: ArrangedPathProblem) -> float:
-    """The larger of the load of all devices and the turnover of the start devices.
+    """`arranged_bound` without what shows it, seconds."""
+    return arranged_bound(problem).seconds
+
+
+def arranged_bound(problem: ArrangedPathProblem) -> PathBound:
+    """The larger of the work of all devices and the turnover of the start devices."""
+    work = PathBound(
+        _work_s(problem), "work of all devices, each on its quickest stage", {"kind": "work"}
+    )
+    turnover = PathBound(
+        _start_s(problem),
+        f"turnover of start devices, the best {problem.stage_sizes[0]} of all",
+        {"kind": "turnover of start devices"},
+    )
+    return max(work, turnover, key=lambda bound: bound.seconds)
+
+
+def _work_s(problem: ArrangedPathProblem) -> float:
+    """Every device works for the whole span, on the stage where it is quickest."""
+    busy = problem.forward_s + problem.backward_s
+    count = problem.stage_sizes[0] * problem.microbatches_per_start
+    with np.errstate(divide="ignore"):
+        rate = float((1.0 / busy.min(axis=0)).sum())
+    return count * problem.path_stages / rate if math.isfinite(rate) else 0.0
+
+
+def _start_s(problem: ArrangedPathProblem) -> float:
+    """The turnover of the last of the start devices, if the quickest are chosen.
 
     A chain costs at least the cheapest closed walk over as many devices, stages left aside.
     """
@@ -20,11 +47,6 @@ def arranged_bound_s(problem: ArrangedPathProblem) -> float:
     hops = problem.transfer_s + problem.transfer_s.T
     np.fill_diagonal(hops, math.inf)
     busy = problem.forward_s + problem.backward_s
-    count = problem.stage_sizes[0] * each
-    # each device works for the whole span, on the stage where it is quickest
-    with np.errstate(divide="ignore"):
-        rate = float((1.0 / busy.min(axis=0)).sum())
-    best = count * problem.path_stages / rate if math.isfinite(rate) else 0.0
     spans = []
     elsewhere = busy[1:].min(axis=0, initial=math.inf)
     for d in range(n):
@@ -40,6 +62,4 @@ def arranged_bound_s(problem: ArrangedPathProblem) -> float:
         f, h, b = problem.forward_s[0, d], problem.head_s[d], problem.backward_s[0, d]
         spans.append(turnover_s(float(f), float(h), float(b), memory, each, home + own))
     spans.sort()
-    if len(spans) >= problem.stage_sizes[0]:
-        best = max(best, spans[problem.stage_sizes[0] - 1])
-    return best * ROUNDING
+    return spans[problem.stage_sizes[0] - 1] if len(spans) >= problem.stage_sizes[0] else 0.0

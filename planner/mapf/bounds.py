@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.mapf.tables import Floats, Tables
-from planner.mapf.turnover import turnover_s
-
-ROUNDING = 1 - 1e-9
-"""Sums of floats may come out too high by far less than this."""
+from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.start_turnover import turnover_s
+from planner.search.certificate import Witness
 
 
-def shortest_chain_s(tables: Tables, start: int) -> float:
+class PathBound(NamedTuple):
+    """Seconds that no plan undercuts, and what shows it."""
+
+    seconds: float
+    basis: str
+    witness: Witness
+
+
+def shortest_chain_s(arrays: PathArrays, start: int) -> float:
     """Least F, H and B with transfers over ``path_stages`` devices, alone; exact (CC1, CC2).
 
     Dynamic programming over places. ``plain`` is the cost of paths that end at a device of their
     highest stage, ``wide`` of those among them that left out the stage before it, and ``back`` of
     those that end with that stage, swapped; each by the number of swaps so far.
     """
-    both = tables.hop + tables.hop.T
-    busy = tables.forward + tables.backward
-    gap = tables.stage[None, :] - tables.stage[:, None]
-    usable = (tables.room > 0)[None, :] & (tables.stage > 0)[None, :]
+    both = arrays.hop + arrays.hop.T
+    busy = arrays.forward + arrays.backward
+    gap = arrays.stage[None, :] - arrays.stage[:, None]
+    usable = (arrays.room > 0)[None, :] & (arrays.stage > 0)[None, :]
     up1, up2, up3 = (np.where((gap >= least) & usable, both, math.inf) for least in (1, 2, 3))
     down = np.where((gap == -1) & usable, both, math.inf)
-    swaps = min(tables.max_swaps, (tables.path_stages - 1) // 2)
-    plain = np.full((swaps + 1, len(tables.stage)), math.inf)
+    swaps = min(arrays.max_swaps, (arrays.path_stages - 1) // 2)
+    plain = np.full((swaps + 1, len(arrays.stage)), math.inf)
     wide, back = plain.copy(), plain.copy()
     plain[0, start] = 0.0
-    for _ in range(tables.path_stages - 1):
+    for _ in range(arrays.path_stages - 1):
         swapped = np.full_like(plain, math.inf)
         swapped[1:] = _step(wide, down)[:-1]
         # after a swap the highest stage is one above the device's own
@@ -38,7 +45,7 @@ def shortest_chain_s(tables: Tables, start: int) -> float:
         plain = np.minimum(_step(plain, up1), _step(back, up2)) + busy
         wide, back = further + busy, swapped + busy
     home = float((np.minimum(plain, back) + both[:, start]).min())
-    return float(home + busy[start] + tables.head[start])
+    return float(home + busy[start] + arrays.head[start])
 
 
 def _step(cost: Floats, arcs: Floats) -> Floats:
@@ -47,62 +54,73 @@ def _step(cost: Floats, arcs: Floats) -> Floats:
     return found
 
 
-def simple_bound_s(tables: Tables) -> float:
-    """The largest of the bounds of every start device and every stage."""
-    best = 0.0
-    starts = list(dict.fromkeys(tables.starts.tolist()))
-    for start in starts:
-        count = int((tables.starts == start).sum())
-        chain = shortest_chain_s(tables, start)
-        span = turnover_s(
-            float(tables.forward[start]),
-            float(tables.head[start]),
-            float(tables.backward[start]),
-            int(tables.memory[start]),
-            count,
-            chain,
-        )
-        best = max(best, span)
-    near, back = _ways(tables, starts)
-    for s in range(1, len(tables.fewest)):
+def simple_bound(arrays: PathArrays) -> PathBound:
+    """The largest of the bounds of every start device and every stage.
+
+    Notes
+    -----
+    The witness names the device or the stage; `planner.checker.path_bounds` recomputes the bound
+    from that and the problem.
+    """
+    starts = list(dict.fromkeys(arrays.starts.tolist()))
+    found = [_start_bound(arrays, start) for start in starts]
+    near, back = _ways(arrays, starts)
+    for s in range(1, len(arrays.fewest)):
         group = [
             d
-            for d in tables.members[tables.first[s] : tables.first[s + 1]].tolist()
-            if tables.room[d] > 0
+            for d in arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
+            if arrays.room[d] > 0
         ]
-        if group and tables.fewest[s] > 0:
-            best = max(best, _stage_bound_s(tables, group, int(tables.fewest[s]), near, back))
-    return best * ROUNDING
+        if group and arrays.fewest[s] > 0:
+            span = _stage_bound_s(arrays, group, int(arrays.fewest[s]), near, back)
+            witness = {"kind": "stage visits", "stage": s}
+            found.append(PathBound(span, f"visits of stage {s}", witness))
+    return max(found, key=lambda bound: bound.seconds)
 
 
-def _ways(tables: Tables, starts: list[int]) -> tuple[Floats, Floats]:
+def _start_bound(arrays: PathArrays, start: int) -> PathBound:
+    """What a start device needs to let in its microbatches and to see them end."""
+    count, memory = int((arrays.starts == start).sum()), int(arrays.memory[start])
+    span = turnover_s(
+        float(arrays.forward[start]),
+        float(arrays.head[start]),
+        float(arrays.backward[start]),
+        memory,
+        count,
+        shortest_chain_s(arrays, start),
+    )
+    basis = f"turnover of start device {start}: {count} microbatches, {min(count, memory)} at once"
+    return PathBound(span, basis, {"kind": "turnover", "device": start})
+
+
+def _ways(arrays: PathArrays, starts: list[int]) -> tuple[Floats, Floats]:
     """Least seconds before F can begin on each device, and after B has ended there.
 
     Over any devices on the way: links need not satisfy the triangle inequality.
     """
-    forward, backward, hop = tables.forward, tables.backward, tables.hop
+    forward, backward, hop = arrays.forward, arrays.backward, arrays.hop
     near = (forward[starts, None] + hop[starts]).min(axis=0)
     back = (hop[:, starts] + backward[starts]).min(axis=1)
-    for _ in range(tables.path_stages - 2):
+    for _ in range(arrays.path_stages - 2):
         near = np.minimum(near, (near[:, None] + forward[:, None] + hop).min(axis=0))
         back = np.minimum(back, (hop + backward + back).min(axis=1))
     return near, back
 
 
 def _stage_bound_s(
-    tables: Tables, group: list[int], visits: int, near: Floats, back: Floats
+    arrays: PathArrays, group: list[int], visits: int, near: Floats, back: Floats
 ) -> float:
     """Least time in which a stage's devices can take so many visits, found by bisection."""
-    head = float(tables.head.min())
+    head = float(arrays.head.min())
 
     def fits(span: float) -> bool:
         total = 0
         for d in group:
-            busy = float(tables.forward[d] + tables.backward[d])
+            busy = float(arrays.forward[d] + arrays.backward[d])
             room = span - float(near[d] + back[d])
             if room < busy + head:
                 continue
-            total += min(int(tables.room[d]), int(room / busy + 1e-9) if busy > 0 else visits)
+            total += min(int(arrays.room[d]), int(room / busy + 1e-9) if busy > 0 else visits)
         return total >= visits
 
     low, high = 0.0, 1.0

@@ -14,20 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.mapf import conflict_search
+from planner.mapf.arrays import PathArrays
 from planner.mapf.conflict_search import Branch, ConflictSearch, Objective, Options
 from planner.mapf.follow import FOLLOW, scheduled
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden, Stay, conflicts
 from planner.mapf.moves import count_swaps
 from planner.mapf.router import ALWAYS, SWAPS, Route, Router
-from planner.mapf.tables import Tables
 from planner.search.stop import StopRun
-
-CANDIDATES = 32
-"""Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1)."""
-
-ALTERNATIVES = 4
-"""Choices of who leaves a crowd, the paper's first."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,40 @@ Conflict = Crowd | Collision
 Node = conflict_search.Node[Route, Forbidden, Conflict]
 
 
+BEST_FIRST = Options(Objective.MAKESPAN, classified=1, bypass=False)
+"""High level of CC3, as in the paper."""
+
+NEARLY_BEST = Options(Objective.MAKESPAN, suboptimality=1.5)
+"""High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
+
+The paper's is best first, which takes far longer to come to a first schedule.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search, as far as the paper leaves it open.
+
+    Attributes
+    ----------
+    near
+        Of the later end: two agents that end so near to each other may both make way (the delta of
+        Algorithm 1).
+    candidates
+        Sets of paths that satisfy CC3 before TC1 and TC2 are looked at (Algorithm 1).
+    alternatives
+        Choices of who leaves a crowd, the paper's first.
+    stages, collisions
+        The high level of CC3, and of TC1 and TC2.
+    """
+
+    near: float = 1e-6
+    candidates: int = 32
+    alternatives: int = 4
+    stages: Options = BEST_FIRST
+    collisions: Options = NEARLY_BEST
+
+
 class Microbatches:
     """One agent per microbatch.
 
@@ -62,20 +90,20 @@ class Microbatches:
     ----------
     blind
         Look at CC3 alone.
-    near
-        Of the later end: two agents that end so near to each other may both make way.
+    settings
+        How to search.
     """
 
-    def __init__(self, router: Router, blind: bool, near: float) -> None:
-        self.tables = router.tables
+    def __init__(self, router: Router, blind: bool, settings: Settings | None = None) -> None:
+        self.arrays = router.arrays
         self.router = router
         self.blind = blind
-        self.near = near
+        self.settings = settings or Settings()
 
     @property
     def agents(self) -> int:
         """Number of microbatches."""
-        return self.tables.microbatches
+        return self.arrays.microbatches
 
     def plan(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
         """The fastest route."""
@@ -106,7 +134,7 @@ class Microbatches:
             return list(self._leave(conflict, node))
         one, other = conflict
         ends = node.routes[one.agent].end_s, node.routes[other.agent].end_s
-        near = abs(ends[0] - ends[1]) <= self.near * max(ends)
+        near = abs(ends[0] - ends[1]) <= self.settings.near * max(ends)
         branches: list[Branch[Forbidden]] = []
         if ends[0] >= ends[1] or near:
             branches.append([(other.agent, Forbidden(other.place, one.begin, one.end))])
@@ -115,7 +143,7 @@ class Microbatches:
         return branches
 
     def _crowded_stages(self, routes: Sequence[Route]) -> Iterator[Crowd]:
-        t = self.tables
+        t = self.arrays
         groups = [t.members[low:high].tolist() for low, high in itertools.pairwise(t.first)]
         visits = [sum(d in group for r in routes for d in r.path) for group in groups]
         most = t.most
@@ -133,7 +161,7 @@ class Microbatches:
 
     def _too_many_swaps(self, routes: Sequence[Route]) -> Iterator[Crowd]:
         """The cap over all paths, resolved as CC3 (D.2)."""
-        t = self.tables
+        t = self.arrays
         if t.max_total_swaps == t.microbatches * t.max_swaps:
             return
         counts = [count_swaps(np.array(route.path), t.stage) for route in routes]
@@ -144,7 +172,7 @@ class Microbatches:
             yield Crowd(True, (SWAPS,), tuple(agents), min(excess, len(agents)))
 
     def _crowded_devices(self, routes: Sequence[Route]) -> Iterator[Crowd]:
-        t = self.tables
+        t = self.arrays
         for d in np.flatnonzero(t.stage > 0).tolist():
             crowd = self._crowd(routes, False, [d], int(t.room[d]))
             if crowd is not None:
@@ -168,60 +196,38 @@ class Microbatches:
         able = [
             b for b in crowd.agents if self.router.route(b, (*node.rules[b], *rules)) is not None
         ]
-        for k in range(min(ALTERNATIVES, len(able) - crowd.excess + 1)):
+        for k in range(min(self.settings.alternatives, len(able) - crowd.excess + 1)):
             leaving = able[k : k + crowd.excess]
             yield [(b, rule) for b in leaving for rule in rules]
-
-
-BEST_FIRST = Options(Objective.MAKESPAN, classified=1, bypass=False)
-"""High level of CC3, as in the paper."""
-
-NEARLY_BEST = Options(Objective.MAKESPAN, suboptimality=1.5)
-"""High level of TC1 and TC2: among nodes up to half longer, the one with the fewest conflicts.
-
-The paper's is best first, which takes far longer to come to a first schedule.
-"""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to search, as far as the paper leaves it open.
-
-    Attributes
-    ----------
-    near
-        Of the later end: two agents that end so near to each other may both make way (the delta of
-        Algorithm 1).
-    stages, collisions
-        The high level of CC3, and of TC1 and TC2.
-    """
-
-    near: float = 1e-6
-    stages: Options = BEST_FIRST
-    collisions: Options = NEARLY_BEST
 
 
 class PathSearch:
     """The phases of Algorithm 1; every set of paths that is valid is offered."""
 
     def __init__(
-        self, tables: Tables, incumbent: Incumbent, run: StopRun, settings: Settings | None = None
+        self,
+        arrays: PathArrays,
+        incumbent: PathIncumbent,
+        run: StopRun,
+        settings: Settings | None = None,
     ) -> None:
-        self.tables = tables
+        self.arrays = arrays
         self.incumbent = incumbent
         self.run = run
         self.settings = settings or Settings()
 
     def search(self) -> None:
         """32 candidates by CC3, from these TC1 and TC2; then the next 32."""
-        router, near = Router(self.tables), self.settings.near
-        stages = ConflictSearch(Microbatches(router, True, near), self.run, self.settings.stages)
+        router = Router(self.arrays)
+        stages = ConflictSearch(
+            Microbatches(router, True, self.settings), self.run, self.settings.stages
+        )
         root = stages.root()
         if root is None:
             return
         candidates = stages.solutions([root])
-        while batch := list(itertools.islice(candidates, CANDIDATES)):
-            self._below(Microbatches(router, False, near), batch)
+        while batch := list(itertools.islice(candidates, self.settings.candidates)):
+            self._below(Microbatches(router, False, self.settings), batch)
 
     def _below(self, domain: Microbatches, candidates: list[Node]) -> None:
         search = ConflictSearch(domain, self.run, self.settings.collisions)
@@ -229,10 +235,10 @@ class PathSearch:
         def look(node: Node) -> None:
             self._offer(node)
             # a node ends no earlier than its routes without collisions
-            search.limit = self.incumbent.makespan
+            search.limit = self.incumbent.objective
 
         search.seen = look
-        search.limit = self.incumbent.makespan
+        search.limit = self.incumbent.objective
         for _ in search.solutions(candidates):
             pass
 
@@ -243,5 +249,5 @@ class PathSearch:
         paths = np.array([route.path for route in node.routes], dtype=np.int64)
         planned = np.array([[stay.begin for stay in route.stays] for route in node.routes])
         for pull, nudge in ((0.0, None), (FOLLOW, planned)):
-            makespan, begin = scheduled(self.tables, paths, nudge, pull)
+            makespan, begin = scheduled(self.arrays, paths, nudge, pull)
             self.incumbent.offer_times(paths, begin, makespan)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from planner.mapf.tables import Tables
+from planner.mapf.arrays import PathArrays
 
 Path = tuple[int, ...]
 
@@ -19,31 +19,31 @@ def swapped(length: int, max_swaps: int) -> Iterator[tuple[int, ...]]:
                 yield places
 
 
-def chain_s(tables: Tables, path: Sequence[int]) -> float:
+def chain_s(arrays: PathArrays, path: Sequence[int]) -> float:
     """F, H and B along a path and back, with transfers, alone in the network."""
-    hop = tables.hop
-    total = tables.head[path[0]] + sum(tables.forward[d] + tables.backward[d] for d in path)
+    hop = arrays.hop
+    total = arrays.head[path[0]] + sum(arrays.forward[d] + arrays.backward[d] for d in path)
     for u, v in zip(path, [*path[1:], path[0]], strict=True):
         total += hop[u, v] + hop[v, u]
     return float(total)
 
 
-def count_paths(tables: Tables) -> int:
+def count_paths(arrays: PathArrays) -> int:
     """Paths of one start device, swapped ones left out."""
-    sizes = [int((tables.room[_group(tables, s)] > 0).sum()) for s in range(1, len(tables.fewest))]
+    sizes = [int((arrays.room[_group(arrays, s)] > 0).sum()) for s in range(1, len(arrays.fewest))]
     ways = [1, *[0] * len(sizes)]
     for size in sizes:
         for k in range(len(sizes), 0, -1):
             ways[k] += ways[k - 1] * size
-    return ways[tables.path_stages - 1]
+    return ways[arrays.path_stages - 1]
 
 
-def all_paths(tables: Tables, start: int, limit_s: float = math.inf) -> list[Path]:
+def all_paths(arrays: PathArrays, start: int, limit_s: float = math.inf) -> list[Path]:
     """Every path from ``start`` that satisfies CC1 and CC2 and takes at most ``limit_s`` alone."""
-    stages = [s for s in range(1, len(tables.fewest)) if tables.most[s] > 0]
-    usable = {s: [d for d in _group(tables, s) if tables.room[d] > 0] for s in stages}
-    length = tables.path_stages - 1
-    swaps = list(swapped(length, tables.max_swaps))
+    stages = [s for s in range(1, len(arrays.fewest)) if arrays.most[s] > 0]
+    usable = {s: [d for d in _group(arrays, s) if arrays.room[d] > 0] for s in stages}
+    length = arrays.path_stages - 1
+    swaps = list(swapped(length, arrays.max_swaps))
     found = []
     for chosen in itertools.combinations(stages, length):
         fit = [p for p in swaps if all(chosen[k + 1] == chosen[k] + 1 for k in p)]
@@ -52,11 +52,11 @@ def all_paths(tables: Tables, start: int, limit_s: float = math.inf) -> list[Pat
                 path = list(devices)
                 for k in places:
                     path[k], path[k + 1] = path[k + 1], path[k]
-                if chain_s(tables, (start, *path)) <= limit_s:
+                if chain_s(arrays, (start, *path)) <= limit_s:
                     found.append((start, *path))
     return found
 
 
-def _group(tables: Tables, s: int) -> list[int]:
-    devices: list[int] = tables.members[tables.first[s] : tables.first[s + 1]].tolist()
+def _group(arrays: PathArrays, s: int) -> list[int]:
+    devices: list[int] = arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
     return devices

@@ -292,6 +292,26 @@ def build(
     )
 
 
+def proven_s(solver: cp_model.CpSolver, status: Any, tick_s: float) -> float:
+    """The bound that a solve has proven, seconds.
+
+    Parameters
+    ----------
+    status
+        What ``solver`` returned.
+    tick_s
+        Seconds of one integer step.
+
+    Returns
+    -------
+    float
+        Infinite if the model has no solution.
+    """
+    if status == cp_model.INFEASIBLE:
+        return math.inf
+    return max(0.0, float(solver.best_objective_bound) * tick_s)
+
+
 def by_first_start(plan: PathPlan, each: int) -> PathPlan:
     """The same schedule with the microbatches of each start device numbered by their first F."""
     begins = {

@@ -8,13 +8,13 @@ small pull a free device takes the most urgent operation; nudges let it wait for
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.mapf.tables import Floats, Ints, Tables
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.problems.answers import PathOp, PathPlan
 
 LATE = 1e300
@@ -23,7 +23,7 @@ PULL = 0.01
 
 
 class Numbers(NamedTuple):
-    """The problem's numbers that compiled code reads; as in `Tables`."""
+    """The problem's numbers that compiled code reads; as in `PathArrays`."""
 
     hop: Floats
     forward: Floats
@@ -32,14 +32,14 @@ class Numbers(NamedTuple):
     memory: Ints
 
     @classmethod
-    def of(cls, tables: Tables) -> Numbers:
-        """Copies of the tables' arrays, as exchanging devices changes them."""
+    def of(cls, arrays: PathArrays) -> Numbers:
+        """Copies of the arrays' arrays, as exchanging devices changes them."""
         return cls(
-            tables.hop.copy(),
-            tables.forward.copy(),
-            tables.backward.copy(),
-            tables.head.copy(),
-            tables.memory.copy(),
+            arrays.hop.copy(),
+            arrays.forward.copy(),
+            arrays.backward.copy(),
+            arrays.head.copy(),
+            arrays.memory.copy(),
         )
 
 
@@ -67,7 +67,7 @@ class State(NamedTuple):
         When the step starts, and when its chain and transfer allowed it.
     before
         The step that its device did before, as ``b * steps + k``, or -1.
-    seat
+    device_of
         The device in each role; the roles are the devices themselves unless they are exchanged.
     key, order, scratch
         Work of `follow`: steps in ascending order of their keys.
@@ -79,15 +79,15 @@ class State(NamedTuple):
     begin: Floats
     ready: Floats
     before: Ints
-    seat: Ints
+    device_of: Ints
     key: Floats
     order: Ints
     scratch: Scratch
 
     @classmethod
-    def of(cls, tables: Tables, paths: Ints, nudge: Floats | None = None) -> State:
+    def of(cls, arrays: PathArrays, paths: Ints, nudge: Floats | None = None) -> State:
         """A state with given paths and nudges."""
-        shape = (tables.microbatches, tables.steps)
+        shape = (arrays.microbatches, arrays.steps)
         return cls(
             paths.copy(),
             np.zeros(shape),
@@ -95,18 +95,35 @@ class State(NamedTuple):
             np.zeros(shape),
             np.zeros(shape),
             np.zeros(shape, dtype=np.int64),
-            np.arange(len(tables.stage)),
+            np.arange(len(arrays.stage)),
             np.zeros(shape[0] * shape[1]),
             np.arange(shape[0] * shape[1]),
             Scratch(
-                np.zeros(len(tables.stage)),
-                np.zeros(len(tables.stage), dtype=np.int64),
-                np.zeros(len(tables.stage), dtype=np.int64),
+                np.zeros(len(arrays.stage)),
+                np.zeros(len(arrays.stage), dtype=np.int64),
+                np.zeros(len(arrays.stage), dtype=np.int64),
                 np.zeros(shape[0], dtype=np.int64),
                 np.zeros(shape[0]),
                 np.zeros(shape[0], dtype=np.bool_),
             ),
         )
+
+
+@njit(cache=True, nogil=True)
+def device_at(path: Ints, k: int) -> Any:
+    """The device of step k of a path."""
+    length = len(path)
+    if k < length:
+        return path[k]
+    return path[0] if k == length else path[2 * length - k]
+
+
+@njit(cache=True, nogil=True)
+def seconds_at(num: Any, d: int, k: int, length: int) -> Any:
+    """How long step k takes on its device; ``num`` has ``forward``, ``head`` and ``backward``."""
+    if k < length:
+        return num.forward[d]
+    return num.head[d] if k == length else num.backward[d]
 
 
 @njit(cache=True, nogil=True)
@@ -117,18 +134,20 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
     rest = num.backward[at]
     tail[2 * length] = rest
     for k in range(2 * length - 1, -1, -1):
-        if k < length:
-            d = path[k]
-            busy = num.forward[d]
-        elif k == length:
-            d = path[0]
-            busy = num.head[d]
-        else:
-            d = path[2 * length - k]
-            busy = num.backward[d]
-        rest += busy + num.hop[d, at]
+        d = device_at(path, k)
+        rest += seconds_at(num, d, k, length) + num.hop[d, at]
         tail[k] = rest
         at = d
+
+
+@njit(cache=True, nogil=True)
+def least_key(key: Floats) -> int:
+    """The microbatch whose next step comes first, -1 if all are done or wait for memory."""
+    b, least = -1, LATE
+    for c in range(len(key)):
+        if key[c] < least:
+            b, least = c, key[c]
+    return b
 
 
 @njit(cache=True, nogil=True)
@@ -140,22 +159,20 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     paths, tail, nudge = state.paths, state.tail, state.nudge
     count, length = paths.shape
     steps = 2 * length + 1
+    # per device: when it is free, what it holds, what it did last
     free = np.zeros(len(num.memory))
     live = np.zeros(len(num.memory), dtype=np.int64)
     latest = np.full(len(num.memory), -1, dtype=np.int64)
+    # per microbatch: its next step, where, since when it could begin, and its place in the queue
     step = np.zeros(count, dtype=np.int64)
     device = paths[:, 0].copy()
     since = np.zeros(count)
     key = np.empty(count)
     makespan = 0.0
     for b in range(count):
-        d = device[b]
-        key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[d] > 0 else LATE
+        key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[device[b]] > 0 else LATE
     for _ in range(count * steps):
-        b, least = -1, LATE
-        for c in range(count):
-            if key[c] < least:
-                b, least = c, key[c]
+        b = least_key(key)
         if b < 0:
             return LATE
         k, d = step[b], device[b]
@@ -167,15 +184,12 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
         state.before[b, k] = latest[d]
         latest[d] = b * steps + k
         full = live[d] >= num.memory[d]
-        if k < length:
-            end = start + num.forward[d]
-            live[d] += 1
-        elif k == length:
-            end = start + num.head[d]
-        else:
-            end = start + num.backward[d]
-            live[d] -= 1
+        end = start + seconds_at(num, d, k, length)
         free[d] = end
+        if k < length:
+            live[d] += 1
+        elif k > length:
+            live[d] -= 1
         k += 1
         step[b] = k
         if k == steps:
@@ -183,9 +197,7 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
             device[b] = -1
             makespan = max(makespan, end)
         else:
-            v = paths[b, k] if k < length else paths[b, 0]
-            if k > length:
-                v = paths[b, 2 * length - k]
+            v = device_at(paths[b], k)
             since[b] = end + num.hop[d, v]
             device[b] = v
             if k < length and live[v] >= num.memory[v]:
@@ -204,12 +216,12 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     return makespan
 
 
-def plan_of(tables: Tables, paths: Ints, begin: Floats) -> PathPlan:
+def plan_of(arrays: PathArrays, paths: Ints, begin: Floats) -> PathPlan:
     """The plan with given starts."""
     ops = []
     for b, path in enumerate(paths.tolist()):
         chain = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in path[::-1])]
         for (kind, d), start in zip(chain, begin[b].tolist(), strict=True):
-            seconds = {"F": tables.forward, "H": tables.head, "B": tables.backward}[kind]
+            seconds = {"F": arrays.forward, "H": arrays.head, "B": arrays.backward}[kind]
             ops.append(PathOp(b, d, kind, start, start + float(seconds[d])))
     return PathPlan.of(paths.tolist(), ops)

@@ -3,114 +3,160 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import Path, all_paths, chain_s, count_paths
-from planner.mapf.cp_model import TICKS, PathModel, build, by_first_start
-from planner.mapf.incumbent import Incumbent
-from planner.mapf.relax import relaxed
-from planner.mapf.tables import Tables
+from planner.mapf.collision_free_bound import collision_free_bound_s
+from planner.mapf.cp_model import TICKS, PathModel, build, by_first_start, proven_s
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.timing import timed_by_rank
 from planner.problems import PathProblem
-from planner.search.cp_sat import solve_interruptibly
+from planner.problems.answers import PathPlan
+from planner.search.cp_sat import solve_interruptibly, solver_for
 
-MOST_PATHS = 3000
-"""Most paths of a start device, swapped ones left out, for which all are listed."""
-
-MOST_LITERALS = 40_000
-"""Most literals of paths in one model."""
-
-MOST_MICROBATCHES = 60
-"""Most microbatches whose times are all left free at once."""
-
-COARSE = 1 << 13
-"""Steps of time of a first proof."""
-
-SMALL = 100
-"""Most operations for which there is one."""
+WITHOUT_COLLISIONS = "CP-SAT: paths without collisions away from the start devices"
+WHOLE = "CP-SAT: whole model of paths and times"
 
 SLACK = 1 + 1e-9
 """Sums of floats differ by the order of their terms."""
 
 
-class _Recorder(cp_model.CpSolverSolutionCallback):
-    """Times every solution exactly and offers it."""
+@dataclass(frozen=True)
+class ExactParams:
+    """How large a model CP-SAT gets, and how many microbatches it may move at once.
 
-    def __init__(self, made: PathModel, incumbent: Incumbent) -> None:
+    Attributes
+    ----------
+    most_paths
+        Most paths of a start device, swapped ones left out, for which all are listed.
+    most_literals
+        Most literals of paths in one model.
+    most_microbatches
+        Most microbatches whose times are all left free at once.
+    coarse_steps
+        Whole steps of time of a first proof.
+    small
+        Most operations for which there is one.
+    free
+        Microbatches whose paths a neighbourhood frees, at first.
+    anywhere
+        Share of the neighbourhoods that are drawn from all microbatches alike.
+    """
+
+    most_paths: int = 3000
+    most_literals: int = 40_000
+    most_microbatches: int = 60
+    coarse_steps: int = 1 << 13
+    small: int = 100
+    free: int = 4
+    anywhere: float = 0.3
+
+
+class _Watch(cp_model.CpSolverSolutionCallback):
+    """Times every solution exactly and offers it; takes bounds over as they come.
+
+    An error in here ends the solve and is raised after it: it would be lost in CP-SAT's threads.
+    """
+
+    def __init__(
+        self, made: PathModel, incumbent: PathIncumbent, solver: cp_model.CpSolver
+    ) -> None:
         super().__init__()
         self._made = made
         self._incumbent = incumbent
+        self._solver = solver
+        self.error: Exception | None = None
 
     def on_solution_callback(self) -> None:
+        self._guarded(self._offer)
+
+    def on_bound(self, bound: float) -> None:
+        """Take over a bound of the model."""
+        seconds = bound * self._made.tick_s
+        self._guarded(lambda: self._incumbent.raise_bound(seconds, WHOLE))
+
+    def _offer(self) -> None:
         paths = self._made.paths(self.value)
         ranks = self._made.ranks(self.value, paths)
-        self._incumbent.offer(timed_by_rank(self._made.problem, paths, ranks))
-        if self._incumbent.run.check() is not None:
-            self.stop_search()
+        self._incumbent.offer_plan(timed_by_rank(self._made.problem, paths, ranks))
 
-
-def solver_for(seed: int, workers: int, max_s: float, max_work: float) -> cp_model.CpSolver:
-    """A CP-SAT solver with limits in seconds and in its deterministic unit."""
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
-    solver.parameters.random_seed = seed % (1 << 31)
-    if math.isfinite(max_s):
-        solver.parameters.max_time_in_seconds = max(0.01, max_s)
-    if math.isfinite(max_work):
-        solver.parameters.max_deterministic_time = max_work
-    return solver
+    def _guarded(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self.error = error
+        if self.error is not None or self._incumbent.run.check() is not None:
+            self._solver.stop_search()
 
 
 class Exact:
-    """Exact methods on one problem, around a shared incumbent."""
+    """Exact methods on one problem, around a shared incumbent.
+
+    Attributes
+    ----------
+    small
+        There is a first proof with few steps of time.
+    listable
+        All paths are listed.
+    whole
+        All paths fit one model.
+    """
 
     def __init__(
-        self, problem: PathProblem, tables: Tables, incumbent: Incumbent, seed: int
+        self,
+        problem: PathProblem,
+        arrays: PathArrays,
+        incumbent: PathIncumbent,
+        seed: int,
+        params: ExactParams | None = None,
     ) -> None:
         self.problem = problem
-        self.tables = tables
+        self.arrays = arrays
         self.incumbent = incumbent
         self.seed = seed
+        self.params = limits = params or ExactParams()
         self.rng = np.random.default_rng((seed, 1))
-        self.free = 4
-        listed = count_paths(tables)
-        swaps = 1 + max(0, tables.path_stages - 2) * (tables.max_swaps > 0)
-        self.small = tables.microbatches * tables.steps <= SMALL
-        self.listable = listed <= MOST_PATHS and tables.path_stages > 1
-        self.whole = (
-            self.listable
-            and tables.microbatches <= MOST_MICROBATCHES
-            and listed * swaps * tables.microbatches <= MOST_LITERALS
-        )
+        self.free = limits.free
+        listed = count_paths(arrays)
+        swaps = 1 + max(0, arrays.path_stages - 2) * (arrays.max_swaps > 0)
+        few = arrays.microbatches <= limits.most_microbatches
+        self.small = arrays.microbatches * arrays.steps <= limits.small
+        self.listable = listed <= limits.most_paths and arrays.path_stages > 1
+        literals = listed * swaps * arrays.microbatches
+        self.whole = self.listable and few and literals <= limits.most_literals
+        self.polishable = few
         self._listed: dict[int, list[Path]] = {}
         if self.listable:
-            for start in dict.fromkeys(tables.starts.tolist()):
-                paths = all_paths(tables, start)
-                self._listed[start] = sorted(paths, key=lambda p: (chain_s(tables, p), p))
+            for start in dict.fromkeys(arrays.starts.tolist()):
+                paths = all_paths(arrays, start)
+                self._listed[start] = sorted(paths, key=lambda p: (chain_s(arrays, p), p))
 
     def options(self) -> dict[int, list[Path]]:
         """Paths per start device that may be on a plan shorter than the incumbent."""
-        limit = self.incumbent.makespan * SLACK
+        limit = self.incumbent.objective * SLACK
         return {
-            start: [p for p in paths if chain_s(self.tables, p) <= limit]
+            start: [p for p in paths if chain_s(self.arrays, p) <= limit]
             for start, paths in self._listed.items()
         }
 
-    def relax(self, workers: int, max_s: float, max_work: float) -> None:
-        """The bound without collisions."""
-        bound = relaxed(
-            self.tables,
+    def leave_out_collisions(self, workers: int, max_s: float, max_work: float) -> None:
+        """The bound without collisions; limits as in `planner.search.cp_sat.solver_for`."""
+        bound = collision_free_bound_s(
+            self.arrays,
             self.options(),
-            self.incumbent.makespan,
+            self.incumbent.objective,
             workers=workers,
-            seed=self.seed % (1 << 31),
+            seed=self.seed,
             max_s=max_s,
             max_work=max_work,
         )
-        self.incumbent.raise_bound(bound)
+        self._raise_bound(bound, WITHOUT_COLLISIONS)
 
     def prove(self, workers: int, max_s: float, max_work: float) -> None:
         """The whole problem: better plans and a bound.
@@ -119,65 +165,59 @@ class Exact:
         makespan a step at a time, and has only the rest of the way to go then.
         """
         if self.small:
-            self._prove(workers, max_s / 2, max_work / 2, COARSE)
+            self._prove(workers, max_s / 2, max_work / 2, self.params.coarse_steps)
         if self.incumbent.run.check() is None:
-            self._prove(workers, max_s, max_work, TICKS)
+            self._prove(workers, min(max_s, self.incumbent.run.remaining_s), max_work, TICKS)
 
     def _prove(self, workers: int, max_s: float, max_work: float, steps: int) -> None:
         incumbent = self.incumbent
-        assert incumbent.plan is not None
-        plan = by_first_start(incumbent.plan, self.problem.microbatches_per_start)
+        plan = by_first_start(incumbent.path_plan(), self.problem.microbatches_per_start)
         options = self.options()
-        starts = self.tables.starts.tolist()
+        starts = self.arrays.starts.tolist()
         made = build(self.problem, [options[s] for s in starts], plan.makespan_s, steps)
         made.hint(plan)
-        made.model.add(made.makespan >= math.floor(incumbent.bound / made.tick_s * (1 - 1e-9)))
-        solver = solver_for(self.seed, workers, max_s, max_work)
+        made.model.add(made.makespan >= math.floor((incumbent.bound or 0.0) / made.tick_s))
+        solver = solver_for(seed=self.seed, workers=workers, max_s=max_s, max_work=max_work)
+        status = self._solve(solver, made, math.isfinite(max_work))
+        self._raise_bound(proven_s(solver, status, made.tick_s), WHOLE)
 
-        def bounded(bound: float) -> None:
-            incumbent.raise_bound(bound * made.tick_s)
-            if incumbent.run.check() is not None:
-                solver.stop_search()
-
-        if math.isinf(max_work):
-            solver.best_bound_callback = bounded
-        self._solve(solver, made, math.isfinite(max_work))
-        incumbent.raise_bound(solver.best_objective_bound * made.tick_s)
+    def _raise_bound(self, seconds: float, basis: str) -> None:
+        """Take over a bound of a model that holds the best plan."""
+        if math.isinf(seconds):
+            self.incumbent.contradict(basis)
+        self.incumbent.raise_bound(seconds, basis)
 
     def polish(self, max_s: float, max_work: float) -> None:
         """Free the paths of a few microbatches and all times (large-neighbourhood search)."""
         incumbent = self.incumbent
-        plan = incumbent.plan
-        assert plan is not None
-        before = incumbent.makespan
-        freed = set(self._neighbourhood())
+        plan, before = incumbent.path_plan(), incumbent.objective
+        freed = set(self._neighbourhood(plan))
         limit = before * SLACK
         options: list[list[Path]] = []
         for b, path in enumerate(plan.paths):
             choice = [path]
             if b in freed:
                 all_of = self._listed.get(path[0], [])
-                fit = [p for p in all_of if p != path and chain_s(self.tables, p) <= limit]
-                choice += fit[: MOST_LITERALS // (8 * len(freed))]
+                fit = [p for p in all_of if p != path and chain_s(self.arrays, p) <= limit]
+                choice += fit[: self.params.most_literals // (8 * len(freed))]
             options.append(choice)
         made = build(self.problem, options, before)
         made.hint(plan)
-        solver = solver_for(int(self.rng.integers(1 << 30)), 1, max_s, max_work)
+        seed = int(self.rng.integers(1 << 30))
+        solver = solver_for(seed=seed, max_s=max_s, max_work=max_work)
         status = self._solve(solver, made, True)
-        if incumbent.makespan < before:
+        if incumbent.objective < before:
             return
         if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
             self.free = min(self.free + 1, len(plan.paths))
         elif self.free > 2:
             self.free -= 1
 
-    def _neighbourhood(self) -> list[int]:
+    def _neighbourhood(self, plan: PathPlan) -> list[int]:
         """Microbatches that end last or meet those on their devices, or any."""
-        plan = self.incumbent.plan
-        assert plan is not None
         count = len(plan.paths)
         size = min(self.free, count)
-        if self.rng.random() < 0.3:
+        if self.rng.random() < self.params.anywhere:
             return [int(b) for b in self.rng.choice(count, size, replace=False)]
         ends = np.zeros(count)
         for op in plan.ops:
@@ -192,31 +232,16 @@ class Exact:
 
     def _solve(self, solver: cp_model.CpSolver, made: PathModel, once: bool) -> Any:
         """Solve and offer what is found; at the end only, if ``once`` (deterministic)."""
-        if not once:
-            recorder = _Recorder(made, self.incumbent)
-            return solve_interruptibly_with(solver, made.model, recorder)
-        status = solve_interruptibly(solver, made.model)
-        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            paths = made.paths(solver.value)
-            ranks = made.ranks(solver.value, paths)
-            self.incumbent.offer(timed_by_rank(self.problem, paths, ranks))
+        if once:
+            status = solve_interruptibly(solver, made.model)
+            if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                paths = made.paths(solver.value)
+                ranks = made.ranks(solver.value, paths)
+                self.incumbent.offer_plan(timed_by_rank(self.problem, paths, ranks))
+            return status
+        watch = _Watch(made, self.incumbent, solver)
+        solver.best_bound_callback = watch.on_bound
+        status = solve_interruptibly(solver, made.model, watch)
+        if watch.error is not None:
+            raise watch.error
         return status
-
-
-def solve_interruptibly_with(
-    solver: cp_model.CpSolver, model: cp_model.CpModel, callback: _Recorder
-) -> Any:
-    """`solve_interruptibly` with a callback for solutions."""
-
-    class _Bound:
-        """A solver whose `solve` passes the callback on."""
-
-        parameters = solver.parameters
-
-        def solve(self, model: cp_model.CpModel) -> Any:
-            return solver.solve(model, callback)
-
-        def stop_search(self) -> None:
-            solver.stop_search()
-
-    return solve_interruptibly(_Bound(), model)  # type: ignore[arg-type]

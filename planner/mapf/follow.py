@@ -11,8 +11,18 @@ import math
 
 from numba import njit
 
-from planner.mapf.dispatch import LATE, PULL, Numbers, State, decode, fill_tail
-from planner.mapf.tables import Floats, Ints, Tables
+from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.dispatch import (
+    LATE,
+    PULL,
+    Numbers,
+    Scratch,
+    State,
+    decode,
+    device_at,
+    fill_tail,
+    seconds_at,
+)
 
 FOLLOW = -1.0
 """Instead of a pull: operations in the order of given times."""
@@ -34,19 +44,41 @@ def sort_steps(key: Floats, order: Ints) -> None:
 
 
 @njit(cache=True, nogil=True)
-def follow(num: Numbers, state: State, limit: float) -> float:
-    """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
-
-    Reads ``paths``, ``tail``, ``nudge`` and, as a first guess, ``order``; fills the rest.
-    """
-    paths, tail, nudge, key, order = state.paths, state.tail, state.nudge, state.key, state.order
-    count, length = paths.shape
-    steps = 2 * length + 1
+def fill_keys(nudge: Floats, key: Floats) -> None:
+    """The times to follow, none less than that of the step before."""
+    count, steps = nudge.shape
     for b in range(count):
         latest = nudge[b, 0]
         for k in range(steps):
             latest = max(latest, nudge[b, k])
             key[b * steps + k] = latest
+
+
+@njit(cache=True, nogil=True)
+def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: Scratch) -> int:
+    """Of the microbatches that stand aside and could go on now, the first by key; or -1."""
+    count, length = paths.shape
+    steps = 2 * length + 1
+    live, step, aside = scratch.live, scratch.step, scratch.aside
+    b = -1
+    for c in range(count):
+        if not aside[c] or live[paths[c, step[c]]] >= memory[paths[c, step[c]]]:
+            continue
+        if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
+            b = c
+    return b
+
+
+@njit(cache=True, nogil=True)
+def follow(num: Numbers, state: State, limit: float) -> float:
+    """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
+
+    Reads ``paths``, ``tail``, ``nudge`` and, as a first guess, ``order``; fills the rest.
+    """
+    paths, tail, key, order = state.paths, state.tail, state.key, state.order
+    count, length = paths.shape
+    steps = 2 * length + 1
+    fill_keys(state.nudge, key)
     sort_steps(key, order)
     scratch = state.scratch
     free, live, before, step = scratch.free, scratch.live, scratch.before, scratch.step
@@ -59,9 +91,9 @@ def follow(num: Numbers, state: State, limit: float) -> float:
     aside[:] = False
     waiting, makespan = 0, 0.0
     for i in range(len(order)):
-        at = order[i]
-        b = at // steps
-        if step[b] != at - b * steps:
+        last = order[i]
+        b = last // steps
+        if step[b] != last - b * steps:
             continue
         while b >= 0:
             # b's steps up to this key; more than one only after it stood aside
@@ -69,23 +101,17 @@ def follow(num: Numbers, state: State, limit: float) -> float:
             aside[b] = False
             while k < steps:
                 at = b * steps + k
-                if key[at] > key[order[i]] or (key[at] == key[order[i]] and at > order[i]):
+                if key[at] > key[last] or (key[at] == key[last] and at > last):
                     break
+                d = device_at(paths[b], k)
                 if k < length:
-                    d = paths[b, k]
                     if live[d] >= num.memory[d]:
                         aside[b] = True
                         waiting += 1
                         break
                     live[d] += 1
-                    busy = num.forward[d]
-                elif k == length:
-                    d = paths[b, 0]
-                    busy = num.head[d]
-                else:
-                    d = paths[b, 2 * length - k]
+                elif k > length:
                     live[d] -= 1
-                    busy = num.backward[d]
                 start = max(since[b], free[d])
                 if start + tail[b, k] > limit:
                     return LATE
@@ -93,27 +119,17 @@ def follow(num: Numbers, state: State, limit: float) -> float:
                 state.ready[b, k] = since[b]
                 state.before[b, k] = before[d]
                 before[d] = at
-                end = start + busy
+                end = start + seconds_at(num, d, k, length)
                 free[d] = end
                 k += 1
                 if k == steps:
                     makespan = max(makespan, end)
-                elif k < length:
-                    since[b] = end + num.hop[d, paths[b, k]]
-                elif k == length:
-                    since[b] = end + num.hop[d, paths[b, 0]]
                 else:
-                    since[b] = end + num.hop[d, paths[b, 2 * length - k]]
+                    since[b] = end + num.hop[d, device_at(paths[b], k)]
             step[b] = k
-            b = -1
-            if waiting > 0:
-                for c in range(count):
-                    if not aside[c] or live[paths[c, step[c]]] >= num.memory[paths[c, step[c]]]:
-                        continue
-                    if b < 0 or key[c * steps + step[c]] < key[b * steps + step[b]]:
-                        b = c
-                if b >= 0:
-                    waiting -= 1
+            b = first_aside(paths, num.memory, key, scratch) if waiting > 0 else -1
+            if b >= 0:
+                waiting -= 1
     for b in range(count):
         if step[b] < steps:
             return LATE
@@ -129,12 +145,12 @@ def timed(num: Numbers, state: State, pull: float, limit: float) -> float:
 
 
 def scheduled(
-    tables: Tables, paths: Ints, nudge: Floats | None = None, pull: float = PULL
+    arrays: PathArrays, paths: Ints, nudge: Floats | None = None, pull: float = PULL
 ) -> tuple[float, Floats]:
     """Makespan and start of every step; infinite in a deadlock. ``pull`` as in `timed`."""
-    state = State.of(tables, paths, nudge)
-    num = Numbers.of(tables)
-    for b in range(tables.microbatches):
+    state = State.of(arrays, paths, nudge)
+    num = Numbers.of(arrays)
+    for b in range(arrays.microbatches):
         fill_tail(num, state.paths[b], state.tail[b])
     makespan = float(timed(num, state, pull, math.inf))
     return (makespan if makespan < LATE else math.inf), state.begin

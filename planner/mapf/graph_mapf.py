@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import networkx as nx
 
@@ -27,11 +28,14 @@ from planner.mapf.intervals import Entry, Stay, conflicts
 from planner.mapf.sipp import Move, safe_path, seconds_to
 from planner.problems.error import ProblemError
 from planner.search.certificate import Status
+from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, started
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""
+
+OPEN_LIST = "conflict-based search: open list"
 
 SLACK = 1e-9
 """Of the longest edge: overlaps by rounding are no conflicts."""
@@ -211,41 +215,39 @@ def solve_graph_mapf(
         INFEASIBLE if an agent has no way at all or the search is exhausted; UNKNOWN, with the bound
         reached, if the stopping rule comes first. Optimal up to `SLACK`.
     """
+    if not isinstance(problem, GraphProblem):
+        raise ProblemError(
+            f"problem must be of type GraphProblem, found {type(problem).__name__}; give one"
+        )
     chosen = options or Options()
     run = started(stop)
+    named: tuple[Any, ...] = (tuple(problem.graph.edges(data="seconds")), problem.agents)
+    best: Incumbent[Node] = Incumbent(run, named, method=f"cbs-{chosen.objective}", seed=0)
     domain = GraphAgents(problem)
     search: ConflictSearch[GraphRoute, Entry, tuple[Stay, Stay]]
     search = ConflictSearch(domain, run, chosen)
     root = search.root()
-    method = f"cbs-{chosen.objective}"
     if root is None:
         cut = next(b for b in range(domain.agents) if domain.plan(b, ()) is None)
         why = "agent {} has no way from {} to {}".format(cut, *problem.agents[cut])
-        return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, why, 0, method)
-    node = None
+        return _answer(domain, best.without_plan(Status.INFEASIBLE, why))
     with run.interruptible():
         node = next(search.solutions([root]), None)
-    if node is None:
-        if math.isinf(search.bound):
-            why = "search exhausted"
-            return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, why, 0, method)
-        why = run.reason or "nothing found"
-        return Result(None, Status.UNKNOWN, None, search.bound, run.elapsed_s, why, 0, method)
+        if node is not None:
+            best.offer(node.cost, node)
+    if best.plan is None and math.isinf(search.bound):
+        return _answer(domain, best.without_plan(Status.INFEASIBLE, "search exhausted"))
+    best.raise_bound(search.bound, OPEN_LIST)
+    return _answer(domain, best.result(exhausted="within suboptimality"))
+
+
+def _answer(domain: GraphAgents, result: Result[Any]) -> Result[GraphPlan]:
+    """The outcome with the vertices' names."""
+    if result.plan is None:
+        return result
     names = domain.names
-    plan = GraphPlan(
-        tuple(
-            tuple(GraphMove(names[m.source], names[m.target], m.begin, m.end) for m in route.moves)
-            for route in node.routes
-        )
+    moves = tuple(
+        tuple(GraphMove(names[m.source], names[m.target], m.begin, m.end) for m in route.moves)
+        for route in result.plan.routes
     )
-    run.improve(node.cost)
-    return Result.of(
-        plan,
-        node.cost,
-        min(search.bound, node.cost),
-        runtime_s=run.elapsed_s,
-        stop_reason="optimal" if search.bound >= node.cost else "within suboptimality",
-        seed=0,
-        method=method,
-        history=run.history,
-    )
+    return replace(result, plan=GraphPlan(moves))

@@ -1,74 +1,110 @@
-"""The best plan so far, shared between the parts of a solve."""
+"""The best paths so far, as arrays, shared between the parts of a solve."""
 
 from __future__ import annotations
 
 import math
-from threading import Lock
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.dispatch import plan_of
-from planner.mapf.tables import Floats, Ints, Tables
+from planner.problems import ArrangedPathProblem, PathProblem
 from planner.problems.answers import PathPlan
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
 from planner.search.stop import StopRun
 
-BETTER = 1 - 1e-9
-"""A plan must be shorter by more than rounding to replace another."""
+BETTER = 1e-9
+"""Share by which a plan must be shorter to replace another: more than rounding."""
 
 
-class Incumbent:
-    """Best plan, its makespan and the best bound; safe to offer to from several threads."""
+class TimedPaths(NamedTuple):
+    """Paths over roles, the start of every step, and the device in each role.
 
-    def __init__(self, tables: Tables, run: StopRun) -> None:
-        self.tables = tables
-        self.run = run
-        self.plan: PathPlan | None = None
-        self.makespan = math.inf
-        self.bound = 0.0
-        self.seat = np.arange(len(tables.stage))
-        self._lock = Lock()
+    Roles are the devices themselves unless the arrangement is free. A role without a device has
+    the number of devices for one.
+    """
 
-    def offer(self, plan: PathPlan | None) -> bool:
-        """Consider a plan; True if it is the best so far."""
-        if plan is None:
-            return False
-        with self._lock:
-            makespan = plan.makespan_s
-            if not makespan < self.makespan * BETTER and self.plan is not None:
-                return False
-            self.plan, self.makespan = plan, makespan
-            self.run.improve(makespan)
-            return True
+    paths: Ints
+    begin: Floats
+    device_of: Ints
+
+
+class PathIncumbent(Incumbent[TimedPaths]):
+    """Best paths and times, with the best bound; see `planner.search.incumbent.Incumbent`."""
+
+    def __init__(
+        self,
+        arrays: PathArrays,
+        run: StopRun,
+        problem: PathProblem | ArrangedPathProblem,
+        *,
+        method: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(run, problem, method=method, seed=seed, better=BETTER)
+        self.method = method  # a `PathMethod` stays one
+        self.arrays = arrays
+        self._first = np.minimum(np.arange(len(arrays.stage)), len(problem))
+
+    @property
+    def device_of(self) -> Ints:
+        """The device in each role of the best plan; before the first, as the arrays have it."""
+        return self._first if self.plan is None else self.plan.device_of
+
+    @property
+    def rows(self) -> Ints:
+        """Paths of the best plan, one row per microbatch."""
+        assert self.plan is not None
+        return self.plan.paths
+
+    @property
+    def times(self) -> Floats:
+        """Start of each step of the best plan, one row per microbatch."""
+        assert self.plan is not None
+        return self.plan.begin
 
     def offer_times(
-        self, paths: Ints, begin: Floats, makespan: float, seat: Ints | None = None
+        self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
     ) -> bool:
-        """Consider paths with the start of each step; ``seat`` where devices are exchanged."""
-        if not makespan < self.makespan * BETTER:
+        """Consider paths with the start of each step; a deadlock (infinite) is passed over.
+
+        Parameters
+        ----------
+        device_of
+            Where devices were exchanged: the device in each role.
+        """
+        at = self._first if device_of is None else device_of
+        return math.isfinite(makespan) and self.offer(
+            makespan, lambda: TimedPaths(paths.copy(), begin.copy(), at.copy())
+        )
+
+    def offer_plan(self, plan: PathPlan | None) -> bool:
+        """Consider a plan; None is passed over."""
+        if plan is None:
             return False
-        return self.offer(plan_of(self.tables, paths, begin))
+        return self.offer(plan.makespan_s, lambda: self._timed(plan))
 
-    def raise_bound(self, bound: float) -> None:
-        """Consider a proven bound; one above the makespan can only be so by rounding."""
-        with self._lock:
-            self.bound = max(self.bound, bound)
-            self.run.bound = min(self.bound, self.makespan)
+    def path_plan(self) -> PathPlan:
+        """The best plan, where roles are devices."""
+        return plan_of(self.arrays, self.rows, self.times)
 
-    def rows(self) -> Ints:
-        """Paths of the best plan as an array."""
-        assert self.plan is not None
-        return np.array(self.plan.paths, dtype=np.int64).reshape(self.tables.microbatches, -1)
+    def answer(self) -> Result[PathPlan]:
+        """The outcome, where roles are devices."""
+        found: Result[Any] = self.result()
+        return found if self.plan is None else replace(found, plan=self.path_plan())
 
-    def times(self) -> Floats:
-        """Start of each step of the best plan."""
-        assert self.plan is not None
-        length = self.tables.path_stages
-        begin = np.zeros((self.tables.microbatches, self.tables.steps))
-        for op in self.plan.ops:
+    def _timed(self, plan: PathPlan) -> TimedPaths:
+        length = self.arrays.path_stages
+        begin = np.zeros((self.arrays.microbatches, self.arrays.steps))
+        for op in plan.ops:
             if op.kind == "H":
                 step = length
             else:
-                place = self.plan.paths[op.microbatch].index(op.device)
+                place = plan.paths[op.microbatch].index(op.device)
                 step = place if op.kind == "F" else 2 * length - place
             begin[op.microbatch, step] = op.start_s
-        return begin
+        rows = np.array(plan.paths, dtype=np.int64).reshape(len(plan.paths), -1)
+        return TimedPaths(rows, begin, self._first)

@@ -6,10 +6,8 @@ Intervals are half-open: who comes when another leaves does not meet it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
-
-Span = tuple[float, float]
 
 
 class Stay(NamedTuple):
@@ -48,18 +46,6 @@ class Window(NamedTuple):
     last: float
     before: float
     final: bool
-
-
-def earliest(begin: float, length: float, blocks: Sequence[Span]) -> float:
-    """First time from ``begin`` on with ``length`` clear of all blocks; infinite if there is none.
-
-    A stay without length needs no room.
-    """
-    at = begin
-    for low, high in sorted(blocks):
-        if length > 0 and at < high and low < at + length:
-            at = high
-    return at
 
 
 def windows(rules: Iterable[Entry]) -> list[Window]:

@@ -11,14 +11,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.mapf.tables import Ints, Tables
+from planner.mapf.arrays import Ints, PathArrays
 from planner.search.rng import next_below, next_unit
 
 Word = NDArray[np.uint64]
 
 
 class Rules(NamedTuple):
-    """What paths must satisfy; as in `Tables`."""
+    """What paths must satisfy; as in `PathArrays`."""
 
     stage: Ints
     members: Ints
@@ -30,17 +30,17 @@ class Rules(NamedTuple):
     max_total_swaps: int
 
     @classmethod
-    def of(cls, tables: Tables) -> Rules:
-        """From the tables."""
+    def of(cls, arrays: PathArrays) -> Rules:
+        """From the arrays."""
         return cls(
-            tables.stage,
-            tables.members,
-            tables.first,
-            tables.room.copy(),
-            tables.fewest,
-            tables.most,
-            tables.max_swaps,
-            tables.max_total_swaps,
+            arrays.stage,
+            arrays.members,
+            arrays.first,
+            arrays.room.copy(),
+            arrays.fewest,
+            arrays.most,
+            arrays.max_swaps,
+            arrays.max_total_swaps,
         )
 
 
@@ -51,10 +51,10 @@ class Use(NamedTuple):
     stage: Ints
 
     @classmethod
-    def of(cls, tables: Tables, paths: Ints) -> Use:
+    def of(cls, arrays: PathArrays, paths: Ints) -> Use:
         """Counted from paths."""
-        device = np.bincount(paths.ravel(), minlength=len(tables.stage)).astype(np.int64)
-        stages = np.bincount(tables.stage[paths.ravel()], minlength=len(tables.fewest))
+        device = np.bincount(paths.ravel(), minlength=len(arrays.stage)).astype(np.int64)
+        stages = np.bincount(arrays.stage[paths.ravel()], minlength=len(arrays.fewest))
         return cls(device, stages.astype(np.int64))
 
 

@@ -19,10 +19,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.chains import Path
+from planner.mapf.dispatch import device_at, seconds_at
 from planner.mapf.intervals import Forbidden, Stay
 from planner.mapf.moves import in_order
-from planner.mapf.tables import Floats, Ints, Tables
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""
@@ -91,28 +92,28 @@ class Blocks(NamedTuple):
 class Router:
     """Fastest routes; the rest of a chain is never longer than the heuristic says."""
 
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        both = tables.hop + tables.hop.T
-        busy = tables.forward + tables.backward
-        gap = tables.stage[None, :] - tables.stage[:, None]
-        back = (gap == -1) & (tables.max_swaps > 0)
-        allowed = ((gap > 0) | back) & ((tables.room > 0) & (tables.stage > 0))[None, :]
+    def __init__(self, arrays: PathArrays) -> None:
+        self.arrays = arrays
+        both = arrays.hop + arrays.hop.T
+        busy = arrays.forward + arrays.backward
+        gap = arrays.stage[None, :] - arrays.stage[:, None]
+        back = (gap == -1) & (arrays.max_swaps > 0)
+        allowed = ((gap > 0) | back) & ((arrays.room > 0) & (arrays.stage > 0))[None, :]
         arcs = np.where(allowed, both, math.inf)
         self.ways: dict[int, Ways] = {}
-        for start in dict.fromkeys(tables.starts.tolist()):
+        for start in dict.fromkeys(arrays.starts.tolist()):
             rows = [both[:, start]]
-            for _ in range(tables.path_stages - 1):
+            for _ in range(arrays.path_stages - 1):
                 rows.append((arcs + busy[None, :] + rows[-1][None, :]).min(axis=1))
             self.ways[start] = Ways(
-                tables.hop,
-                tables.forward,
-                tables.backward,
-                tables.head,
-                tables.stage,
+                arrays.hop,
+                arrays.forward,
+                arrays.backward,
+                arrays.head,
+                arrays.stage,
                 allowed,
                 np.array(rows),
-                tables.max_swaps,
+                arrays.max_swaps,
             )
         self._remembered = lru_cache(maxsize=REMEMBERED)(self._search)
 
@@ -121,7 +122,7 @@ class Router:
         return self._remembered(agent, tuple(sorted(set(rules))))
 
     def _search(self, agent: int, rules: tuple[Forbidden, ...]) -> Route | None:
-        t = self.tables
+        t = self.arrays
         start = int(t.starts[agent])
         path = np.full(t.path_stages, -1, dtype=np.int64)
         begin = np.zeros(t.steps)
@@ -143,7 +144,7 @@ class Router:
 
 @njit(cache=True, nogil=True)
 def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
-    """As `planner.mapf.intervals.earliest`."""
+    """First time from ``begin`` on with ``length`` clear of all blocks of a device, or infinity."""
     at = begin
     if length > 0:
         for k in range(blocks.first[d], blocks.first[d + 1]):
@@ -156,18 +157,10 @@ def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
 def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats) -> float:
     """Fill the earliest starts of all steps; the end, infinite if there is none."""
     length = len(path)
-    start = path[0]
-    ready, at = 0.0, start
+    ready, at = 0.0, path[0]
     for k in range(2 * length + 1):
-        if k < length:
-            d = path[k]
-            seconds = ways.forward[d]
-        elif k == length:
-            d = start
-            seconds = ways.head[d]
-        else:
-            d = path[2 * length - k]
-            seconds = ways.backward[d]
+        d = device_at(path, k)
+        seconds = seconds_at(ways, d, k, length)
         ready = clear(blocks, d, ready + ways.hop[at, d], seconds)
         if math.isinf(ready):
             return ready

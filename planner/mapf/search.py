@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.mapf.anneal import anneal
+from planner.mapf.anneal import Cycle, MoveShares, Walk, anneal
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
+from planner.mapf.device_exchange import (
+    DeviceNumbers,
+    Setting,
+    exchange_devices,
+    exchange_partner,
+    put_device,
+)
 from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
 from planner.mapf.follow import FOLLOW, scheduled
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import Rules, Use, Word
-from planner.mapf.seats import Seats, exchange, partner, sit
-from planner.mapf.tables import Floats, Ints, Tables
-
-TOLLS = (0.0, 0.3, 1.0, 3.0)
-"""Construction: seconds that a device costs per earlier visit, as shares of its F and B."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,18 @@ class SearchParams:
         Share of the moves that exchange two devices, where the arrangement is free.
     smooth
         Weight of the mean end of the microbatches beside the latest: a slope on plateaus.
+    critical
+        Share of the moves that begin at a step of a longest chain of waiting.
+    shares
+        Of the moves, see `MoveShares`.
+    tolls
+        Construction: seconds that a device costs per earlier visit, as shares of its F and B.
+    hot, warm, cold
+        First temperature of a cycle that begins anew and of one on a known schedule; the last.
+    pulls
+        Weights of the rest of the chain when steps are dispatched, in turn.
+    longest_cycle
+        Iterations of an annealing cycle, at most.
     """
 
     workers: int = 2
@@ -63,6 +78,9 @@ class SearchParams:
     large: int = 1000
     rearrange: float = 0.1
     smooth: float = 0.1
+    critical: float = 0.6
+    shares: MoveShares = field(default_factory=MoveShares)
+    tolls: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
 
 
 class Worker:
@@ -70,64 +88,68 @@ class Worker:
 
     def __init__(
         self,
-        tables: Tables,
+        arrays: PathArrays,
         rng: np.random.Generator,
-        seats: Seats | None,
+        devices: DeviceNumbers | None,
         params: SearchParams,
     ) -> None:
-        self.tables = tables
+        self.arrays = arrays
         self.params = params
         self.rng = rng
-        self.numbers, self.rules = Numbers.of(tables), Rules.of(tables)
-        self.seats = seats or Seats.fixed(tables)
-        self.free = seats is not None
+        numbers = devices or DeviceNumbers.fixed(arrays)
+        self.setting = Setting(Numbers.of(arrays), Rules.of(arrays), numbers)
+        self.free = devices is not None
         self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
-    def begin(self, paths: Ints, pull: float, times: Floats | None, seat: Ints) -> None:
+    def begin(self, paths: Ints, pull: float, times: Floats | None, device_of: Ints) -> None:
         """Begin a cycle with these paths: no nudges, or the times of a schedule to follow."""
-        self.use = Use.of(self.tables, paths)
-        self.now = State.of(self.tables, paths, times)
+        now = State.of(self.arrays, paths, times)
         if self.free:
-            for role, device in enumerate(seat.tolist()):
-                sit(self.seats, self.numbers, self.rules, self.now.seat, role, device)
+            for role, device in enumerate(device_of.tolist()):
+                put_device(self.setting, now.device_of, role, device)
         for b in range(len(paths)):
-            fill_tail(self.numbers, self.now.paths[b], self.now.tail[b])
-        self.trial, self.best = State.of(self.tables, paths), State.of(self.tables, paths)
+            fill_tail(self.setting.num, now.paths[b], now.tail[b])
+        trial, best = State.of(self.arrays, paths), State.of(self.arrays, paths)
+        use = Use.of(self.arrays, paths)
+        self.walk = Walk(self.setting, use, now, trial, best, self.word)
         self.makespan, self.pull = math.inf, pull
+
+    @property
+    def best(self) -> State:
+        """The best state of the cycle."""
+        return self.walk.best
 
     def shuffle(self) -> None:
         """Exchange devices at random, where the arrangement is free."""
-        seat = self.now.seat
-        for role in self.rng.integers(len(seat), size=4 * len(seat) if self.free else 0).tolist():
-            if seat[role] == self.seats.vacant:
+        setting, now = self.setting, self.walk.now
+        device_of, vacant = now.device_of, setting.devices.vacant
+        tries = 4 * len(device_of) if self.free else 0
+        for role in self.rng.integers(len(device_of), size=tries).tolist():
+            if device_of[role] == vacant:
                 continue
-            other = partner(self.seats, self.rules, self.use, seat, role, self.word)
-            if other >= 0 and seat[other] != self.seats.vacant:
-                exchange(self.seats, self.numbers, self.rules, seat, role, other)
-        for b, path in enumerate(self.now.paths):
-            fill_tail(self.numbers, path, self.now.tail[b])
+            other = exchange_partner(setting, self.walk.use, device_of, role, self.word)
+            if other >= 0 and device_of[other] != vacant:
+                exchange_devices(setting, device_of, role, other)
+        for b, path in enumerate(now.paths):
+            fill_tail(setting.num, path, now.tail[b])
 
     def work(self, moves: int, hot: float, cold: float, jitter: float) -> None:
-        """Some moves of the cycle."""
-        self.makespan = anneal(
-            self.numbers,
-            self.rules,
-            self.seats,
-            self.use,
-            self.now,
-            self.trial,
-            self.best,
-            self.makespan,
-            self.word,
+        """Some moves of the cycle, from ``hot`` to ``cold`` seconds."""
+        params = self.params
+        rearrange = params.rearrange if self.free else 0.0
+        cycle = Cycle(
             moves,
             hot,
             cold,
             self.pull,
             jitter,
-            self.params.rearrange if self.free else 0.0,
-            self.params.smooth,
+            rearrange,
+            params.smooth,
+            params.critical,
+            params.shares,
         )
+        self.makespan = anneal(self.walk, cycle, self.makespan)
 
 
 class Search:
@@ -137,29 +159,29 @@ class Search:
     ----------
     settled
         All cycles work on the incumbent: it has a structure that random starts do not find.
-    seats
+    devices
         Where the arrangement is free: what each device would bring to each stage.
     """
 
     def __init__(
         self,
-        tables: Tables,
-        incumbent: Incumbent,
+        arrays: PathArrays,
+        incumbent: PathIncumbent,
         seed: int,
         params: SearchParams | None = None,
-        seats: Seats | None = None,
+        devices: DeviceNumbers | None = None,
     ) -> None:
-        self.tables = tables
+        self.arrays = arrays
         self.incumbent = incumbent
         self.params = params or SearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [Worker(tables, rng, seats, self.params) for rng in rngs]
-        size = tables.microbatches * tables.steps
-        share = self.params.work // (size * tables.microbatches)
+        self.workers = [Worker(arrays, rng, devices, self.params) for rng in rngs]
+        size = arrays.microbatches * arrays.steps
+        share = self.params.work // (size * arrays.microbatches)
         self.moves = min(self.params.most_moves, max(16, share))
         self.is_large = size >= self.params.large
         self.settled = False
-        self._own_seat = incumbent.seat
+        self._first_devices = incumbent.device_of
         self._cycles = 0
         self._length = float(self.params.first_cycle)
 
@@ -176,26 +198,26 @@ class Search:
 
     def _cycle(self, pool: ThreadPoolExecutor, length: int, until_s: float) -> None:
         params, incumbent = self.params, self.incumbent
-        best = incumbent.makespan
+        best = incumbent.objective
         heats = []
         for k, worker in enumerate(self.workers):
             pull = params.pulls[(self._cycles + k) % len(params.pulls)]
             anew = not self.is_large and not self.settled and self._cycles % 2 == 0
             if anew:
-                worker.begin(self._start(worker), pull, None, self._own_seat)
+                worker.begin(self._start(worker), pull, None, self._first_devices)
                 if self._cycles % 3 != 0:
                     worker.shuffle()
             elif math.isinf(worker.makespan) or self.settled or self.is_large:
-                worker.begin(incumbent.rows(), FOLLOW, incumbent.times(), incumbent.seat)
+                worker.begin(incumbent.rows, FOLLOW, incumbent.times, incumbent.device_of)
             else:
                 last = worker.best
-                worker.begin(last.paths, FOLLOW, last.begin, last.seat)
+                worker.begin(last.paths, FOLLOW, last.begin, last.device_of)
             spread = 2.0 ** worker.rng.uniform(-2.0, 2.0)
             heats.append((params.hot if anew else params.warm * spread) * best)
         if self.is_large:
             heats = [heat / 4 for heat in heats]
         cold = params.cold * best
-        jitter = float(np.mean(self.tables.backward + self.tables.forward))
+        jitter = float(np.mean(self.arrays.backward + self.arrays.forward))
         for step in range(length):
             tasks = []
             for worker, hot in zip(self.workers, heats, strict=True):
@@ -207,24 +229,25 @@ class Search:
                 task.result()
             for worker in self.workers:
                 found = worker.best
-                incumbent.offer_times(found.paths, found.begin, worker.makespan, found.seat)
+                incumbent.offer_times(found.paths, found.begin, worker.makespan, found.device_of)
             if incumbent.run.update() is not None or incumbent.run.elapsed_s >= until_s:
                 break
 
     def _start(self, worker: Worker) -> Ints:
-        toll = float(worker.rng.choice(TOLLS)) * float(np.mean(self.tables.backward))
-        return construct(self.tables, by_chain(self.tables, worker.rng), toll)
+        toll = float(worker.rng.choice(self.params.tolls)) * float(np.mean(self.arrays.backward))
+        return construct(self.arrays, by_chain(self.arrays, worker.rng), toll)
 
 
-def first_plans(tables: Tables, incumbent: Incumbent) -> None:
+def first_plans(
+    arrays: PathArrays, incumbent: PathIncumbent, params: SearchParams | None = None
+) -> None:
     """Constructed paths, dispatched; at least one is valid, and no baseline is better."""
-    unit = float(np.mean(tables.forward + tables.backward))
-    order = by_chain(tables)
-    for k in range(len(TOLLS) + 1):
-        routed = k < len(TOLLS)
-        paths = construct(tables, order, TOLLS[k] * unit) if routed else unit_cost_paths(tables)
+    unit = float(np.mean(arrays.forward + arrays.backward))
+    order = by_chain(arrays)
+    for toll in (*(params or SearchParams()).tolls, None):
+        paths = unit_cost_paths(arrays) if toll is None else construct(arrays, order, toll * unit)
         for pull in (PULL, 0.0):
-            makespan, begin = scheduled(tables, paths, pull=pull)
+            makespan, begin = scheduled(arrays, paths, pull=pull)
             incumbent.offer_times(paths, begin, makespan)
         if incumbent.run.check() is not None and incumbent.plan is not None:
             break

@@ -4,66 +4,92 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass
+from typing import Any
 
+from planner.mapf.arrays import Ints, PathArrays
 from planner.mapf.baselines import (
     collision_blind_paths,
     first_in_first_out,
-    random_paths,
     straight_paths,
     unit_cost_paths,
 )
-from planner.mapf.bounds import simple_bound_s
+from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import PathSearch
-from planner.mapf.coarsen import coarse_problem, told_apart
-from planner.mapf.exact import MOST_MICROBATCHES, Exact
-from planner.mapf.follow import FOLLOW, scheduled
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.compile import compile_kernels
+from planner.mapf.exact import Exact
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, first_plans
-from planner.mapf.tables import Ints, Tables
-from planner.mapf.warm import compile_kernels
-from planner.mapf.waves import (
-    even,
-    in_turn,
-    offer_waves,
-    repair,
-    repeats_evenly,
-    wave_problem,
-)
+from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.problems.quantities import of_kind
-from planner.search.certificate import OPTIMAL_GAP, Status
+from planner.search.certificate import Status
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, MaxRuntime, StoppingCriterion, StopRun, started
+from planner.search.stop import (
+    AnyOf,
+    MaxIterations,
+    MaxRuntime,
+    StoppingCriterion,
+    StopRun,
+    started,
+)
 
-ANNEALING = 0.25
-"""Share of a time limit for annealing before CP-SAT begins."""
 
-SETTLED_ANNEALING = 0.6
-"""The same for several waves, whose whole model is beyond CP-SAT, and at most anywhere."""
+@dataclass(frozen=True)
+class PathParams:
+    """How ``auto`` shares a limit between annealing and CP-SAT.
 
-SHORT_ANNEALING_S = 6.0
-"""Annealing under a short limit, in which CP-SAT would hardly begin."""
+    Attributes
+    ----------
+    few
+        Microbatches up to which several waves are not built from one.
+    wave
+        Share of the limit for the first wave.
+    annealing
+        Share of a limit in seconds for annealing before CP-SAT begins.
+    settled_annealing
+        The same for several waves, whose whole model is beyond CP-SAT, and at most anywhere.
+    short_annealing_s
+        Annealing under a short limit, in which CP-SAT would hardly begin.
+    small_annealing_s
+        Of a limit, what counts for annealing on problems so small that CP-SAT closes them at once.
+    collision_free
+        Share of a limit in seconds for the bound without collisions, at most.
+    threads
+        Of CP-SAT under a limit in seconds; under a count limit there is one.
+    least_s
+        CP-SAT is not begun with fewer seconds left: building a model takes a part of them.
+    step_s
+        Seconds of one step of annealing or of large-neighbourhood search, at most.
+    step_iterations, step_polishes
+        Iterations of annealing, and neighbourhoods, between two proofs under a count limit.
+    polish_work, prove_work, collision_free_work
+        CP-SAT's deterministic time under a count limit, of one neighbourhood, of the first proof
+        (each later one has twice as much) and of the bound without collisions.
+    inner_iterations
+        Iterations of a part of the solve on a problem of its own, at most.
+    """
 
-SMALL_ANNEALING_S = 1.0
-"""Of a limit, what counts for annealing on problems so small that CP-SAT closes them at once."""
+    few: int = 12
+    wave: float = 0.35
+    annealing: float = 0.25
+    settled_annealing: float = 0.6
+    short_annealing_s: float = 6.0
+    small_annealing_s: float = 1.0
+    collision_free: float = 0.25
+    threads: int = 2
+    least_s: float = 2.0
+    step_s: float = 3.0
+    step_iterations: int = 8
+    step_polishes: int = 4
+    polish_work: float = 1.0
+    prove_work: float = 1.0
+    collision_free_work: float = 10.0
+    inner_iterations: int = 64
 
-RELAXATION = 0.25
-"""Share of a time limit for the bound without collisions, at most."""
 
-FEW = 12
-"""Microbatches up to which several waves are not built from one."""
-
-WAVE = 0.35
-"""Share of a limit for the first wave."""
-
-THREADS = 2
-
-LEAST_S = 2.0
-"""Building a CP-SAT model takes a noticeable part of less than this."""
-
-STEP_S = 3.0
-"""Seconds of one step of annealing or of large-neighbourhood search, at most."""
+PARAMS = PathParams()
 
 
 class PathMethod(enum.StrEnum):
@@ -71,18 +97,15 @@ class PathMethod(enum.StrEnum):
 
     ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
     choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
-    other and ``coarse`` those of groups of microbatches (both Appendix D.1), ``cbs`` the paper's
-    conflict-based search (Algorithm 1), its paths dispatched first in, first out; UNKNOWN if the
-    limit comes before its first valid paths.
+    other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
+    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
     """
 
     AUTO = "auto"
     STRAIGHT = "straight"
     DTFM_SKIP = "dtfm-skip"
     NO_TC2 = "no-tc2"
-    RANDOM = "random"
     REUSE = "reuse"
-    COARSE = "coarse"
     CBS = "cbs"
 
 
@@ -97,139 +120,141 @@ def solve_paths(
     Parameters
     ----------
     stop
-        When to stop. With a limit in seconds two threads work beside each other; under any other
-        rule the decisions depend on the problem, the seed and the rule alone.
+        When to stop. With a limit in seconds alone two threads work beside each other; under any
+        other rule the decisions depend on the problem, the seed and the rule alone, and seconds
+        beside a limit on iterations only cut the search off.
+    seed
+        Of the random generators.
     method
         See `PathMethod`.
+
+    Returns
+    -------
+    Result
+        Seconds; INFEASIBLE if no paths exist.
+
+    Raises
+    ------
+    ProblemError
+        The method cannot solve such a problem.
+
+    References
+    ----------
+    SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks, 2025, sections 3 and 4.
     """
+    of_kind(PathProblem, problem)
     try:
         chosen = PathMethod(method)
     except ValueError:
         raise ProblemError(
             f"method must be one of {', '.join(PathMethod)}, found {method!r}"
         ) from None
+    started(stop)  # refused before the kernels are compiled
     compile_kernels()
     run = started(stop)
-    tables = Tables.of(of_kind(PathProblem, problem))
-    reason = tables.impossible()
+    arrays = PathArrays.of(problem)
+    incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
+    reason = arrays.impossible()
     if reason is not None:
-        return Result(None, Status.INFEASIBLE, None, None, run.elapsed_s, reason, seed, chosen)
-    incumbent = Incumbent(tables, run)
+        found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
+        return found
     with run.interruptible():
-        if chosen in (PathMethod.AUTO, PathMethod.REUSE):
-            first_plans(tables, incumbent)
-        incumbent.raise_bound(simple_bound_s(tables))
         if chosen is PathMethod.AUTO:
-            _auto(problem, tables, incumbent, run, seed)
+            first_plans(arrays, incumbent)
+        raise_simple_bound(arrays, incumbent)
+        if chosen is PathMethod.AUTO:
+            _auto(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.CBS:
-            PathSearch(tables, incumbent, run).search()
-        elif chosen is PathMethod.COARSE:
-            _coarse(problem, tables, incumbent, run, seed)
+            PathSearch(arrays, incumbent, run).search()
         elif chosen is PathMethod.REUSE:
-            incumbent = _reuse(problem, tables, run, seed)
+            _reuse(problem, arrays, incumbent, run, seed)
         else:
-            paths = _baseline(problem, tables, chosen, seed)
-            makespan, begin = first_in_first_out(tables, paths)
+            paths = _baseline(problem, arrays, chosen)
+            makespan, begin = first_in_first_out(arrays, paths)
             incumbent.offer_times(paths, begin, makespan)
-    return _result(incumbent, run, seed, chosen)
+    if incumbent.plan is None and chosen is PathMethod.REUSE:
+        # interrupted in the first wave: the best so far is what is constructed
+        first_plans(arrays, incumbent)
+    return incumbent.answer()
 
 
-def _result(incumbent: Incumbent, run: StopRun, seed: int, method: PathMethod) -> Result[PathPlan]:
-    if incumbent.plan is None:
-        why = run.reason or "nothing found"
-        return Result(None, Status.UNKNOWN, None, None, run.elapsed_s, why, seed, method)
-    bound = min(incumbent.bound, incumbent.makespan)
-    done = incumbent.makespan - bound <= OPTIMAL_GAP * incumbent.makespan
-    return Result.of(
-        incumbent.plan,
-        incumbent.makespan,
-        bound,
-        runtime_s=run.elapsed_s,
-        stop_reason="optimal" if done else run.reason or "search exhausted",
-        seed=seed,
-        method=method,
-        history=run.history,
-    )
+def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
+    """The bound that takes no search."""
+    bound = simple_bound(arrays)
+    incumbent.raise_bound(bound.seconds, bound.basis, bound.witness)
 
 
-def _auto(
-    problem: PathProblem, tables: Tables, incumbent: Incumbent, run: StopRun, seed: int
-) -> None:
-    """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
-    # F, H and B of one device without transfers: any order without gaps is best
-    if run.check() is not None or tables.path_stages == 1:
-        return
-    search = Search(tables, incumbent, seed)
-    wave = wave_problem(problem)
-    if wave is not None and tables.microbatches > FEW:
-        best = _solve_wave(wave, run, seed, WAVE)
-        offer_waves(tables, incumbent, best.rows(), best.times(), best.makespan)
-        search.settled = True
-        if run.check() is not None:
-            return
-    exact = Exact(problem, tables, incumbent, seed)
-    improve(search, exact, run)
-
-
-def improve(search: Search, exact: Exact, run: StopRun) -> None:
+def improve(search: Search, exact: Exact, run: StopRun, params: PathParams = PARAMS) -> None:
     """Annealing and CP-SAT in turn until the rule says stop."""
     if run.check() is not None:
         return
-    if math.isfinite(run.remaining_s):
-        _by_time(search, exact, run)
+    if run.paced_by_time:
+        _by_time(search, exact, run, params)
     else:
-        _by_count(search, exact, run)
+        _by_count(search, exact, run, params)
 
 
-def _baseline(problem: PathProblem, tables: Tables, method: PathMethod, seed: int) -> Ints:
-    if method is PathMethod.STRAIGHT:
-        return straight_paths(problem, tables)
-    if method is PathMethod.DTFM_SKIP:
-        return unit_cost_paths(tables)
-    if method is PathMethod.NO_TC2:
-        return collision_blind_paths(tables)
-    return random_paths(tables, seed)
+def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRun:
+    """A run of its own with a share of what is left of the limit.
 
-
-def inner_run(run: StopRun, share: float) -> StopRun:
-    """A run of its own with a share of what is left of the limit."""
-    if math.isfinite(run.remaining_s):
+    Under a count limit its seconds are all that are left of the outer run.
+    """
+    if run.paced_by_time:
         return MaxRuntime(max(1e-3, share * run.remaining_s)).start()
-    return MaxIterations(int(min(64, max(1, share * run.remaining_iterations)))).start()
+    most = min(params.inner_iterations, max(1, share * run.remaining_iterations))
+    counted = MaxIterations(int(most))
+    if math.isinf(run.remaining_s):
+        return counted.start()
+    return AnyOf(counted, MaxRuntime(max(1e-3, run.remaining_s))).start()
 
 
-def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> Incumbent:
+def _auto(
+    problem: PathProblem,
+    arrays: PathArrays,
+    incumbent: PathIncumbent,
+    run: StopRun,
+    seed: int,
+    params: PathParams = PARAMS,
+) -> None:
+    """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
+    # F, H and B of one device without transfers: any order without gaps is best
+    if run.check() is not None or arrays.path_stages == 1:
+        return
+    search = Search(arrays, incumbent, seed)
+    wave = wave_problem(problem)
+    if wave is not None and arrays.microbatches > params.few:
+        best = _solve_wave(wave, run, seed, params.wave)
+        offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
+        search.settled = True
+        if run.check() is not None:
+            return
+    improve(search, Exact(problem, arrays, incumbent, seed), run, params)
+
+
+def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:
+    if method is PathMethod.STRAIGHT:
+        return straight_paths(problem, arrays)
+    if method is PathMethod.DTFM_SKIP:
+        return unit_cost_paths(arrays)
+    return collision_blind_paths(arrays)
+
+
+def _solve_wave(wave: PathProblem, run: StopRun, seed: int, share: float) -> PathIncumbent:
     """One wave, with a share of what is left of the limit."""
     inner = inner_run(run, share)
-    tables = Tables.of(wave)
-    best = Incumbent(tables, inner)
-    first_plans(tables, best)
-    best.raise_bound(simple_bound_s(tables))
-    _auto(wave, tables, best, inner, seed)
+    arrays = PathArrays.of(wave)
+    best = PathIncumbent(arrays, inner, wave, seed=seed)
+    first_plans(arrays, best)
+    raise_simple_bound(arrays, best)
+    _auto(wave, arrays, best, inner, seed)
     run.update(inner.iterations)
     return best
 
 
-def _coarse(
-    problem: PathProblem, tables: Tables, incumbent: Incumbent, run: StopRun, seed: int
+def _reuse(
+    problem: PathProblem, arrays: PathArrays, incumbent: PathIncumbent, run: StopRun, seed: int
 ) -> None:
-    """The best schedule of groups, told apart."""
-    found = coarse_problem(problem)
-    if found is None:
-        raise ProblemError(
-            "method coarse needs groups that divide the microbatches of a start device and fit "
-            f"memory, found {problem.microbatches_per_start} and {problem.memory.max()}; take auto"
-        )
-    coarse, size = found
-    groups = _solve_wave(coarse, run, seed, 0.99)
-    paths, times = told_apart(tables, groups.rows(), groups.times(), size)
-    repair(tables, paths)
-    if even(tables, paths):
-        makespan, begin = scheduled(tables, paths, times, FOLLOW)
-        incumbent.offer_times(paths, begin, makespan)
-
-
-def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Incumbent:
     """The best paths of one wave, the waves strictly in turn."""
     wave = wave_problem(problem)
     if wave is None or not repeats_evenly(wave):
@@ -239,46 +264,48 @@ def _reuse(problem: PathProblem, tables: Tables, run: StopRun, seed: int) -> Inc
             "start device; take auto"
         )
     best = _solve_wave(wave, run, seed, 0.99)
-    incumbent = Incumbent(tables, run)
-    paths, begin, makespan = in_turn(tables, best.rows(), best.times(), best.makespan)
-    incumbent.offer_times(paths, begin, makespan)
-    incumbent.raise_bound(simple_bound_s(tables))
-    return incumbent
+    incumbent.offer_times(*in_turn(arrays, best.rows, best.times, best.objective))
 
 
-def _by_time(search: Search, exact: Exact, run: StopRun) -> None:
+def _by_time(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
     """Shares of the limit; CP-SAT has neighbourhoods of its own on the whole model."""
-    started, limit = run.elapsed_s, max(1e-6, run.remaining_s)
-    short = min(SETTLED_ANNEALING, SHORT_ANNEALING_S / limit)
-    share = SETTLED_ANNEALING if search.settled else max(ANNEALING, short)
-    seconds = min(SMALL_ANNEALING_S, limit) if exact.small else limit
-    search.run(until_s=started + share * seconds)
-    if exact.listable and run.check() is None and run.remaining_s > LEAST_S:
-        exact.relax(THREADS, RELAXATION * limit, math.inf)
-    if exact.whole and not search.settled and run.check() is None and run.remaining_s > LEAST_S:
-        exact.prove(THREADS, run.remaining_s, math.inf)
+    begun, limit = run.elapsed_s, max(1e-6, run.remaining_s)
+    short = min(params.settled_annealing, params.short_annealing_s / limit)
+    share = params.settled_annealing if search.settled else max(params.annealing, short)
+    seconds = min(params.small_annealing_s, limit) if exact.small else limit
+
+    def time_left() -> bool:
+        return run.check() is None and run.remaining_s > params.least_s
+
+    search.run(until_s=begun + share * seconds)
+    if exact.listable and time_left():
+        exact.leave_out_collisions(params.threads, params.collision_free * limit, math.inf)
+    if exact.whole and not search.settled and time_left():
+        exact.prove(params.threads, run.remaining_s, math.inf)
     while run.check() is None:
-        search.run(until_s=run.elapsed_s + STEP_S)
-        small = search.tables.microbatches <= MOST_MICROBATCHES
-        if small and run.check() is None and run.remaining_s > LEAST_S:
-            exact.polish(min(STEP_S, run.remaining_s), math.inf)
+        search.run(until_s=run.elapsed_s + params.step_s)
+        if exact.polishable and time_left():
+            exact.polish(min(params.step_s, run.remaining_s), math.inf)
             run.update()
 
 
-def _by_count(search: Search, exact: Exact, run: StopRun) -> None:
-    """Steps with limits in deterministic units; each counts as one iteration."""
-    work, relaxed = 1.0, False
+def _by_count(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
+    """Steps with limits in deterministic units; each counts as one iteration.
+
+    Seconds, where the rule has them too, only cut a step off.
+    """
+    work, bounded = params.prove_work, False
     while run.check() is None:
-        search.run(iterations=8)
-        if exact.listable and not relaxed and run.check() is None:
-            exact.relax(1, math.inf, 10.0)
-            relaxed = True
+        search.run(iterations=params.step_iterations)
+        if exact.listable and not bounded and run.check() is None:
+            exact.leave_out_collisions(1, run.remaining_s, params.collision_free_work)
+            bounded = True
             run.update()
-        for _ in range(4):
-            if search.tables.microbatches <= MOST_MICROBATCHES and run.check() is None:
-                exact.polish(math.inf, 1.0)
+        for _ in range(params.step_polishes):
+            if exact.polishable and run.check() is None:
+                exact.polish(run.remaining_s, params.polish_work)
                 run.update()
         if exact.whole and run.check() is None:
-            exact.prove(1, math.inf, work)
+            exact.prove(1, run.remaining_s, work)
             run.update()
             work *= 2

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
 from planner.problems.error import ProblemError
-from planner.problems.paths import PathProblem
-from planner.problems.quantities import whole
+from planner.problems.paths import PathProblem, memory_counts, transfer_matrix, truth
+from planner.problems.quantities import per_item, whole
 from planner.problems.stage_numbers import StageNumbers
 from planner.workload.workload import Workload
 
@@ -70,54 +70,51 @@ class ArrangedPathProblem:
         max_total_swaps: int | None = None,
         fixed_sizes: bool = False,
     ) -> None:
-        transfer = np.array(transfer_s, dtype=np.float64)
-        sizes = tuple(whole("a stage size", size) for size in stage_sizes)
-        if min(sizes, default=0) < 1 or sum(sizes) != len(transfer):
+        transfer = transfer_matrix(transfer_s)
+        n = len(transfer)
+        try:
+            sizes = tuple(whole("a stage size", size) for size in stage_sizes)
+        except TypeError:
             raise ProblemError(
-                f"stage_sizes must be at least 1 and add up to the {len(transfer)} devices, found "
-                f"{list(sizes)}"
+                f"stage_sizes must be a list of whole numbers, found {stage_sizes!r}"
+            ) from None
+        if min(sizes, default=0) < 1 or sum(sizes) != n:
+            raise ProblemError(
+                f"stage_sizes must be at least 1 and add up to the {n} devices, found {list(sizes)}"
             )
+        shape = (len(sizes), n)
         rows = {}
-        for name, value in (
-            ("forward_s", forward_s),
-            ("backward_s", backward_s),
-            ("memory", memory),
-        ):
+        for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):
             try:
-                shape = (len(sizes), len(transfer))
-                rows[name] = np.array(
-                    np.broadcast_to(np.asarray(value, dtype=np.float64), shape), order="C"
-                )
+                given = np.asarray(value, dtype=np.float64)
+                rows[name] = np.array(np.broadcast_to(given, shape), order="C")
             except (TypeError, ValueError):
                 raise ProblemError(
-                    f"{name} must be one number, {len(transfer)} or {len(sizes)} x "
-                    f"{len(transfer)} of them, found shape {np.shape(value)}"
+                    f"{name} must be one number, {n} or {len(sizes)} x {n} of them, found "
+                    f"{_form(value)}"
                 ) from None
         fields: tuple[tuple[str, Any], ...] = (
             ("transfer_s", transfer),
             ("stage_sizes", sizes),
             ("forward_s", rows["forward_s"]),
             ("backward_s", rows["backward_s"]),
-            ("head_s", np.array(np.broadcast_to(head_s, (len(transfer),)), dtype=np.float64)),
+            ("head_s", per_item("head_s", head_s, n, "device")),
             ("path_stages", path_stages),
-            ("memory", rows["memory"]),
+            ("memory", memory_counts(memory, shape)),
             ("microbatches_per_start", microbatches_per_start),
             ("max_swaps", max_swaps),
             ("live_memory", live_memory),
             ("max_total_swaps", max_total_swaps),
-            ("fixed_sizes", bool(fixed_sizes)),
+            ("fixed_sizes", truth("fixed_sizes", fixed_sizes)),
         )
         for field, value in fields:
             object.__setattr__(self, field, value)
         # every stage's row is that of an arrangement: its rules are the rules of all
-        devices = list(range(len(transfer)))
-        arrangement = self._cut(devices)
+        arrangement = self._cut(list(range(n)))
         for s in range(len(sizes)):
-            checked = self._problem(arrangement, [s] * len(transfer))
-            if s == 0:
-                object.__setattr__(self, "transfer_s", checked.transfer_s)
-        object.__setattr__(self, "memory", self.memory.astype(np.int64))
-        for array in (self.forward_s, self.backward_s, self.head_s, self.memory):
+            self._problem(arrangement, [s] * n)
+        for name in ("transfer_s", "forward_s", "backward_s", "head_s", "memory"):
+            array: NDArray[Any] = getattr(self, name)
             array.setflags(write=False)
 
     @classmethod
@@ -199,3 +196,11 @@ class ArrangedPathProblem:
         """A copy with some of the constructor's fields changed."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return ArrangedPathProblem(**{**fields, **changes})
+
+
+def _form(value: Any) -> str:
+    """What was given in place of numbers."""
+    try:
+        return f"shape {np.shape(value)}"
+    except ValueError:
+        return f"a value of type {type(value).__name__}"

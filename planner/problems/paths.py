@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
-from planner.problems.quantities import per_item
+from planner.problems.quantities import per_item, whole
 from planner.problems.stage_numbers import StageNumbers
 from planner.workload.workload import Workload
 
@@ -20,6 +20,67 @@ Floats = NDArray[np.float64]
 
 MOST = 1 << 53
 """Whole numbers under this are exact as floats."""
+
+
+def transfer_matrix(transfer_s: ArrayLike) -> Floats:
+    """N x N seconds, each ``>= 0`` and finite, with zeros on the diagonal; a copy."""
+    try:
+        transfer = np.array(transfer_s, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"transfer_s must be N x N numbers, found a value of type {type(transfer_s).__name__}"
+        ) from None
+    if transfer.ndim != 2 or transfer.shape[0] != transfer.shape[1]:
+        raise ProblemError(f"transfer_s must be N x N, found shape {transfer.shape}")
+    np.fill_diagonal(transfer, 0.0)
+    bad = np.argwhere(~(np.isfinite(transfer) & (transfer >= 0)))
+    if len(bad):
+        i, j = (int(k) for k in bad[0])
+        raise ProblemError(
+            f"transfer_s from {i} to {j} is {transfer[i, j]:g}; it must be >= 0 and finite, "
+            "leave out devices that cannot be reached"
+        )
+    return transfer
+
+
+def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Devices per stage as whole numbers."""
+    try:
+        listed = [list(group) for group in stage_devices]
+    except TypeError:
+        raise ProblemError(
+            f"stage_devices must be a list of devices for every stage, found {stage_devices!r}"
+        ) from None
+    return tuple(tuple(whole("a device of stage_devices", d) for d in g) for g in listed)
+
+
+def memory_counts(memory: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Whole numbers >= 0 of a shape, from a scalar, one per device, or all of them; a copy."""
+    want = " x ".join(map(str, shape))
+    numbers = f"one number, {shape[-1]} or {want}" if len(shape) > 1 else f"one number or {want}"
+    try:
+        given = np.asarray(memory, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"memory must be {numbers} of them, found a value of type {type(memory).__name__}"
+        ) from None
+    if given.shape not in ((), shape[-1:], shape):
+        raise ProblemError(f"memory must be {numbers} of them, found shape {given.shape}")
+    fine = (given == np.floor(given)) & (given >= 0) & (given < MOST)
+    if not fine.all():
+        at = np.argwhere(~fine)[0].tolist()
+        where = f" at {', '.join(map(str, at))}" if at else ""
+        raise ProblemError(
+            f"memory is {given[tuple(at)]:g}{where}; it must be whole numbers >= 0, under {MOST}"
+        )
+    return np.array(np.broadcast_to(given, shape), dtype=np.int64, order="C")
+
+
+def truth(field: str, value: object) -> bool:
+    """True or False, refused if it is something else."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ProblemError(f"{field} must be True or False, found {value!r}")
+    return bool(value)
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -79,24 +140,18 @@ class PathProblem:
         live_memory: bool = False,
         max_total_swaps: int | None = None,
     ) -> None:
-        transfer = np.array(transfer_s, dtype=np.float64)
-        if transfer.ndim != 2 or transfer.shape[0] != transfer.shape[1]:
-            raise ProblemError(f"transfer_s must be N x N, found shape {transfer.shape}")
+        transfer = transfer_matrix(transfer_s)
         n = len(transfer)
-        np.fill_diagonal(transfer, 0.0)
-        if not (np.isfinite(transfer) & (transfer >= 0)).all():
-            i, j = (int(k) for k in np.argwhere(~(np.isfinite(transfer) & (transfer >= 0)))[0])
-            raise ProblemError(
-                f"transfer_s from {i} to {j} is {transfer[i, j]:g}; it must be >= 0 and finite, "
-                "leave out devices that cannot be reached"
-            )
-        groups = tuple(tuple(int(d) for d in group) for group in stage_devices)
+        groups = device_groups(stage_devices)
         listed = sorted(d for group in groups for d in group)
         if listed != list(range(n)) or any(not group for group in groups):
             raise ProblemError(
                 f"stage_devices must hold each of the {n} devices once and no empty stage, found "
                 f"{[list(g) for g in groups]}"
             )
+        path_stages = whole("path_stages", path_stages)
+        microbatches_per_start = whole("microbatches_per_start", microbatches_per_start)
+        max_swaps = whole("max_swaps", max_swaps)
         if not 1 <= path_stages <= len(groups):
             raise ProblemError(
                 f"path_stages is {path_stages}; it must be 1 to the {len(groups)} stages"
@@ -107,14 +162,11 @@ class PathProblem:
             )
         if max_swaps < 0:
             raise ProblemError(f"max_swaps is {max_swaps}; it must be >= 0")
-        if max_total_swaps is not None and max_total_swaps < 0:
+        if max_total_swaps is not None and whole("max_total_swaps", max_total_swaps) < 0:
             raise ProblemError(
                 f"max_total_swaps is {max_total_swaps}; it must be >= 0, or None for no limit"
             )
-        room = np.array(np.broadcast_to(np.asarray(memory), (n,)))
-        if not (room == np.floor(room)).all() or not ((room >= 0) & (room < MOST)).all():
-            raise ProblemError(f"memory is {memory!r}; it must be whole numbers >= 0, under {MOST}")
-        room = room.astype(np.int64)
+        room = memory_counts(memory, (n,))
         times = {
             name: per_item(name, value, n, "device")
             for name, value in (
@@ -129,11 +181,11 @@ class PathProblem:
             ("transfer_s", transfer),
             ("stage_devices", groups),
             *times.items(),
-            ("path_stages", int(path_stages)),
+            ("path_stages", path_stages),
             ("memory", room),
-            ("microbatches_per_start", int(microbatches_per_start)),
-            ("max_swaps", int(max_swaps)),
-            ("live_memory", bool(live_memory)),
+            ("microbatches_per_start", microbatches_per_start),
+            ("max_swaps", max_swaps),
+            ("live_memory", truth("live_memory", live_memory)),
             ("max_total_swaps", None if max_total_swaps is None else int(max_total_swaps)),
         ):
             object.__setattr__(self, field, value)

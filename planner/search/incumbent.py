@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from planner.search.certificate import OPTIMAL_GAP, Status, Witness, relative_gap
 from planner.search.fingerprint import fingerprint
@@ -151,7 +151,7 @@ class Incumbent(Generic[PlanT]):
             It does not allow that plan.
         """
         if self._sign * (allowed - self.objective) > rounding * abs(self.objective):
-            raise self._wrong(allowed, basis)
+            self.contradict(f"bound {allowed!r} ({basis})")
 
     @property
     def closed(self) -> bool:
@@ -245,11 +245,18 @@ class Incumbent(Generic[PlanT]):
             return
         # a bound that was moved away by its rounding error may at most touch
         if self._sign * (self.bound - self.objective) > 1e-12 * abs(self.objective):
-            raise self._wrong(self.bound, basis)
+            self.contradict(f"bound {self.bound!r} ({basis})")
 
-    def _wrong(self, bound: float, basis: str) -> WrongBoundError:
-        return WrongBoundError(
-            f"bound {bound!r} ({basis}) excludes a plan of {self.objective!r} that was found: "
-            f"problem {fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this "
-            "is an error in planner, please report it"
+    def contradict(self, what: str) -> NoReturn:
+        """State that a proof or a model excludes the best plan, which there is.
+
+        Raises
+        ------
+        WrongBoundError
+            Always.
+        """
+        raise WrongBoundError(
+            f"{what} excludes a plan of {self.objective!r} that was found: problem "
+            f"{fingerprint(self.problem)}, seed {self.seed}, method {self.method}; this is an "
+            "error in planner, please report it"
         )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner.checker.dispatch import check
+from planner.checker.paths import even_visits_violations
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
@@ -101,6 +102,30 @@ def test_stages_are_skipped_equally() -> None:
     assert rules(timed([[0, 1, 2], [0, 1, 3], [0, 1, 3]]), problem) == {"CC3"}
 
 
+def test_even_visits_of_a_schedule() -> None:
+    """As a plan has them: seven visits to three stages are 2, 2 and 3, or 2, 3, 2."""
+    stage_of = {0: 0, 1: 1, 2: 2, 3: 3}
+    paths = [[0, 1, 2, 3], [0, 1, 2], [0, 1, 3]]
+    assert list(even_visits_violations(paths, stage_of, 4)) == []
+    paths[1] = [0, 1]
+    found = list(even_visits_violations([*paths, [0, 1]], stage_of, 4))
+    assert [(v.rule, v.where) for v in found] == [
+        ("CC3", "stage 1"),
+        ("CC3", "stage 2"),
+    ]
+    assert list(even_visits_violations([[0], [0]], {0: 0}, 1)) == []
+
+
+def test_the_problem_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts, stages and visits come from the fields: a problem that lies is not believed."""
+    problem = small(microbatches_per_start=3)
+    monkeypatch.setattr(PathProblem, "starts", (1, 1, 1))
+    monkeypatch.setattr(PathProblem, "stage_of", (0, 0, 0, 0))
+    monkeypatch.setattr(PathProblem, "visits", (0, 9))
+    assert rules(timed([[0, 1, 2], [0, 2, 3], [0, 1, 3]]), problem) == set()
+    assert rules(timed([[0, 1, 2], [0, 1, 3], [0, 1, 3]]), problem) == {"CC3"}
+
+
 def test_memory_counts_paths_or_live_microbatches() -> None:
     """Three paths through device 0: too many for 2 at all, not for 1 at a time."""
     plan = timed([[0, 1, 2], [0, 2, 3], [0, 1, 3]])
@@ -158,6 +183,22 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"head_s": -1}, "head_s of device 0 is -1"),
         ({"max_swaps": -1}, "max_swaps is -1"),
         ({"max_total_swaps": -1}, "max_total_swaps is -1"),
+        ({"transfer_s": 5}, r"N x N, found shape \(\)"),
+        ({"transfer_s": [[0, 1], [1]]}, "N x N numbers, found a value of type list"),
+        ({"transfer_s": "fast"}, "N x N numbers, found a value of type str"),
+        ({"stage_devices": [[0], [1.5], [2], [3]]}, "a device of stage_devices .* found 1.5"),
+        ({"stage_devices": [0, 1, 2, 3]}, "a list of devices for every stage"),
+        ({"stage_devices": None}, "a list of devices for every stage"),
+        ({"path_stages": 2.5}, "path_stages must be a whole number, found 2.5"),
+        ({"microbatches_per_start": 1.5}, "microbatches_per_start must be a whole number"),
+        ({"max_swaps": 0.5}, "max_swaps must be a whole number"),
+        ({"max_total_swaps": 0.5}, "max_total_swaps must be a whole number"),
+        ({"memory": [1, 2]}, r"memory must be one number or 4 of them, found shape \(2,\)"),
+        ({"memory": [1, 2, 3, 4.5]}, "memory is 4.5 at 3"),
+        ({"memory": np.nan}, "memory is nan"),
+        ({"memory": "much"}, "memory must be one number or 4 of them"),
+        ({"head_s": [[1], [2]]}, r"head_s must be one number or 4 of them, found shape \(2, 1\)"),
+        ({"live_memory": "yes"}, "live_memory must be True or False"),
     ],
 )
 def test_bad_problems_are_refused(change: dict[str, Any], message: str) -> None:

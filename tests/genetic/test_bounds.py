@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.checker.assignment import recomputed_bound_s
+from planner.checker.assignment_bounds import recomputed_bound_s
 from planner.checker.dispatch import check
 from planner.genetic import auto, chain, solve, solve_assignment
 from planner.genetic.bounds import forest_bound, quick_bound, star_bound

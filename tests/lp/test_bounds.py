@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import planner.lp.contributor_search as search_module
 import planner.lp.paper_rule as rule_module
 from planner.bench.averaging import instance
-from planner.checker.averaging import recomputed_bound
+from planner.checker.averaging_bounds import recomputed_bound
 from planner.checker.dispatch import check
 from planner.lp.capacity import Limits
 from planner.lp.contributor_milp import ContributorModel

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -16,10 +17,10 @@ Stand = tuple[Hashable, Hashable | None, float, bool]
 """Where an agent is, where it is going, seconds left, whether it stays for good."""
 
 
-def grid(rows: list[str], diagonals: bool = False) -> nx.Graph:
+def grid(rows: list[str], diagonals: bool = False) -> nx.Graph[Any]:
     """A grid map, ``@`` blocked; 8-connected with diagonals of sqrt(2) seconds."""
     free = {(r, c) for r, row in enumerate(rows) for c, cell in enumerate(row) if cell != "@"}
-    graph = nx.Graph()
+    graph: nx.Graph[Any] = nx.Graph()
     graph.add_nodes_from(sorted(free))
     steps = [(0, 1), (1, 0), *([(1, 1), (1, -1)] if diagonals else [])]
     for (r, c), (down, right) in itertools.product(sorted(free), steps):
@@ -34,7 +35,7 @@ def random_graph(
 ) -> GraphProblem:
     """A random tree with some further edges; whole or any seconds, at most 3."""
     rng = np.random.default_rng(seed)
-    graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()
+    graph: nx.Graph[Any] = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from(range(vertices))
 
     def join(u: int, v: int) -> None:
@@ -54,7 +55,8 @@ def random_graph(
 def solvable(problem: GraphProblem) -> bool:
     """Whether there is a plan; how long the edges take does not matter to that."""
     unit = problem.graph.copy()
-    nx.set_edge_attributes(unit, 1.0, "seconds")
+    for _, _, data in unit.edges(data=True):
+        data["seconds"] = 1.0
     return joint_optimum(GraphProblem(unit, problem.agents), "makespan") is not None
 
 
@@ -98,7 +100,7 @@ def joint_optimum(problem: GraphProblem, objective: str) -> float | None:
 
 
 def choices(
-    graph: nx.Graph, goals: list[Hashable], state: tuple[Stand, ...]
+    graph: nx.Graph[Any], goals: list[Hashable], state: tuple[Stand, ...]
 ) -> Iterator[tuple[Stand, ...]]:
     """What the agents that stand can do together, no vertex occupied twice."""
     options: list[list[Stand]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from planner.checker.dispatch import check
 from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.arranged_bounds import arranged_bound_s
+from planner.mapf.solve import inner_run
 from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
+from planner.problems.waves import count_waves
 from planner.search.certificate import Status
-from planner.search.stop import MaxIterations, MaxRuntime
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime
 from tests.mapf.conftest import random_problem, reference
 from tests.mapf.test_solve import brute_force
 
@@ -96,7 +100,10 @@ def test_infeasible_and_bad_input() -> None:
     little = problem.replace(memory=1)
     assert arrange_paths(little, MaxIterations(3)).status is Status.INFEASIBLE
     other_sizes = ArrangedPathProblem(np.zeros((6, 6)), (2, 1, 3), 1.0, 1.0, 0.0, 3, 2, 2)
-    assert arrange_paths(other_sizes, MaxIterations(1)).status is Status.UNKNOWN
+    # the stage of one device holds half of what must go through it; with two it holds all
+    moved = arrange_paths(other_sizes, MaxIterations(1))
+    assert moved.plan is not None and check(moved, other_sizes) == []
+    assert [len(group) for group in moved.plan.groups] == [2, 2, 2]
     fixed = other_sizes.replace(fixed_sizes=True)
     assert arrange_paths(fixed, MaxIterations(1)).status is Status.INFEASIBLE
     with pytest.raises(ProblemError, match="memory is inf"):
@@ -117,3 +124,84 @@ def test_arranged_is_the_path_problem() -> None:
     assert again.stage_devices == given.stage_devices
     for name in set(PathProblem.__dataclass_fields__) - {"stage_devices"}:
         np.testing.assert_array_equal(getattr(again, name), getattr(given, name))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage_sizes": (1.5, 2, 2, 1.5)}, "a stage size must be a whole number, found 1.5"),
+        ({"stage_sizes": 7}, "stage_sizes must be a list of whole numbers"),
+        ({"transfer_s": 5}, "N x N"),
+        ({"path_stages": 2.5}, "path_stages must be a whole number"),
+        ({"microbatches_per_start": 1.5}, "microbatches_per_start must be a whole number"),
+        ({"memory": [1, 2]}, r"memory must be one number, 7 or 4 x 7 of them, found shape \(2,\)"),
+        ({"memory": np.full((4, 7), 1.5)}, "memory is 1.5 at 0, 0"),
+        ({"head_s": [1, 2]}, "head_s must be one number or 7 of them"),
+        ({"forward_s": "fast"}, "forward_s must be one number, 7 or 4 x 7 of them"),
+        ({"backward_s": [[1], [1, 2]]}, "backward_s must be one number, 7 or 4 x 7 of them"),
+        ({"forward_s": -1}, "forward_s of device 0 is -1"),
+        ({"fixed_sizes": None}, "fixed_sizes must be True or False"),
+    ],
+)
+def test_bad_problems_are_refused(change: dict[str, object], message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ProblemError, match=message):
+        ArrangedPathProblem.of(random_problem(0)).replace(**change)
+
+
+def test_wrong_types_end_in_one_line() -> None:
+    """No Python or NumPy words."""
+    problem: Any = random_problem(0)
+    free: Any = ArrangedPathProblem.of(problem)
+    five: Any = 5
+    halves: Any = [[0, 1.5], [2, 3], [4, 5], [6]]
+    for call, message in (
+        (lambda: solve_paths(problem, None), "stop must be a stopping rule, found None"),
+        (lambda: solve_paths(None, MaxIterations(1)), "problem must be of type PathProblem"),
+        (lambda: solve_paths(free, MaxIterations(1)), "problem must be of type PathProblem"),
+        (lambda: arrange_paths(free, None), "stop must be a stopping rule, found None"),
+        (lambda: arrange_paths(None, MaxIterations(1)), "must be of type ArrangedPathProblem"),
+        (lambda: arrange_paths(free, MaxIterations(1), 0, five), "first must be a list of devices"),
+        (
+            lambda: arrange_paths(free, MaxIterations(1), 0, halves),
+            "a device of stage_devices must be a whole number",
+        ),
+        (lambda: count_waves(None), "problem must be of type PathProblem"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("live_memory", [False, True])
+def test_memory_where_it_is_needed(live_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dealt out in turn, two devices come where they have no room; others have paths."""
+    memory = np.zeros((3, 6), dtype=int)
+    memory[0] = [4, 4, 4, 4, 0, 0]
+    memory[1, 3] = memory[2, 2] = 9
+    problem = ArrangedPathProblem(
+        np.ones((6, 6)), (2, 2, 2), 1.0, 1.0, 0.1, 3, memory, 4, live_memory=live_memory
+    )
+    dealt = [[0, 1], [2, 4], [3, 5]]
+    for first in (None, dealt):
+        found = arrange_paths(problem, MaxIterations(1), 0, first)
+        assert found.plan is not None and check(found, problem) == []
+    monkeypatch.setattr("planner.mapf.arrange._arrangements", lambda problem: iter([dealt]))
+    given_up = arrange_paths(problem, MaxIterations(1))
+    assert given_up.status is Status.UNKNOWN
+    assert "on the first arrangement stage 1" in given_up.stop_reason
+
+
+def test_counts_decide_where_seconds_stand_beside_them() -> None:
+    """The same plan with and without a generous limit in seconds; a short one cuts inner runs."""
+    problem = reference()
+    counted = solve_paths(problem, MaxIterations(3), seed=1)
+    both = solve_paths(problem, AnyOf(MaxIterations(3), MaxRuntime(3600)), seed=1)
+    assert both.plan == counted.plan and both.bound == counted.bound
+    run = AnyOf(MaxIterations(1000), MaxRuntime(5)).start()
+    assert not run.paced_by_time and MaxRuntime(5).start().paced_by_time
+    inner = inner_run(run, 0.5)
+    assert inner.remaining_iterations == 64 and 0 < inner.remaining_s <= 5
+    assert inner_run(MaxIterations(10).start(), 0.5).remaining_iterations == 5
+    assert math.isinf(inner_run(MaxIterations(10).start(), 0.5).remaining_s)
+    assert inner_run(MaxRuntime(8).start(), 0.25).remaining_s <= 2

@@ -12,33 +12,34 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
+from planner.mapf.arrays import PathArrays
 from planner.mapf.cbs import Crowd, Microbatches
 from planner.mapf.chains import all_paths, chain_s
 from planner.mapf.conflict_search import ConflictSearch, Objective, Options
-from planner.mapf.intervals import Forbidden, earliest
+from planner.mapf.intervals import Forbidden
 from planner.mapf.router import ALWAYS, Router
-from planner.mapf.tables import Tables
 from planner.problems import PathProblem
 from planner.search.certificate import Status
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
+from tests.mapf.oracles import earliest
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_routes_are_shortest_chains(seed: int) -> None:
     """Without rules; and with a device forbidden, the shortest of the others."""
     problem = random_problem(seed, (1, 2, 3, 2, 1), path_stages=4, each=1, memory=9)
-    tables = Tables.of(problem)
+    arrays = PathArrays.of(problem)
     start = problem.stage_devices[0][0]
-    paths = all_paths(tables, start)
-    router = Router(tables)
+    paths = all_paths(arrays, start)
+    router = Router(arrays)
     free = router.route(0, ())
     assert free is not None
-    assert free.end_s == pytest.approx(min(chain_s(tables, p) for p in paths))
+    assert free.end_s == pytest.approx(min(chain_s(arrays, p) for p in paths))
     closed = free.path[1]
     route = router.route(0, [Forbidden(closed, *ALWAYS)])
     assert route is not None
-    others = [chain_s(tables, p) for p in paths if closed not in p]
+    others = [chain_s(arrays, p) for p in paths if closed not in p]
     assert route.end_s == pytest.approx(min(others))
     waits = router.route(0, [Forbidden(start, 0.0, 5.0)])
     assert waits is not None and waits.end_s == pytest.approx(free.end_s + 5)
@@ -72,9 +73,9 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
         begin = float(rng.uniform(0, 15))
         place = int(rng.integers(len(problem)))
         rules.append(Forbidden(place, begin, begin + float(rng.uniform(0.1, 6))))
-    tables = Tables.of(problem)
-    ends = {p: end_s(problem, p, rules) for p in all_paths(tables, problem.stage_devices[0][0])}
-    route = Router(tables).route(0, rules)
+    arrays = PathArrays.of(problem)
+    ends = {p: end_s(problem, p, rules) for p in all_paths(arrays, problem.stage_devices[0][0])}
+    route = Router(arrays).route(0, rules)
     assert route is not None
     assert route.end_s == pytest.approx(ends[route.path])
     assert route.end_s == pytest.approx(min(ends.values()))
@@ -86,8 +87,8 @@ def test_routes_are_fastest_under_rules(seed: int, count: int, max_swaps: int) -
 def test_the_fastest_leave_a_crowd() -> None:
     """The slowest are spared, and candidates differ in who leaves (CC3)."""
     problem = random_problem(3, (3, 2, 2, 2), path_stages=3, each=2, memory=6)
-    router = Router(Tables.of(problem))
-    domain = Microbatches(router, True, 1e-6)
+    router = Router(PathArrays.of(problem))
+    domain = Microbatches(router, True)
     search = ConflictSearch(domain, MaxIterations(100).start(), Options(Objective.MAKESPAN))
     root = search.root()
     assert root is not None

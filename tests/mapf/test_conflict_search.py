@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from planner.mapf.conflict_search import Branch, ConflictSearch, Node, Objective, Options
 from planner.mapf.focal import FocalQueue
-from planner.mapf.intervals import Entry, Stay, Window, conflicts, earliest, windows
+from planner.mapf.intervals import Entry, Stay, Window, conflicts, windows
 from planner.search.stop import MaxIterations
+from tests.mapf.oracles import earliest
 
 times = st.integers(0, 12).map(float)
 
@@ -250,21 +251,21 @@ def test_cardinal_conflicts_come_first() -> None:
 def test_bypass_takes_what_costs_nothing() -> None:
     """Without a split the node goes on with the other route, and no rule is added."""
     price = [[1.0, 1.0, 9.0], [1.0, 1.0, 9.0], [9.0, 9.0, 1.0]]
-    seen: list[int] = []
-    for bypass in (True, False):
-        run = MaxIterations(100).start()
+
+    def rules_at_the_end(bypass: bool) -> int:
         rules: list[int] = []
         search = ConflictSearch(
             Slots(price),
-            run,
+            MaxIterations(100).start(),
             Options(bypass=bypass),
-            lambda node, rules=rules: rules.append(sum(map(len, node.rules))),
+            lambda node: rules.append(sum(map(len, node.rules))),
         )
         root = search.root()
         assert root is not None
         assert next(search.solutions([root])).cost == 3.0
-        seen.append(rules[-1])
-    assert seen == [0, 1]
+        return rules[-1]
+
+    assert [rules_at_the_end(bypass) for bypass in (True, False)] == [0, 1]
 
 
 def test_rules_in_another_order_are_one_node() -> None:

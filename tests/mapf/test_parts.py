@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from planner.checker.dispatch import check
-from planner.mapf.bounds import shortest_chain_s, simple_bound_s
+from planner.mapf.arrays import PathArrays
+from planner.mapf.bounds import shortest_chain_s, simple_bound
 from planner.mapf.chains import all_paths, chain_s, count_paths
+from planner.mapf.collision_free_bound import collision_free_bound_s
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.dispatch import plan_of
 from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.moves import in_order
-from planner.mapf.relax import relaxed
 from planner.mapf.solve import solve_paths
-from planner.mapf.tables import Tables
+from planner.mapf.start_turnover import earliest_begins_s
 from planner.mapf.timing import timed_by_rank
-from planner.mapf.turnover import waits
 from planner.problems import PathProblem
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
@@ -27,13 +27,13 @@ from tests.mapf.conftest import random_problem, reference
 
 def test_paths_of_the_reference_instance() -> None:
     """3 of 5 stages, 3 devices each: 270; with one swap of neighbouring stages more."""
-    tables = Tables.of(reference())
-    paths = all_paths(tables, 0)
-    assert count_paths(tables) == 270
+    arrays = PathArrays.of(reference())
+    paths = all_paths(arrays, 0)
+    assert count_paths(arrays) == 270
     assert len(paths) == len(set(paths)) == 270 + 27 * 12
-    assert min(chain_s(tables, p) for p in paths) == pytest.approx(27.2346, abs=1e-4)
+    assert min(chain_s(arrays, p) for p in paths) == pytest.approx(27.2346, abs=1e-4)
     limit = 30.0
-    assert all_paths(tables, 0, limit) == [p for p in paths if chain_s(tables, p) <= limit]
+    assert all_paths(arrays, 0, limit) == [p for p in paths if chain_s(arrays, p) <= limit]
 
 
 @pytest.mark.parametrize("max_swaps", [0, 1, 2])
@@ -41,14 +41,14 @@ def test_orders_that_a_path_may_have(max_swaps: int) -> None:
     """The compiled rule and the list agree on CC2."""
     sizes = (1, 1, 1, 1, 1)
     problem = random_problem(0, sizes, path_stages=5, max_swaps=max_swaps)
-    tables = Tables.of(problem)
+    arrays = PathArrays.of(problem)
     start = problem.stage_devices[0][0]
-    listed = set(all_paths(tables, start))
+    listed = set(all_paths(arrays, start))
     others = [g[0] for g in problem.stage_devices[1:]]
     allowed = {
         (start, *rest)
         for rest in itertools.permutations(others)
-        if in_order(np.array([start, *rest]), tables.stage, max_swaps)
+        if in_order(np.array([start, *rest]), arrays.stage, max_swaps)
     }
     assert listed == allowed and len(listed) == {0: 1, 1: 4, 2: 5}[max_swaps]
 
@@ -57,12 +57,12 @@ def test_orders_that_a_path_may_have(max_swaps: int) -> None:
 def test_following_times_repeats_them(seed: int) -> None:
     """The dispatched schedule, followed by its times, and the reading version agree."""
     problem = random_problem(seed, (2, 3, 2, 2), each=3, memory=6, live_memory=seed % 2 == 0)
-    tables = Tables.of(problem)
-    paths = construct(tables, by_chain(tables), 1.0)
-    makespan, begin = scheduled(tables, paths)
-    plan = plan_of(tables, paths, begin)
+    arrays = PathArrays.of(problem)
+    paths = construct(arrays, by_chain(arrays), 1.0)
+    makespan, begin = scheduled(arrays, paths)
+    plan = plan_of(arrays, paths, begin)
     assert check(plan, problem) == [] and plan.makespan_s == pytest.approx(makespan)
-    again, same = scheduled(tables, paths, begin, FOLLOW)
+    again, same = scheduled(arrays, paths, begin, FOLLOW)
     assert again == makespan
     np.testing.assert_array_equal(begin, same)
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
@@ -74,15 +74,15 @@ def test_following_times_repeats_them(seed: int) -> None:
 def test_bounds_are_ordered(seed: int) -> None:
     """Simple bound <= relaxation <= any schedule; the shortest chain is exact."""
     problem = random_problem(seed, (2, 2, 2, 2), memory=4, each=2, live_memory=seed % 2 == 0)
-    tables = Tables.of(problem)
+    arrays = PathArrays.of(problem)
     starts = list(problem.stage_devices[0])
     for start in starts:
-        exact = min(chain_s(tables, p) for p in all_paths(tables, start))
-        assert shortest_chain_s(tables, start) == pytest.approx(exact)
-    makespan, _ = scheduled(tables, construct(tables, by_chain(tables), 0.0))
-    bound = relaxed(
-        tables,
-        {s: all_paths(tables, s) for s in starts},
+        exact = min(chain_s(arrays, p) for p in all_paths(arrays, start))
+        assert shortest_chain_s(arrays, start) == pytest.approx(exact)
+    makespan, _ = scheduled(arrays, construct(arrays, by_chain(arrays), 0.0))
+    bound = collision_free_bound_s(
+        arrays,
+        {s: all_paths(arrays, s) for s in starts},
         makespan,
         workers=1,
         seed=0,
@@ -90,7 +90,7 @@ def test_bounds_are_ordered(seed: int) -> None:
         max_work=5.0,
     )
     assert 0 < bound <= makespan * (1 + 1e-9)
-    assert 0 < simple_bound_s(tables) <= makespan
+    assert 0 < simple_bound(arrays).seconds <= makespan
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -100,7 +100,7 @@ def test_bound_of_live_memory(seed: int, memory: int) -> None:
     problem = random_problem(seed, (2, 2, 2), memory=memory, each=4, live_memory=True)
     found = solve_paths(problem, MaxIterations(4), seed)
     assert found.objective is not None
-    bound = simple_bound_s(Tables.of(problem))
+    bound = simple_bound(PathArrays.of(problem)).seconds
     assert 0.5 * found.objective < bound <= found.objective * (1 + 1e-9)
 
 
@@ -109,9 +109,9 @@ def test_turnover_by_hand() -> None:
     problem = PathProblem(
         [[0, 4], [4, 0]], [[0], [1]], [1, 0], [2, 1], 0, 2, 2, 4, live_memory=True
     )
-    tables = Tables.of(problem)
-    assert shortest_chain_s(tables, 0) == 20
-    assert waits(1.0, 2.0, 2, 4, 20.0) == [0, 1, 20, 23]
+    arrays = PathArrays.of(problem)
+    assert shortest_chain_s(arrays, 0) == 20
+    assert earliest_begins_s(1.0, 2.0, 2, 4, 20.0) == [0, 1, 20, 23]
     assert solve_paths(problem, MaxIterations(4)).objective == pytest.approx(43)
 
 
@@ -120,12 +120,12 @@ def test_turnover_by_hand() -> None:
 def test_followed_times(seed: int, spread: float) -> None:
     """In any order the schedule is valid; in that of a schedule, it is as the reading version's."""
     problem = random_problem(seed, (2, 2, 2, 2), memory=2, each=6, live_memory=True)
-    tables = Tables.of(problem)
-    paths = construct(tables, by_chain(tables), 1.0)
-    _, begin = scheduled(tables, paths)
+    arrays = PathArrays.of(problem)
+    paths = construct(arrays, by_chain(arrays), 1.0)
+    _, begin = scheduled(arrays, paths)
     order = begin + np.random.default_rng(seed).normal(0.0, spread, begin.shape)
-    makespan, times = scheduled(tables, paths, order, FOLLOW)
-    plan = plan_of(tables, paths, times)
+    makespan, times = scheduled(arrays, paths, order, FOLLOW)
+    plan = plan_of(arrays, paths, times)
     assert plan.makespan_s == pytest.approx(makespan)
     assert check(plan, problem) == []
     rank = {(op.microbatch, op.kind, op.device): op.start_s for op in plan.ops}
@@ -137,7 +137,7 @@ def test_bound_without_triangle_inequality() -> None:
     """A device that is near by way of another stage: brute force is 40 s, by hand."""
     links = [[0, 0, 10], [0, 0, 0], [10, 0, 0]]
     problem = PathProblem(links, [[0], [1], [2]], [0, 0, 5], [0, 0, 5], 0, 3, 3, 3)
-    assert simple_bound_s(Tables.of(problem)) <= 40
+    assert simple_bound(PathArrays.of(problem)).seconds <= 40
     result = solve_paths(problem, MaxIterations(4))
     assert check(result, problem) == [] and result.objective is not None
     assert result.objective <= 40 + 1e-9
@@ -151,4 +151,4 @@ def test_bound_of_wild_links(seed: int) -> None:
     problem = problem.replace(transfer_s=wild, live_memory=seed % 2 == 0)
     found = solve_paths(problem, MaxIterations(4), seed)
     assert found.objective is not None
-    assert simple_bound_s(Tables.of(problem)) <= found.objective * (1 + 1e-9)
+    assert simple_bound(PathArrays.of(problem)).seconds <= found.objective * (1 + 1e-9)

@@ -22,7 +22,7 @@ from planner.mapf.waves import repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.search.certificate import Status
-from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, TargetGap
+from planner.search.stop import MaxIterations, MaxRuntime
 from tests.mapf.conftest import random_problem, reference
 
 
@@ -82,7 +82,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
         return rest
 
     tails = [[tail(b, k) for k in range(len(chain))] for b, chain in enumerate(chains)]
-    seen: dict[tuple, list[tuple[float, ...]]] = {}
+    seen: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
 
     def go(step: list[int], ready: list[float], free: list[float], live: list[int]) -> None:
         nonlocal best
@@ -123,7 +123,7 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
 def test_optimum_of_small_instances(seed: int, live: bool) -> None:
     """Two microbatches, every path and order tried."""
     problem = random_problem(seed, (1, 2, 1, 1), memory=1 if live else 2, live_memory=live)
-    result = solve_paths(problem, AnyOf(MaxRuntime(8), TargetGap(1e-6)), seed=seed)
+    result = solve_paths(problem, MaxIterations(60), seed=seed)
     assert result.plan is not None and check(result.plan, problem) == []
     assert result.objective == pytest.approx(brute_force(problem), rel=1e-9)
     assert result.status is Status.OPTIMAL
@@ -237,7 +237,7 @@ def test_paths_of_one_stage_are_solved_at_once() -> None:
     assert result.objective == pytest.approx(80 * work)
 
 
-@pytest.mark.parametrize("method", ["dtfm-skip", "no-tc2", "random", "straight"])
+@pytest.mark.parametrize("method", ["dtfm-skip", "no-tc2", "straight"])
 def test_baselines_are_valid(method: str) -> None:
     """The same interface and the same checker."""
     changes = {"path_stages": 6, "memory": 5} if method == "straight" else {}
@@ -255,19 +255,6 @@ def test_methods_state_what_they_need() -> None:
         solve_paths(reference(), MaxIterations(1), method="straight")
     with pytest.raises(ProblemError, match="reuse needs live_memory"):
         solve_paths(reference(), MaxIterations(1), method="reuse")
-    with pytest.raises(ProblemError, match="coarse needs groups"):
-        solve_paths(random_problem(0, each=1), MaxIterations(1), method="coarse")
-
-
-@pytest.mark.parametrize("live_memory", [False, True])
-def test_coarse_paths(live_memory: bool) -> None:
-    """D.1: the microbatches of a group share a path, and the public code's paths take longer."""
-    problem = reference(microbatches_per_start=3 + 3 * live_memory, live_memory=live_memory)
-    coarse = solve_paths(problem, MaxIterations(8), method="coarse")
-    assert check(coarse, problem) == [] and coarse.plan is not None
-    assert coarse.objective is not None
-    assert coarse.objective < (76.4 if live_memory else 41.5)
-    assert len(set(coarse.plan.paths)) <= len(coarse.plan.paths) // 3
 
 
 def test_same_plan_in_another_process_with_other_threads() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
+from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import all_paths
 from planner.mapf.exact import Exact
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import Rules, count_swaps, too_many_swaps
 from planner.mapf.search import first_plans
-from planner.mapf.tables import Tables
 from planner.mapf.waves import wave_problem
 from planner.problems import PathProblem
 from planner.search.stop import MaxIterations
@@ -40,10 +40,10 @@ def swaps(problem: PathProblem, paths: tuple[tuple[int, ...], ...]) -> int:
 
 def optimum(problem: PathProblem) -> float:
     """Every choice of paths within the cap, every order."""
-    tables = Tables.of(problem)
+    arrays = PathArrays.of(problem)
     cap = math.inf if problem.max_total_swaps is None else problem.max_total_swaps
     best = math.inf
-    for paths in itertools.product(*(all_paths(tables, s) for s in problem.starts)):
+    for paths in itertools.product(*(all_paths(arrays, s) for s in problem.starts)):
         if swaps(problem, paths) <= cap:
             best = min(best, best_order(problem, paths, best))
     return best
@@ -55,14 +55,14 @@ def test_optimum_under_a_cap(seed: int) -> None:
     found = []
     for cap in (0, 1, None):
         problem = two_ways(seed, cap)
-        tables = Tables.of(problem)
-        best = Incumbent(tables, MaxIterations(1).start())
-        first_plans(tables, best)
-        Exact(problem, tables, best, seed=0).prove(1, math.inf, 2.0)
-        assert best.plan is not None and check(best.plan, problem) == []
-        assert best.makespan == pytest.approx(optimum(problem))
-        assert 0 < best.bound <= best.makespan
-        found.append(best.makespan)
+        arrays = PathArrays.of(problem)
+        best = PathIncumbent(arrays, MaxIterations(1).start(), problem)
+        first_plans(arrays, best)
+        Exact(problem, arrays, best, seed=0).prove(1, math.inf, 2.0)
+        assert best.plan is not None and check(best.path_plan(), problem) == []
+        assert best.objective == pytest.approx(optimum(problem))
+        assert best.bound is not None and 0 < best.bound <= best.objective
+        found.append(best.objective)
     assert found[0] > found[1] + 1e-6 and found[1] > found[2] + 1e-6
 
 
@@ -114,13 +114,13 @@ def test_reference_instance_under_caps() -> None:
 def test_compiled_count_of_swaps() -> None:
     """The compiled count and the reading one agree; the limit is the last number allowed."""
     problem = random_problem(0, (1, 1, 1, 1, 1), path_stages=5, max_swaps=2)
-    tables = Tables.of(problem)
-    paths = all_paths(tables, problem.stage_devices[0][0])
-    counts = [count_swaps(np.array(path), tables.stage) for path in paths]
+    arrays = PathArrays.of(problem)
+    paths = all_paths(arrays, problem.stage_devices[0][0])
+    counts = [count_swaps(np.array(path), arrays.stage) for path in paths]
     assert counts == [swaps(problem, (path,)) for path in paths] and max(counts) == 2
     rows = np.array([paths[counts.index(2)], paths[counts.index(1)]])
     for cap, over in ((2, True), (3, False)):
-        rules = Rules.of(Tables.of(problem.replace(max_total_swaps=cap)))
+        rules = Rules.of(PathArrays.of(problem.replace(max_total_swaps=cap)))
         assert too_many_swaps(rules, rows) == over
 
 

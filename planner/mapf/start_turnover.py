@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 
-def waits(
+def earliest_begins_s(
     forward_s: float, backward_s: float, memory: int, count: int, shortest_s: float
 ) -> list[float]:
-    """Least seconds before the j-th F of a start device begins.
+    """Least seconds before the j-th F of a start device begins, for every j.
 
+    Parameters
+    ----------
+    forward_s, backward_s
+        Seconds of F and B there.
+    memory
+        Most microbatches between the start of their F and the end of their B there.
+    count
+        Microbatches.
+    shortest_s
+        Seconds of a chain that no microbatch undercuts.
+
+    Notes
+    -----
     Let S_j be the start of the j-th F (from 0), E_k the end of the k-th B (from 1), m the memory,
     f and b the seconds of F and B, C a chain that no microbatch undercuts. Then
 
@@ -36,9 +49,12 @@ def waits(
 def turnover_s(
     forward_s: float, head_s: float, backward_s: float, memory: int, count: int, shortest_s: float
 ) -> float:
-    """Least seconds in which a start device lets in ``count`` microbatches and sees them end."""
-    first = waits(forward_s, backward_s, memory, count, shortest_s)
-    last = waits(backward_s, forward_s, memory, count, shortest_s)
+    """Least seconds in which a start device lets in ``count`` microbatches and sees them end.
+
+    Parameters as in `earliest_begins_s`; ``head_s`` are the seconds of H.
+    """
+    first = earliest_begins_s(forward_s, backward_s, memory, count, shortest_s)
+    last = earliest_begins_s(backward_s, forward_s, memory, count, shortest_s)
     # the order of F and B that suits best: first in, first out or the other way, or between;
     # the largest of sums of two sequences is least when one ascends and the other descends
     span = max(a + b for a, b in zip(first, reversed(last), strict=True)) + shortest_s

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import PULL
 from planner.mapf.follow import FOLLOW
-from planner.mapf.incumbent import Incumbent
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.router import Router
 from planner.mapf.search import SearchParams, Worker, first_plans
-from planner.mapf.tables import Tables
 from planner.problems import PathProblem
 from planner.search.stop import MaxIterations
 
@@ -24,11 +24,11 @@ def compile_kernels() -> None:
     the problem.
     """
     problem = PathProblem(np.ones((2, 2)), [[0], [1]], 1.0, 1.0, 1.0, 2, 1, 1)
-    tables = Tables.of(problem)
-    incumbent = Incumbent(tables, MaxIterations(1).start())
-    first_plans(tables, incumbent)
-    worker = Worker(tables, np.random.default_rng(0), None, SearchParams())
+    arrays = PathArrays.of(problem)
+    incumbent = PathIncumbent(arrays, MaxIterations(1).start(), problem)
+    first_plans(arrays, incumbent)
+    worker = Worker(arrays, np.random.default_rng(0), None, SearchParams())
     for pull in (PULL, FOLLOW):
-        worker.begin(incumbent.rows(), pull, incumbent.times(), incumbent.seat)
+        worker.begin(incumbent.rows, pull, incumbent.times, incumbent.device_of)
         worker.work(1, 1.0, 0.5, 1.0)
-    Router(tables).route(0, {})
+    Router(arrays).route(0, {})

@@ -13,27 +13,28 @@ from collections.abc import Sequence
 
 from ortools.sat.python import cp_model
 
+from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import Path, chain_s
-from planner.mapf.tables import Tables
-from planner.mapf.turnover import waits
-from planner.search.cp_sat import solve_interruptibly
+from planner.mapf.cp_model import proven_s
+from planner.mapf.start_turnover import earliest_begins_s
+from planner.search.cp_sat import solve_interruptibly, solver_for
 
 STEPS = 1 << 22
 """Integer steps of the horizon."""
 
 
-def cheapest_orders(tables: Tables, options: Sequence[Path]) -> list[Path]:
+def cheapest_orders(arrays: PathArrays, options: Sequence[Path]) -> list[Path]:
     """Of the paths over the same devices, the shortest chain; no other counts here."""
     best: dict[tuple[int, ...], tuple[float, Path]] = {}
     for path in options:
-        devices, cost = tuple(sorted(path)), chain_s(tables, path)
+        devices, cost = tuple(sorted(path)), chain_s(arrays, path)
         if devices not in best or cost < best[devices][0]:
             best[devices] = (cost, path)
     return [path for _, path in best.values()]
 
 
-def relaxed(
-    tables: Tables,
+def collision_free_bound_s(
+    arrays: PathArrays,
     options: dict[int, list[Path]],
     horizon_s: float,
     *,
@@ -42,24 +43,39 @@ def relaxed(
     max_s: float,
     max_work: float,
 ) -> float:
-    """A proven bound in seconds, over all paths that can end within ``horizon_s``."""
+    """A proven bound on plans no longer than ``horizon_s``, seconds.
+
+    Parameters
+    ----------
+    options
+        Per start device, its paths: at least all that can end within ``horizon_s``.
+    horizon_s
+        Makespan of a known plan.
+    workers, seed, max_s, max_work
+        See `planner.search.cp_sat.solver_for`.
+
+    Returns
+    -------
+    float
+        The bound; infinite if not even the known plan exists, which is an error of the model.
+    """
     model = cp_model.CpModel()
     tick = horizon_s / STEPS
     makespan = model.new_int_var(0, STEPS, "makespan")
-    through: list[list[cp_model.IntVar]] = [[] for _ in tables.stage]
+    through: list[list[cp_model.IntVar]] = [[] for _ in arrays.stage]
 
     def ticks(seconds: float) -> int:
         return math.floor(seconds / tick * (1 - 1e-12))
 
-    for start in dict.fromkeys(tables.starts.tolist()):
-        count = int((tables.starts == start).sum())
-        paths = cheapest_orders(tables, options[start])
-        chains = [chain_s(tables, path) for path in paths]
+    for start in dict.fromkeys(arrays.starts.tolist()):
+        count = int((arrays.starts == start).sum())
+        paths = cheapest_orders(arrays, options[start])
+        chains = [chain_s(arrays, path) for path in paths]
         shortest = min(chains)
-        f, b = float(tables.forward[start]), float(tables.backward[start])
-        memory = int(tables.memory[start])
-        before = [ticks(x) for x in waits(f, b, memory, count, shortest)]
-        behind = [ticks(x) for x in waits(b, f, memory, count, shortest)]
+        f, b = float(arrays.forward[start]), float(arrays.backward[start])
+        memory = int(arrays.memory[start])
+        before = [ticks(x) for x in earliest_begins_s(f, b, memory, count, shortest)]
+        behind = [ticks(x) for x in earliest_begins_s(b, f, memory, count, shortest)]
         rank = [[model.new_bool_var("") for _ in range(count)] for _ in range(count)]
         total = []
         for i in range(count):
@@ -77,25 +93,16 @@ def relaxed(
         # at most `memory` chains at a time, one F and one B after the other at either end
         room = min(memory, count)
         model.add(room * makespan >= sum(total) + sum(before[:room]) + sum(behind[:room]))
-    for s in range(1, len(tables.fewest)):
-        group = tables.members[tables.first[s] : tables.first[s + 1]].tolist()
+    for s in range(1, len(arrays.fewest)):
+        group = arrays.members[arrays.first[s] : arrays.first[s + 1]].tolist()
         model.add_linear_constraint(
-            sum(x for d in group for x in through[d]), int(tables.fewest[s]), int(tables.most[s])
+            sum(x for d in group for x in through[d]), int(arrays.fewest[s]), int(arrays.most[s])
         )
         for d in group:
             if len(through[d]) > 0:
-                model.add(sum(through[d]) <= int(tables.room[d]))
-                busy = ticks(tables.forward[d]) + ticks(tables.backward[d])
+                model.add(sum(through[d]) <= int(arrays.room[d]))
+                busy = ticks(arrays.forward[d]) + ticks(arrays.backward[d])
                 model.add(makespan >= busy * sum(through[d]))
     model.minimize(makespan)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
-    solver.parameters.random_seed = seed
-    if math.isfinite(max_s):
-        solver.parameters.max_time_in_seconds = max(0.01, max_s)
-    if math.isfinite(max_work):
-        solver.parameters.max_deterministic_time = max_work
-    status = solve_interruptibly(solver, model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
-        return 0.0
-    return max(0.0, float(solver.best_objective_bound) * tick)
+    solver = solver_for(seed=seed, workers=workers, max_s=max_s, max_work=max_work)
+    return proven_s(solver, solve_interruptibly(solver, model), tick)

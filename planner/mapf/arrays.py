@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Tables:
+class PathArrays:
     """The numbers of a problem.
 
     Attributes
@@ -58,7 +58,7 @@ class Tables:
         return 2 * self.path_stages + 1
 
     @classmethod
-    def of(cls, problem: PathProblem) -> Tables:
+    def of(cls, problem: PathProblem) -> PathArrays:
         """Arrays of a problem."""
         starts = np.array(problem.starts, dtype=np.int64)
         count = len(starts)
@@ -93,7 +93,7 @@ class Tables:
             count * swaps if cap is None else min(cap, count * swaps),
         )
 
-    def with_vacancies(self, extra: int) -> Tables:
+    def with_vacancies(self, extra: int) -> PathArrays:
         """The same with ``extra`` more places in every stage but the first, nobody in them."""
         stages = len(self.fewest)
         stage = np.concatenate([self.stage, np.repeat(np.arange(1, stages), extra)])

@@ -1,0 +1,247 @@
+"""Bounds on paths, computed again from the problem and the few words of a witness.
+
+Written from the definitions of `PathProblem`, plainly and slowly. A witness only says where to
+look: which start device, or which stage. All numbers come from the problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from planner.problems import ArrangedPathProblem, PathProblem
+
+
+def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem) -> float | None:
+    """The bound that a witness stands for, seconds.
+
+    Parameters
+    ----------
+    witness
+        ``{"kind": "turnover", "device": d}`` or ``{"kind": "stage visits", "stage": s}`` for a
+        `PathProblem`; ``{"kind": "work"}`` or ``{"kind": "turnover of start devices"}`` for an
+        `ArrangedPathProblem`.
+
+    Returns
+    -------
+    float or None
+        None for another kind of witness or problem, or a malformed one.
+    """
+    if not isinstance(witness, Mapping):
+        return None
+    kind = witness.get("kind")
+    if isinstance(problem, ArrangedPathProblem):
+        if kind == "work":
+            return _work_s(problem)
+        return _start_devices_s(problem) if kind == "turnover of start devices" else None
+    if kind == "turnover":
+        device = _index(witness.get("device"), len(problem.transfer_s))
+        return None if device is None else _turnover_s(problem, device)
+    if kind == "stage visits":
+        stage = _index(witness.get("stage"), len(problem.stage_devices))
+        return None if stage is None else _stage_visits_s(problem, stage)
+    return None
+
+
+def _index(value: Any, size: int) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size:
+        return value
+    return None
+
+
+def _turnover_s(problem: PathProblem, device: int) -> float | None:
+    """What a device of stage 0 needs for its microbatches: memory, F and B in each other's way."""
+    if device not in problem.stage_devices[0]:
+        return None
+    count = problem.microbatches_per_start
+    memory = int(problem.memory[device]) if problem.live_memory else count
+    if memory < 1:
+        return None
+    f, h, b = (float(x[device]) for x in (problem.forward_s, problem.head_s, problem.backward_s))
+    return _span_s(count, memory, (f, h, b), _shortest_path_s(problem, device))
+
+
+def _span_s(count: int, memory: int, work: tuple[float, float, float], chain_s: float) -> float:
+    """Least time in which one device begins and ends so many microbatches."""
+    f, h, b = work
+    before = _soonest(count, memory, f, b, chain_s)
+    # time reversed, B is what begins and F what ends
+    behind = _soonest(count, memory, b, f, chain_s)
+    # who begins j-th may end at any place: the largest waits in front meet the least behind
+    pairs = zip(sorted(before), sorted(behind, reverse=True), strict=True)
+    return max(max(a + chain_s + c for a, c in pairs), count * (f + h + b))
+
+
+def _soonest(count: int, memory: int, first_s: float, last_s: float, chain_s: float) -> list[float]:
+    """When the j-th microbatch to begin can begin, by the longest way through what must precede.
+
+    A microbatch occupies the device for ``first_s`` when it begins and for ``last_s`` when it
+    ends, ``chain_s`` after its begin or later. The j-th to end is no earlier than a chain after
+    the j-th begin. With the device full, the j-th begins after ``j - memory + 1`` have ended;
+    of those, whoever ends after the r-th costs the device its end, and the begin of one that had
+    to wait for the r-th end.
+    """
+    rules: list[tuple[tuple[str, int], tuple[str, int], float]] = []
+    for j in range(count):
+        rules.append((("begin", j), ("end", j), chain_s))
+        if j + 1 < count:
+            rules.append((("begin", j), ("begin", j + 1), first_s))
+            rules.append((("end", j), ("end", j + 1), last_s))
+        for r in range(j - memory + 1):
+            rules.append((("end", r), ("begin", j), (j - memory - r) * (first_s + last_s)))
+    rules.sort(key=lambda rule: (rule[0][1], rule[0][0]))
+    at = {(what, j): 0.0 for what in ("begin", "end") for j in range(count)}
+    changed = True
+    while changed:
+        changed = False
+        for earlier, later, seconds in rules:
+            if at[earlier] + seconds > at[later]:
+                at[later] = at[earlier] + seconds
+                changed = True
+    return [at["begin", j] for j in range(count)]
+
+
+def _shortest_path_s(problem: PathProblem, start: int) -> float:
+    """F, H and B of the quickest path from a start device, alone in the network (CC1, CC2).
+
+    Block by block: a block is one stage, or two neighbouring stages in reverse.
+    """
+    way = _both_ways_s(problem)
+    busy: list[float] = (problem.forward_s + problem.backward_s).tolist()
+    room = problem.memory.tolist()
+    usable = [[d for d in group if room[d] > 0] for group in problem.stage_devices]
+    cap = problem.max_total_swaps
+    most = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
+
+    @cache
+    def rest(at: int, top: int, left: int, swaps: int) -> float:
+        """Least seconds after ``at`` with so many stages to come, all above ``top``."""
+        if left == 0:
+            return way(at, start)
+        best = math.inf
+        for s in range(top + 1, len(usable)):
+            for d in usable[s]:
+                best = min(best, way(at, d) + busy[d] + rest(d, s, left - 1, swaps))
+            if left < 2 or swaps == 0 or s + 1 == len(usable):
+                continue
+            for high in usable[s + 1]:
+                for low in usable[s]:
+                    block = way(at, high) + busy[high] + way(high, low) + busy[low]
+                    best = min(best, block + rest(low, s + 1, left - 2, swaps - 1))
+        return best
+
+    own = busy[start] + float(problem.head_s[start])
+    return own + rest(start, 0, problem.path_stages - 1, most)
+
+
+def _both_ways_s(problem: PathProblem | ArrangedPathProblem) -> Callable[[int, int], float]:
+    """Seconds there and back between two devices, none for staying."""
+    seconds = problem.transfer_s.tolist()
+    return lambda u, v: 0.0 if u == v else float(seconds[u][v] + seconds[v][u])
+
+
+def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
+    """Time in which a stage's devices can take the fewest visits that it must have (CC3).
+
+    A device that takes v of them works v times on F and B, and on one visit waits for H between
+    them; before that a microbatch has to come there, after it to go home.
+    """
+    starts, others = problem.stage_devices[0], len(problem.stage_devices) - 1
+    if stage == 0:
+        return None
+    microbatches = len(starts) * problem.microbatches_per_start
+    visits = microbatches * (problem.path_stages - 1) // others
+    if visits == 0:
+        return None
+    hop = problem.transfer_s.tolist()
+    f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
+    every = range(len(hop))
+
+    @cache
+    def out(d: int, hops: int) -> float:
+        """Least seconds before F can begin on a device, over so many hops at most."""
+        best = min(f[s] + hop[s][d] for s in starts)
+        if hops > 1:
+            best = min(best, min(out(v, hops - 1) + f[v] + hop[v][d] for v in every))
+        return float(best)
+
+    @cache
+    def home(d: int, hops: int) -> float:
+        """Least seconds after B has ended there."""
+        best = min(hop[d][s] + b[s] for s in starts)
+        if hops > 1:
+            best = min(best, min(hop[d][v] + b[v] + home(v, hops - 1) for v in every))
+        return float(best)
+
+    hops, head = problem.path_stages - 1, min(float(problem.head_s[s]) for s in starts)
+    ends = []
+    for d in problem.stage_devices[stage]:
+        room = int(problem.memory[d])
+        if problem.live_memory:
+            room = microbatches if room > 0 else 0
+        busy = f[d] + b[d]
+        for v in range(1, min(room, visits) + 1):
+            ends.append(out(d, hops) + max(v * busy, busy + head) + home(d, hops))
+    ends.sort()
+    return ends[visits - 1] if len(ends) >= visits else None
+
+
+def _work_s(problem: ArrangedPathProblem) -> float:
+    """All visits, shared by devices that work without pause, each on its quickest stage."""
+    visits = problem.stage_sizes[0] * problem.microbatches_per_start * problem.path_stages
+    busy = [
+        min(float(f + b) for f, b in zip(forward, backward, strict=True))
+        for forward, backward in zip(problem.forward_s.T, problem.backward_s.T, strict=True)
+    ]
+    return 0.0 if min(busy) == 0 else visits / sum(1 / x for x in busy)
+
+
+def _start_devices_s(problem: ArrangedPathProblem) -> float | None:
+    """The turnover of the slowest start device, if those that turn over soonest are chosen."""
+    n, each = len(problem.transfer_s), problem.microbatches_per_start
+    wanted = problem.stage_sizes[0]
+    way = _both_ways_s(problem)
+    later = [
+        min((float(row[d]) for row in (problem.forward_s + problem.backward_s)[1:]), default=0.0)
+        for d in range(n)
+    ]
+    spans = []
+    for start in range(n):
+        memory = int(problem.memory[0, start])
+        if memory < (1 if problem.live_memory else each):
+            continue
+        f, h, b = (
+            float(x)
+            for x in (
+                problem.forward_s[0, start],
+                problem.head_s[start],
+                problem.backward_s[0, start],
+            )
+        )
+        chain = f + h + b + _closed_walk_s(way, later, start, problem.path_stages - 1)
+        spans.append(_span_s(each, memory if problem.live_memory else each, (f, h, b), chain))
+    spans.sort()
+    return spans[wanted - 1] if len(spans) >= wanted else None
+
+
+def _closed_walk_s(
+    way: Callable[[int, int], float], busy: list[float], start: int, devices: int
+) -> float:
+    """Least seconds from a device over so many others, not all different, and back."""
+
+    @cache
+    def rest(at: int, left: int) -> float:
+        if left == 0:
+            return way(at, start)
+        return min(
+            (
+                way(at, d) + busy[d] + rest(d, left - 1)
+                for d in range(len(busy))
+                if d not in (at, start)
+            ),
+            default=math.inf,
+        )
+
+    return rest(start, devices)

@@ -1,0 +1,35 @@
+"""What one message takes between two devices of a plan, from the definitions."""
+
+from __future__ import annotations
+
+from planner.training_plan.model import TrainingPlan
+
+
+def pair_rate(plan: TrainingPlan, i: int, j: int) -> float:
+    """Bytes per second of one message, within the limits of devices and sites."""
+    cluster = plan.cluster
+    rate = cluster.network.bandwidth_bytes_per_s[i, j]
+    if cluster.upload_bytes_per_s is not None:
+        rate = min(rate, cluster.upload_bytes_per_s[i])
+    if cluster.download_bytes_per_s is not None:
+        rate = min(rate, cluster.download_bytes_per_s[j])
+    sites = cluster.devices.sites
+    if sites is not None and sites[i] != sites[j]:
+        out = cluster.devices.site_upload_bytes_per_s or {}
+        into = cluster.devices.site_download_bytes_per_s or {}
+        rate = min(rate, out.get(sites[i], rate), into.get(sites[j], rate))
+    return float(rate)
+
+
+def pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+    """Seconds of one message."""
+    return float(plan.cluster.network.latency_s[i, j]) + message_bytes / pair_rate(plan, i, j)
+
+
+def mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
+    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent."""
+    latency = plan.cluster.network.latency_s
+    rate = (pair_rate(plan, i, j) + pair_rate(plan, j, i)) / 2
+    w = plan.workload
+    message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
+    return float(latency[i, j] + latency[j, i]) / 2 + message / rate

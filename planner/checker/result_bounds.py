@@ -1,0 +1,47 @@
+"""The bound of a solver's result, computed again where it carries a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.checker import assignment_bounds, averaging_bounds, path_bounds
+from planner.checker.violation import Violation
+from planner.problems import AssignmentProblem, AveragingProblem
+from planner.search.certificate import Witness
+
+EXCESS = 1e-9
+"""Relative distance between two computations of a bound that is rounding."""
+
+
+def recomputed_bound(witness: Witness, problem: Any) -> float | None:
+    """What a witness proves about a problem; None where it proves nothing."""
+    if isinstance(problem, AveragingProblem):
+        return averaging_bounds.recomputed_bound(witness, problem)
+    if isinstance(problem, AssignmentProblem):
+        return assignment_bounds.recomputed_bound_s(
+            witness,
+            problem.network,
+            problem.stage_sizes,
+            problem.activation_bytes,
+            problem.gradient_bytes,
+        )
+    return path_bounds.recomputed_bound_s(witness, problem)
+
+
+def bound_violations(
+    bound: float | None, witness: Witness | None, problem: Any
+) -> Iterator[Violation]:
+    """A bound that claims more than its witness proves."""
+    if bound is None or witness is None:
+        return
+    again = recomputed_bound(witness, problem)
+    if again is None:
+        yield Violation("bound", "result.witness", f"{witness!r} proves nothing here")
+        return
+    maximised = isinstance(problem, AveragingProblem)
+    excess = again - bound if maximised else bound - again
+    if not excess <= EXCESS * abs(again):
+        yield Violation(
+            "bound", "result.bound", f"its witness proves {again:.9g}, found {bound:.9g}"
+        )

@@ -1,0 +1,141 @@
+"""Compiled exchanges of devices, when the arrangement is searched together with the paths.
+
+A role is a place in a stage; paths and orders are those of roles. Exchanging the devices of two
+roles leaves CC1, CC2 and CC3 as they are and changes every time. A role may be vacant: a device
+that goes there moves to another stage, once its paths have been sent to others of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.dispatch import Numbers
+from planner.mapf.moves import Rules, Use, Word, place_of
+from planner.search.rng import next_below
+
+
+class DeviceNumbers(NamedTuple):
+    """What a device would bring to each stage.
+
+    Attributes
+    ----------
+    hop
+        Transfers between devices.
+    forward, backward, head, memory, room
+        As in `PathArrays`, one row per stage, one column per device.
+    vacant
+        The device that stands for none.
+    """
+
+    hop: Floats
+    forward: Floats
+    backward: Floats
+    head: Floats
+    memory: Ints
+    room: Ints
+    vacant: int
+
+    @classmethod
+    def fixed(cls, arrays: PathArrays) -> DeviceNumbers:
+        """Of a given arrangement, in which nobody moves: each device as in its own stage."""
+        rows = (len(arrays.fewest), 1)
+        return cls(
+            arrays.hop.copy(),
+            np.tile(arrays.forward, rows),
+            np.tile(arrays.backward, rows),
+            np.tile(arrays.head, rows),
+            np.tile(arrays.memory, rows),
+            np.tile(arrays.room, rows),
+            -1,
+        )
+
+
+class Setting(NamedTuple):
+    """What an exchange of devices changes, and where it reads what to write there.
+
+    Attributes
+    ----------
+    num, rules
+        Numbers and limits of the roles, with the devices that fill them now.
+    devices
+        What every device would bring to every stage; never changed.
+    """
+
+    num: Numbers
+    rules: Rules
+    devices: DeviceNumbers
+
+
+@njit(cache=True, nogil=True)
+def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> None:
+    """Let a device fill a role: write its numbers into those of the role."""
+    num, rules, devices = setting.num, setting.rules, setting.devices
+    s = rules.stage[role]
+    device_of[role] = device
+    num.forward[role] = devices.forward[s, device]
+    num.backward[role] = devices.backward[s, device]
+    num.head[role] = devices.head[s, device]
+    num.memory[role] = devices.memory[s, device]
+    rules.room[role] = devices.room[s, device]
+    for other in range(len(device_of)):
+        num.hop[role, other] = devices.hop[device, device_of[other]]
+        num.hop[other, role] = devices.hop[device_of[other], device]
+
+
+@njit(cache=True, nogil=True)
+def exchange_devices(setting: Setting, device_of: Ints, one: int, other: int) -> None:
+    """Exchange the devices of two roles."""
+    device = device_of[one]
+    device_of[one] = device_of[other]
+    device_of[other] = device
+    put_device(setting, device_of, one, device_of[one])
+    put_device(setting, device_of, other, device)
+
+
+@njit(cache=True, nogil=True)
+def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, word: Word) -> int:
+    """Another role whose device may take this one's place, and the other way (TC1); or -1."""
+    rules, devices = setting.rules, setting.devices
+    other = next_below(word, len(device_of))
+    mine = device_of[role]
+    # devices near each other are the likelier to do well in each other's place
+    for _ in range(next_below(word, 4)):
+        another = next_below(word, len(device_of))
+        near = devices.hop[mine, device_of[another]] < devices.hop[mine, device_of[other]]
+        if another != role and (near or other == role):
+            other = another
+    its = device_of[other]
+    if its == devices.vacant:
+        return other if rules.stage[role] not in (0, rules.stage[other]) else -1
+    fits = use.device[role] <= devices.room[rules.stage[role], its]
+    fits = fits and use.device[other] <= devices.room[rules.stage[other], mine]
+    return other if other != role and fits else -1
+
+
+@njit(cache=True, nogil=True)
+def empty_role(rules: Rules, use: Use, paths: Ints, role: int, word: Word) -> bool:
+    """Send every path through a role to others of its stage; False if they have no room.
+
+    Counts in ``use.device`` even then.
+    """
+    s = rules.stage[role]
+    low, size = rules.first[s], rules.first[s + 1] - rules.first[s]
+    for b in range(len(paths)):
+        k = place_of(paths[b], rules.stage, s)
+        if k < 0 or paths[b, k] != role:
+            continue
+        offset = next_below(word, size)
+        for i in range(size):
+            v = rules.members[low + (i + offset) % size]
+            if v != role and use.device[v] < rules.room[v]:
+                use.device[v] += 1
+                use.device[role] -= 1
+                paths[b, k] = v
+                break
+        if paths[b, k] == role:
+            return False
+    return True
