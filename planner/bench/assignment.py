@@ -229,13 +229,15 @@ def trajectory(
     """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on."""
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS, Method
-    from planner.genetic.tables import tables_of
+    from planner.genetic.tables import Ints, tables_of
+    from planner.search.incumbent import Incumbent
 
-    evolution = Evolution(tables_of(problem), seed, EVOLUTIONS[Method(method)])
     run = MaxIterations(iterations).start()
-    evolution.run(run)
+    incumbent: Incumbent[Ints] = Incumbent(run, problem, method=method, seed=seed)
+    evolution = Evolution(tables_of(problem), incumbent, EVOLUTIONS[Method(method)])
+    evolution.run()
     first = evolution.trace[0][1]
-    return [(1, first), *evolution.trace, (iterations, evolution.best_cost)]
+    return [(1, first), *evolution.trace, (iterations, incumbent.objective)]
 
 
 def scale_picture(path: Path, sizes: Sequence[int], limit_s: float) -> None:

@@ -49,7 +49,7 @@ def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem)
     return None
 
 
-def bound_violations(
+def path_bound_violations(
     bound: float | None, witness: Any, problem: PathProblem | ArrangedPathProblem
 ) -> Iterator[Violation]:
     """Whether a stored bound is more than its witness shows; nothing without a witness."""

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
-from planner.checker.assignment import assignment_cost_s, check_assignment
+from planner.checker.assignment import (
+    assignment_cost_s,
+    bound_violations,
+    check_assignment,
+)
 from planner.checker.averaging import check_averaging
 from planner.checker.averaging import recomputed_bound as averaging_bound
-from planner.checker.bounds_paths import bound_violations
+from planner.checker.bounds_paths import path_bound_violations
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths
 from planner.checker.training_plan import check_training_plan
@@ -113,10 +117,11 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
         )
         yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
+        yield from bound_violations(result.bound, result.witness, problem, "result.bound")
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
         yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
-        yield from bound_violations(result.bound, result.witness, problem)
+        yield from path_bound_violations(result.bound, result.witness, problem)
     if isinstance(result.plan, AveragingPlan) and result.witness is not None:
         again = averaging_bound(result.witness, problem)
         if again is None or (result.bound or 0.0) < again * (1 - 1e-9):

@@ -1,183 +1,241 @@
-"""Simulated annealing over slots and matchings, compiled.
+"""Simulated annealing over slots and matchings, compiled. Moves:
 
-A slot is a place in a stage; ``device_at[slot]`` fills it. Every boundary carries one matching:
-``after[slot]`` is the partner in the next stage (-1 for a slot left over) and ``before`` its
-inverse. With equal groups that is the paper's grid of pipelines x stages. Moves:
-
-- exchange the devices of two slots,
 - exchange the tails of two pipelines at a boundary (two slots swap their partners),
-- reverse a run of stages (with its outer matchings solved anew).
+- reverse a run of stages (with its outer matchings solved anew),
+- exchange the devices of two slots.
 
 The objective of eq. 1 takes maxima and so has plateaus. The search sees a smoothed one:
 ``(1 - w) max + w mean`` for the hops of every boundary and for the data-parallel sums; the caller
 lowers w together with the temperature.
+
+A move is drawn, priced against the running sums of `State`, and made if it costs at most ``slack``
+more: Metropolis' rule with the random number drawn first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from planner.genetic.arrangement import Arrangement, solve_boundary
 from planner.genetic.tables import Floats, Ints, Tables
-from planner.matching.bottleneck import _match
 from planner.search.rng import next_below, next_unit
 
-REVERSALS = 0.03
-"""Share of moves that reverse stages, times N: such a move costs about N others."""
+Word = NDArray[np.uint64]
 
 jit = njit(cache=True, nogil=True)
 
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def inlined(step: Step) -> Step:
+    """Compile a step of a move: pasted into its caller, without counting references to arrays.
+
+    Passing a state of ten arrays and counting references to them would take longer than the move
+    itself. What is compiled so may not make arrays.
+    """
+    options: dict[str, Any] = {"forceinline": True, "_nrt": False}
+    compiled: Step = njit(cache=True, nogil=True, **options)(step)
+    return compiled
+
+
+class Stint(NamedTuple):
+    """One stretch of annealing.
+
+    Attributes
+    ----------
+    moves
+        Moves to draw.
+    hot, cold
+        The temperature in seconds goes geometrically from one to the other.
+    smooth
+        w, the share of the means in the objective.
+    tails
+        Share of moves that exchange the tails of two pipelines.
+    reversals
+        Share of moves that reverse stages, times N: such a move costs about N others.
+    """
+
+    moves: int
+    hot: float
+    cold: float
+    smooth: float
+    tails: float
+    reversals: float
+
+
+class State(NamedTuple):
+    """An arrangement with the sums and maxima that its cost is made of.
+
+    Attributes
+    ----------
+    device_at, after, before
+        See `Arrangement`.
+    slot_of
+        ``int[N]``, the inverse of ``device_at``.
+    load
+        ``float[S, N]``: the sum of eq. 2 that device d pays, or would pay, in group j.
+    group_max, group_sum
+        ``float[S]``: largest and sum of ``load`` over a group's own devices.
+    hop_at
+        ``float[N]``: cost of the hop that leaves a slot.
+    hop_max, hop_sum
+        ``float[S - 1]``: largest and sum of the hops over a boundary.
+    """
+
+    device_at: Ints
+    after: Ints
+    before: Ints
+    slot_of: Ints
+    load: Floats
+    group_max: Floats
+    group_sum: Floats
+    hop_at: Floats
+    hop_max: Floats
+    hop_sum: Floats
+
+
+class Change(NamedTuple):
+    """What an exchange of two devices would change; room that is used again for every move.
+
+    Attributes
+    ----------
+    slot, value
+        The at most four hops that change, by their left slot, and their new costs.
+    boundary, level, added
+        The boundaries they belong to, with the new largest hop and what is added to the sum.
+    group_max
+        ``group_max`` of `State` after the exchange.
+    """
+
+    slot: Ints
+    value: Floats
+    boundary: Ints
+    level: Floats
+    added: Floats
+    group_max: Floats
+
 
 @jit
-def solve_boundary(
-    tables: Tables, device_at: Ints, after: Ints, before: Ints, boundary: int
-) -> None:
-    """Replace one boundary's matching by a bottleneck matching (eq. 3)."""
-    hop = tables.hop[tables.hop_of[boundary]]
-    left, middle = tables.first[boundary], tables.first[boundary + 1]
-    right = tables.first[boundary + 2]
-    for slot in range(left, middle):
-        after[slot] = -1
-    for slot in range(middle, right):
-        before[slot] = -1
-    k, m = middle - left, right - middle
-    flip = k > m
-    rows, columns = (m, k) if flip else (k, m)
-    cost = np.empty((rows, columns))
-    for r in range(rows):
-        for c in range(columns):
-            a, b = (left + c, middle + r) if flip else (left + r, middle + c)
-            cost[r, c] = hop[device_at[a], device_at[b]]
-    column_of = np.full(rows, -1, dtype=np.int64)
-    row_of = np.full(columns, -1, dtype=np.int64)
-    _match(cost, column_of, row_of)
-    for r in range(rows):
-        a, b = (left + column_of[r], middle + r) if flip else (left + r, middle + column_of[r])
-        after[a] = b
-        before[b] = a
-
-
-@jit
-def solve_matchings(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> None:
-    """Bottleneck matchings at every boundary."""
-    after[:] = -1
-    before[:] = -1
-    for boundary in range(len(tables.sizes) - 1):
-        solve_boundary(tables, device_at, after, before, boundary)
-
-
-@jit
-def current_cost(tables: Tables, device_at: Ints, after: Ints) -> float:
-    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
-    worst = 0.0
-    for j in range(len(tables.sizes)):
-        exchange = tables.exchange[tables.exchange_of[j]]
-        for p in range(tables.first[j], tables.first[j + 1]):
-            total = 0.0
-            for q in range(tables.first[j], tables.first[j + 1]):
-                total += exchange[device_at[p], device_at[q]]
-            worst = max(worst, total)
-    for j in range(len(tables.sizes) - 1):
-        hop = tables.hop[tables.hop_of[j]]
-        level = 0.0
-        for p in range(tables.first[j], tables.first[j + 1]):
-            if after[p] >= 0:
-                level = max(level, hop[device_at[p], device_at[after[p]]])
-        worst += level
-    return worst
-
-
-@jit
-def exact_cost(tables: Tables, device_at: Ints, after: Ints, before: Ints) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
-    solve_matchings(tables, device_at, after, before)
-    return current_cost(tables, device_at, after)
-
-
-@jit
-def _weigh(
+def anneal(
     tables: Tables,
-    device_at: Ints,
-    after: Ints,
-    load: Floats,
-    group_max: Floats,
-    group_sum: Floats,
-    hop_max: Floats,
-    hop_sum: Floats,
-    hop_at: Floats,
-) -> None:
-    """All sums and maxima from scratch: ``load[j, d]`` is the sum of eq. 2 for d in group j."""
+    arrangement: Arrangement,
+    best: Ints,
+    best_cost: float,
+    word: Word,
+    stint: Stint,
+) -> float:
+    """Anneal in place; keep the best slots seen in ``best`` and return their cost."""
+    n, stages = len(best), len(tables.sizes)
+    state = _weighed(tables, arrangement)
+    change = _room(stages)
+    temperature = stint.hot
+    for move in range(stint.moves):
+        if move % 256 == 0:
+            share = move / stint.moves
+            temperature = stint.hot * (stint.cold / stint.hot) ** share
+        slack = -temperature * math.log(1.0 - next_unit(word))
+        draw = next_unit(word)
+        if stages > 1 and draw < stint.tails:
+            touched = _exchange_tails(tables, state, word, stint.smooth, slack)
+        elif stages > 2 and draw > 1 - stint.reversals / n:
+            touched = _reverse_stages(tables, state, word, stint.smooth, slack)
+        else:
+            touched = _exchange_devices(tables, state, change, word, stint.smooth, slack)
+        if touched:
+            true = state.group_max.max() + state.hop_max.sum()
+            if true < best_cost - 1e-12 * best_cost:
+                best_cost = true
+                best[:] = state.device_at
+    return best_cost
+
+
+@jit
+def _weighed(tables: Tables, arrangement: Arrangement) -> State:
+    """The state of an arrangement, whose arrays it shares."""
+    device_at, after, before = arrangement
     n, stages = len(device_at), len(tables.sizes)
-    load[:] = 0.0
+    state = State(
+        device_at,
+        after,
+        before,
+        np.empty(n, dtype=np.int64),
+        np.empty((stages, n)),
+        np.empty(stages),
+        np.empty(stages),
+        np.zeros(n),
+        np.zeros(max(0, stages - 1)),
+        np.zeros(max(0, stages - 1)),
+    )
+    _find_slots(state)
+    _weigh(tables, state)
+    return state
+
+
+@jit
+def _room(stages: int) -> Change:
+    return Change(
+        np.empty(4, dtype=np.int64),
+        np.empty(4),
+        np.empty(4, dtype=np.int64),
+        np.empty(4),
+        np.empty(4),
+        np.empty(stages),
+    )
+
+
+@inlined
+def _find_slots(state: State) -> None:
+    for p in range(len(state.device_at)):
+        state.slot_of[state.device_at[p]] = p
+
+
+@jit
+def _weigh(tables: Tables, state: State) -> None:
+    """All sums and maxima from scratch."""
+    n, stages = len(state.device_at), len(tables.sizes)
+    state.load[:] = 0.0
     for j in range(stages):
         exchange = tables.exchange[tables.exchange_of[j]]
         for q in range(tables.first[j], tables.first[j + 1]):
-            row = exchange[device_at[q]]
+            row = exchange[state.device_at[q]]
             for d in range(n):
-                load[j, d] += row[d]
-        group_max[j] = 0.0
-        group_sum[j] = 0.0
+                state.load[j, d] += row[d]
+        state.group_max[j] = 0.0
+        state.group_sum[j] = 0.0
         for q in range(tables.first[j], tables.first[j + 1]):
-            group_max[j] = max(group_max[j], load[j, device_at[q]])
-            group_sum[j] += load[j, device_at[q]]
+            own = state.load[j, state.device_at[q]]
+            state.group_max[j] = max(state.group_max[j], own)
+            state.group_sum[j] += own
     for j in range(stages - 1):
         hop = tables.hop[tables.hop_of[j]]
-        hop_max[j] = 0.0
-        hop_sum[j] = 0.0
+        state.hop_max[j] = 0.0
+        state.hop_sum[j] = 0.0
         for p in range(tables.first[j], tables.first[j + 1]):
-            if after[p] >= 0:
-                hop_at[p] = hop[device_at[p], device_at[after[p]]]
-                hop_max[j] = max(hop_max[j], hop_at[p])
-                hop_sum[j] += hop_at[p]
+            if state.after[p] >= 0:
+                state.hop_at[p] = hop[state.device_at[p], state.device_at[state.after[p]]]
+                state.hop_max[j] = max(state.hop_max[j], state.hop_at[p])
+                state.hop_sum[j] += state.hop_at[p]
 
 
-@jit
-def _new_max(
-    tables: Tables,
-    after: Ints,
-    hop_at: Floats,
-    hop_max: Floats,
-    boundary: int,
-    p: int,
-    p_value: float,
-    q: int,
-    q_value: float,
-) -> float:
-    """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
-    old: float = hop_max[boundary]
-    value: float = p_value
-    touched = hop_at[p] >= old
-    if q >= 0:
-        value = max(value, q_value)
-        touched = touched or hop_at[q] >= old
-    if value >= old:
-        return value
-    if not touched:
-        return old
-    for r in range(tables.first[boundary], tables.first[boundary + 1]):
-        if r != p and r != q and after[r] >= 0:
-            value = max(value, hop_at[r])
+@inlined
+def _smoothed(tables: Tables, state: State, w: float) -> float:
+    """The smoothed objective."""
+    n = len(state.device_at)
+    value: float = _exchange_term(state.group_max, state.group_sum.sum(), n, w)
+    for j in range(len(state.hop_max)):
+        pairs = min(tables.sizes[j], tables.sizes[j + 1])
+        value += (1 - w) * state.hop_max[j] + w * state.hop_sum[j] / pairs
     return value
 
 
-@jit
-def _new_load(tables: Tables, device_at: Ints, load: Floats, j: int, gone: int, come: int) -> float:
-    """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
-    exchange = tables.exchange[tables.exchange_of[j]]
-    away, near = exchange[gone], exchange[come]
-    worst: float = load[j, come] - near[gone]
-    for p in range(tables.first[j], tables.first[j + 1]):
-        d = device_at[p]
-        if d != gone:
-            worst = max(worst, load[j, d] - away[d] + near[d])
-    return worst
-
-
-@jit
-def _dp_term(group_max: Floats, total: float, n: int, w: float) -> float:
+@inlined
+def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
     """Smoothed data-parallel cost: max over groups, mean over groups, mean over devices."""
     worst = 0.0
     mean = 0.0
@@ -187,301 +245,312 @@ def _dp_term(group_max: Floats, total: float, n: int, w: float) -> float:
     return (1 - w) * worst + w * (0.5 * mean / len(group_max) + 0.5 * total / n)
 
 
+@inlined
+def _new_level(
+    tables: Tables, state: State, boundary: int, p: int, p_value: float, q: int, q_value: float
+) -> float:
+    """Largest hop of a boundary when the hops of left slots p and q (or -1) take new values."""
+    old: float = state.hop_max[boundary]
+    value: float = p_value
+    touched = state.hop_at[p] >= old
+    if q >= 0:
+        value = max(value, q_value)
+        touched = touched or state.hop_at[q] >= old
+    if value >= old:
+        return value
+    if not touched:
+        return old
+    for r in range(tables.first[boundary], tables.first[boundary + 1]):
+        if r != p and r != q and state.after[r] >= 0:
+            value = max(value, state.hop_at[r])
+    return value
+
+
+@inlined
+def _exchange_tails(tables: Tables, state: State, word: Word, w: float, slack: float) -> bool:
+    """Two slots of a stage swap their partners in the next one; False if nothing changed."""
+    device_at, after, before, hop_at = state.device_at, state.after, state.before, state.hop_at
+    p, q = _draw_tails(tables, state, word)
+    if q < 0 or p == q or (after[p] < 0 and after[q] < 0):
+        return False
+    if after[p] < 0:
+        p, q = q, p
+    j = tables.stage[p]
+    hop = tables.hop[tables.hop_of[j]]
+    a, b = after[p], after[q]
+    q_value = hop[device_at[q], device_at[a]]
+    if b >= 0:
+        p_value = hop[device_at[p], device_at[b]]
+        level = _new_level(tables, state, j, p, p_value, q, q_value)
+        added = p_value + q_value - hop_at[p] - hop_at[q]
+    else:
+        # p loses its partner to q: p counts as hop 0
+        p_value = 0.0
+        level = _new_level(tables, state, j, p, q_value, -1, 0.0)
+        added = q_value - hop_at[p]
+    pairs = min(tables.sizes[j], tables.sizes[j + 1])
+    if (1 - w) * (level - state.hop_max[j]) + w * added / pairs > slack:
+        return False
+    after[q] = a
+    before[a] = q
+    after[p] = b
+    if b >= 0:
+        before[b] = p
+    hop_at[p], hop_at[q] = p_value, q_value
+    state.hop_max[j] = level
+    state.hop_sum[j] += added
+    return True
+
+
+@inlined
+def _draw_tails(tables: Tables, state: State, word: Word) -> tuple[int, int]:
+    """Two slots of one stage that is not the last; the second is -1 if none was found.
+
+    Half of the time the second is the one whose partner is near the first one's device.
+    """
+    first, stage = tables.first, tables.stage
+    p = next_below(word, first[len(tables.sizes) - 1])
+    j = stage[p]
+    if next_unit(word) >= 0.5:
+        return p, first[j] + next_below(word, tables.sizes[j])
+    near = tables.near[state.device_at[p]]
+    for _ in range(4):
+        other = state.slot_of[near[next_below(word, len(near))]]
+        if stage[other] == j + 1:
+            return p, state.before[other]
+    return p, -1
+
+
 @jit
-def _reverse(
-    tables: Tables, device_at: Ints, after: Ints, before: Ints, low: int, high: int
-) -> bool:
-    """Reverse the stages low..high; False if their sizes do not allow it."""
-    sizes, first = tables.sizes, tables.first
+def _reverse_stages(tables: Tables, state: State, word: Word, w: float, slack: float) -> bool:
+    """Reverse a run of stages; False if nothing was touched."""
+    stages = len(tables.sizes)
+    low = next_below(word, stages)
+    high = next_below(word, stages)
+    if low > high:
+        low, high = high, low
+    if low == high or (low == 0 and high == stages - 1 and tables.hop.shape[0] == 1):
+        return False
     for j in range(low, high + 1):
-        if sizes[j] != sizes[low + high - j]:
+        if tables.sizes[j] != tables.sizes[low + high - j]:
             return False
-    start, end = first[low], first[high + 1]
-    old = device_at[start:end].copy()
-    forward = after[start:end].copy()
-    backward = before[start:end].copy()
-    # sizes are palindromic, so slot s of the run goes to the same place in the mirrored stage
-    for p in range(start, end):
-        j = tables.stage[p]
-        mirror = first[low + high - j] + (p - first[j])
-        device_at[mirror] = old[p - start]
-        if j > low:
-            partner = backward[p - start]
-            if partner >= 0:
-                i = tables.stage[partner]
-                partner = first[low + high - i] + (partner - first[i])
-            after[mirror] = partner
-        if j < high:
-            partner = forward[p - start]
-            if partner >= 0:
-                i = tables.stage[partner]
-                partner = first[low + high - i] + (partner - first[i])
-            before[mirror] = partner
-    if low > 0:
-        solve_boundary(tables, device_at, after, before, low - 1)
-    if high < len(sizes) - 1:
-        solve_boundary(tables, device_at, after, before, high)
+    old = _smoothed(tables, state, w)
+    device_at, after, before = state.device_at.copy(), state.after.copy(), state.before.copy()
+    _mirror(tables, Arrangement(state.device_at, state.after, state.before), low, high)
+    _weigh(tables, state)
+    if _smoothed(tables, state, w) - old > slack:
+        state.device_at[:], state.after[:], state.before[:] = device_at, after, before
+        _weigh(tables, state)
+    _find_slots(state)
     return True
 
 
 @jit
-def _smoothed(
+def _mirror(tables: Tables, arrangement: Arrangement, low: int, high: int) -> None:
+    """Reverse the stages low..high, whose sizes are palindromic."""
+    device_at, after, before = arrangement
+    first, stage = tables.first, tables.stage
+    start, end = first[low], first[high + 1]
+    old = device_at[start:end].copy()
+    forward = after[start:end].copy()
+    backward = before[start:end].copy()
+    # slot s of the run goes to the same place in the mirrored stage
+    for p in range(start, end):
+        j = stage[p]
+        mirror = first[low + high - j] + (p - first[j])
+        device_at[mirror] = old[p - start]
+        if j > low:
+            after[mirror] = _mirrored(tables, backward[p - start], low + high)
+        if j < high:
+            before[mirror] = _mirrored(tables, forward[p - start], low + high)
+    if low > 0:
+        solve_boundary(tables, arrangement, low - 1)
+    if high < len(tables.sizes) - 1:
+        solve_boundary(tables, arrangement, high)
+
+
+@inlined
+def _mirrored(tables: Tables, slot: int, ends: int) -> int:
+    """Where a slot of the run goes; -1 stays -1. ``ends``: first plus last stage of the run."""
+    if slot < 0:
+        return slot
+    j = tables.stage[slot]
+    place: int = tables.first[ends - j] + (slot - tables.first[j])
+    return place
+
+
+@inlined
+def _exchange_devices(
+    tables: Tables, state: State, change: Change, word: Word, w: float, slack: float
+) -> bool:
+    """Two slots swap their devices; False if nothing changed."""
+    p, q = _draw_devices(tables, state, word)
+    if p == q:
+        return False
+    if p > q:
+        p, q = q, p
+    i, j = tables.stage[p], tables.stage[q]
+    hops = _changed_hops(tables, state, change, p, q)
+    parts, delta = _price_hops(tables, state, change, hops, w)
+    sum_i = sum_j = 0.0
+    if i != j:
+        delta, sum_i, sum_j = _price_groups(tables, state, change, p, q, w, delta, slack)
+    if delta > slack:
+        return False
+    for k in range(parts):
+        state.hop_max[change.boundary[k]] = change.level[k]
+        state.hop_sum[change.boundary[k]] += change.added[k]
+    for k in range(hops):
+        state.hop_at[change.slot[k]] = change.value[k]
+    a, b = state.device_at[p], state.device_at[q]
+    state.device_at[p], state.device_at[q] = b, a
+    state.slot_of[a], state.slot_of[b] = q, p
+    if i != j:
+        state.group_max[i], state.group_max[j] = change.group_max[i], change.group_max[j]
+        state.group_sum[i] += sum_i
+        state.group_sum[j] += sum_j
+        _replace(tables, state, i, a, b)
+        _replace(tables, state, j, b, a)
+    return True
+
+
+@inlined
+def _draw_devices(tables: Tables, state: State, word: Word) -> tuple[int, int]:
+    """Two slots; half of the time the second holds a device near one of the first's partners."""
+    n = len(state.device_at)
+    p = next_below(word, n)
+    if next_unit(word) >= 0.5:
+        return p, next_below(word, n)
+    after, before = state.after[p], state.before[p]
+    partner = after if next_unit(word) < 0.5 else before
+    if partner < 0:
+        partner = before if after < 0 else after
+    if partner < 0:
+        partner = p
+    near = tables.near[state.device_at[partner]]
+    return p, state.slot_of[near[next_below(word, len(near))]]
+
+
+@inlined
+def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) -> int:
+    """Note the hops that change when slots p < q swap devices; how many there are."""
+    device_at, after, before = state.device_at, state.after, state.before
+    a, b = device_at[p], device_at[q]
+    i, j = tables.stage[p], tables.stage[q]
+    count = 0
+    if before[p] >= 0:
+        s = before[p]
+        change.slot[count] = s
+        change.value[count] = tables.hop[tables.hop_of[i - 1], device_at[s], b]
+        count += 1
+    if after[p] >= 0:
+        s = after[p]
+        change.slot[count] = p
+        c = a if s == q else device_at[s]
+        change.value[count] = tables.hop[tables.hop_of[i], b, c]
+        count += 1
+    if before[q] >= 0 and before[q] != p:
+        s = before[q]
+        change.slot[count] = s
+        change.value[count] = tables.hop[tables.hop_of[j - 1], device_at[s], a]
+        count += 1
+    if after[q] >= 0:
+        s = after[q]
+        change.slot[count] = q
+        change.value[count] = tables.hop[tables.hop_of[j], a, device_at[s]]
+        count += 1
+    return count
+
+
+@inlined
+def _price_hops(
+    tables: Tables, state: State, change: Change, hops: int, w: float
+) -> tuple[int, float]:
+    """Boundaries that change (each has one or two changed hops), and the added pipeline cost."""
+    stage, sizes = tables.stage, tables.sizes
+    parts = 0
+    delta = 0.0
+    for k in range(hops):
+        boundary = stage[change.slot[k]]
+        seen = False
+        for t in range(k):
+            if stage[change.slot[t]] == boundary:
+                seen = True
+        if seen:
+            continue
+        other, other_value = -1, 0.0
+        for t in range(k + 1, hops):
+            if stage[change.slot[t]] == boundary:
+                other, other_value = change.slot[t], change.value[t]
+        level = _new_level(
+            tables, state, boundary, change.slot[k], change.value[k], other, other_value
+        )
+        added = change.value[k] - state.hop_at[change.slot[k]]
+        if other >= 0:
+            added += other_value - state.hop_at[other]
+        pairs = min(sizes[boundary], sizes[boundary + 1])
+        delta += (1 - w) * (level - state.hop_max[boundary]) + w * added / pairs
+        change.boundary[parts] = boundary
+        change.level[parts] = level
+        change.added[parts] = added
+        parts += 1
+    return parts, delta
+
+
+@inlined
+def _price_groups(
     tables: Tables,
-    group_max: Floats,
-    group_sum: Floats,
-    hop_max: Floats,
-    hop_sum: Floats,
-    n: int,
+    state: State,
+    change: Change,
+    p: int,
+    q: int,
     w: float,
-) -> float:
-    value = _dp_term(group_max, group_sum.sum(), n, w)
-    for j in range(len(hop_max)):
-        pairs = min(tables.sizes[j], tables.sizes[j + 1])
-        value += (1 - w) * hop_max[j] + w * hop_sum[j] / pairs
-    return value
+    delta: float,
+    slack: float,
+) -> tuple[float, float, float]:
+    """``delta`` with the data-parallel cost added, and what is added to both groups' sums.
 
-
-@jit
-def anneal(
-    tables: Tables,
-    device_at: Ints,
-    after: Ints,
-    before: Ints,
-    best: Ints,
-    best_cost: float,
-    word: NDArray[np.uint64],
-    moves: int,
-    hot: float,
-    cold: float,
-    w: float,
-) -> float:
-    """Anneal in place; keep the best slots seen in ``best`` and return their cost.
-
-    The temperature goes geometrically from ``hot`` to ``cold``; ``w`` is the share of the means.
+    Infinite as soon as it is clear that the move costs more than ``slack``.
     """
-    n, stages = len(device_at), len(tables.sizes)
-    first, sizes, stage = tables.first, tables.sizes, tables.stage
-    load = np.empty((stages, n))
-    group_max, group_sum = np.empty(stages), np.empty(stages)
-    hop_max, hop_sum = np.zeros(max(0, stages - 1)), np.zeros(max(0, stages - 1))
-    hop_at = np.zeros(n)
-    slot_of = np.empty(n, dtype=np.int64)
-    trial_max = np.empty(stages)
-    changed = np.empty(4, dtype=np.int64)
-    changed_max, changed_sum = np.empty(4), np.empty(4)
-    left_slot, left_value = np.empty(4, dtype=np.int64), np.empty(4)
-    for p in range(n):
-        slot_of[device_at[p]] = p
-    _weigh(tables, device_at, after, load, group_max, group_sum, hop_max, hop_sum, hop_at)
-    temperature = hot
-    near_count = tables.near.shape[1]
-    for move in range(moves):
-        if move % 256 == 0:
-            share = move / moves
-            temperature = hot * (cold / hot) ** share
-        slack = -temperature * math.log(1.0 - next_unit(word))
-        draw = next_unit(word)
-        if stages > 1 and draw < 0.35:
-            # exchange the tails of two pipelines at a boundary
-            p = next_below(word, first[stages - 1])
-            j = stage[p]
-            if next_unit(word) < 0.5:
-                # towards a near device of the next stage, if there is one on the list
-                q = -1
-                for _ in range(4):
-                    other = slot_of[tables.near[device_at[p], next_below(word, near_count)]]
-                    if stage[other] == j + 1:
-                        q = before[other]
-                        break
-                if q < 0:
-                    continue
-            else:
-                q = first[j] + next_below(word, sizes[j])
-            if p == q or (after[p] < 0 and after[q] < 0):
-                continue
-            if after[p] < 0:
-                p, q = q, p
-            hop = tables.hop[tables.hop_of[j]]
-            b = after[q]
-            q_value = hop[device_at[q], device_at[after[p]]]
-            pairs = min(sizes[j], sizes[j + 1])
-            if b >= 0:
-                p_value = hop[device_at[p], device_at[b]]
-                new = _new_max(tables, after, hop_at, hop_max, j, p, p_value, q, q_value)
-                added = p_value + q_value - hop_at[p] - hop_at[q]
-            else:
-                # p loses its partner to q: p counts as hop 0
-                p_value = 0.0
-                new = _new_max(tables, after, hop_at, hop_max, j, p, q_value, -1, 0.0)
-                added = q_value - hop_at[p]
-            if (1 - w) * (new - hop_max[j]) + w * added / pairs > slack:
-                continue
-            a = after[p]
-            after[q] = a
-            before[a] = q
-            after[p] = b
-            if b >= 0:
-                before[b] = p
-            hop_at[p], hop_at[q] = p_value, q_value
-            hop_max[j] = new
-            hop_sum[j] += added
-        elif stages > 2 and draw > 1 - REVERSALS / n:
-            low = next_below(word, stages)
-            high = next_below(word, stages)
-            if low > high:
-                low, high = high, low
-            if low == high or (low == 0 and high == stages - 1 and tables.hop.shape[0] == 1):
-                continue
-            old = _smoothed(tables, group_max, group_sum, hop_max, hop_sum, n, w)
-            kept_device, kept_after, kept_before = device_at.copy(), after.copy(), before.copy()
-            if not _reverse(tables, device_at, after, before, low, high):
-                continue
-            _weigh(tables, device_at, after, load, group_max, group_sum, hop_max, hop_sum, hop_at)
-            new = _smoothed(tables, group_max, group_sum, hop_max, hop_sum, n, w)
-            if new - old > slack:
-                device_at[:], after[:], before[:] = kept_device, kept_after, kept_before
-                _weigh(
-                    tables, device_at, after, load, group_max, group_sum, hop_max, hop_sum, hop_at
-                )
-            for p in range(n):
-                slot_of[device_at[p]] = p
-        else:
-            # exchange the devices of two slots
-            p = next_below(word, n)
-            if next_unit(word) < 0.5:
-                # bring a device near one of p's partners into p
-                partner = after[p] if next_unit(word) < 0.5 else before[p]
-                if partner < 0:
-                    partner = before[p] if after[p] < 0 else after[p]
-                if partner < 0:
-                    partner = p
-                q = slot_of[tables.near[device_at[partner], next_below(word, near_count)]]
-            else:
-                q = next_below(word, n)
-            if p == q:
-                continue
-            if p > q:
-                p, q = q, p
-            i, j = stage[p], stage[q]
-            a, b = device_at[p], device_at[q]
-            # hops that change, by left slot
-            count = 0
-            if before[p] >= 0:
-                s = before[p]
-                left_slot[count] = s
-                left_value[count] = tables.hop[tables.hop_of[i - 1], device_at[s], b]
-                count += 1
-            if after[p] >= 0:
-                s = after[p]
-                left_slot[count] = p
-                c = a if s == q else device_at[s]
-                left_value[count] = tables.hop[tables.hop_of[i], b, c]
-                count += 1
-            if before[q] >= 0 and before[q] != p:
-                s = before[q]
-                left_slot[count] = s
-                left_value[count] = tables.hop[tables.hop_of[j - 1], device_at[s], a]
-                count += 1
-            if after[q] >= 0:
-                s = after[q]
-                left_slot[count] = q
-                left_value[count] = tables.hop[tables.hop_of[j], a, device_at[s]]
-                count += 1
-            # per boundary: one or two changed hops
-            parts = 0
-            delta = 0.0
-            for k in range(count):
-                boundary = stage[left_slot[k]]
-                seen = False
-                for t in range(k):
-                    if stage[left_slot[t]] == boundary:
-                        seen = True
-                if seen:
-                    continue
-                other, other_value = -1, 0.0
-                for t in range(k + 1, count):
-                    if stage[left_slot[t]] == boundary:
-                        other, other_value = left_slot[t], left_value[t]
-                new = _new_max(
-                    tables,
-                    after,
-                    hop_at,
-                    hop_max,
-                    boundary,
-                    left_slot[k],
-                    left_value[k],
-                    other,
-                    other_value,
-                )
-                added = left_value[k] - hop_at[left_slot[k]]
-                if other >= 0:
-                    added += other_value - hop_at[other]
-                pairs = min(sizes[boundary], sizes[boundary + 1])
-                delta += (1 - w) * (new - hop_max[boundary]) + w * added / pairs
-                changed[parts] = boundary
-                changed_max[parts] = new
-                changed_sum[parts] = added
-                parts += 1
-            sum_i = sum_j = 0.0
-            if i != j:
-                total = group_sum.sum()
-                now = _dp_term(group_max, total, n, w)
-                if delta - now > slack:
-                    continue
-                between_i = tables.exchange[tables.exchange_of[i], a, b]
-                between_j = tables.exchange[tables.exchange_of[j], a, b]
-                sum_i = 2 * (load[i, b] - between_i - load[i, a])
-                sum_j = 2 * (load[j, a] - between_j - load[j, b])
-                trial_max[:] = group_max
-                # a mean never exceeds its maximum: reject most moves before the scan
-                trial_max[i] = (group_sum[i] + sum_i) / sizes[i]
-                trial_max[j] = (group_sum[j] + sum_j) / sizes[j]
-                floor = _dp_term(trial_max, total + sum_i + sum_j, n, w) - now
-                if delta + floor > slack:
-                    continue
-                trial_max[i] = _new_load(tables, device_at, load, i, a, b)
-                trial_max[j] = _new_load(tables, device_at, load, j, b, a)
-                delta += _dp_term(trial_max, total + sum_i + sum_j, n, w) - now
-            if delta > slack:
-                continue
-            for k in range(parts):
-                hop_max[changed[k]] = changed_max[k]
-                hop_sum[changed[k]] += changed_sum[k]
-            for k in range(count):
-                hop_at[left_slot[k]] = left_value[k]
-            device_at[p], device_at[q] = b, a
-            slot_of[a], slot_of[b] = q, p
-            if i != j:
-                group_max[i], group_max[j] = trial_max[i], trial_max[j]
-                group_sum[i] += sum_i
-                group_sum[j] += sum_j
-                for side in range(2):
-                    group, come, gone = (i, b, a) if side == 0 else (j, a, b)
-                    exchange = tables.exchange[tables.exchange_of[group]]
-                    for d in range(n):
-                        load[group, d] += exchange[come, d] - exchange[gone, d]
-        true = group_max.max() + hop_max.sum()
-        if true < best_cost - 1e-12 * best_cost:
-            best_cost = true
-            best[:] = device_at
-    return best_cost
+    n, load = len(state.device_at), state.load
+    i, j = tables.stage[p], tables.stage[q]
+    a, b = state.device_at[p], state.device_at[q]
+    total = state.group_sum.sum()
+    now = _exchange_term(state.group_max, total, n, w)
+    if delta - now > slack:
+        return np.inf, 0.0, 0.0
+    sum_i = 2 * (load[i, b] - tables.exchange[tables.exchange_of[i], a, b] - load[i, a])
+    sum_j = 2 * (load[j, a] - tables.exchange[tables.exchange_of[j], a, b] - load[j, b])
+    trial = change.group_max
+    for k in range(len(trial)):
+        trial[k] = state.group_max[k]
+    # a mean never exceeds its maximum: reject most moves before the scan
+    trial[i] = (state.group_sum[i] + sum_i) / tables.sizes[i]
+    trial[j] = (state.group_sum[j] + sum_j) / tables.sizes[j]
+    floor = _exchange_term(trial, total + sum_i + sum_j, n, w) - now
+    if delta + floor > slack:
+        return np.inf, 0.0, 0.0
+    trial[i] = _new_load(tables, state, i, a, b)
+    trial[j] = _new_load(tables, state, j, b, a)
+    return delta + (_exchange_term(trial, total + sum_i + sum_j, n, w) - now), sum_i, sum_j
 
 
-@jit
-def group_levels(tables: Tables, device_at: Ints) -> Floats:
-    """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4."""
-    stages = len(tables.sizes)
-    k = tables.sizes[0]
-    hop = tables.hop[0]
-    levels = np.zeros((stages, stages))
-    cost = np.empty((k, k))
-    for i in range(stages):
-        for j in range(i):
-            for r in range(k):
-                for c in range(k):
-                    cost[r, c] = hop[device_at[i * k + r], device_at[j * k + c]]
-            levels[i, j] = _match(
-                cost, np.full(k, -1, dtype=np.int64), np.full(k, -1, dtype=np.int64)
-            )
-            levels[j, i] = levels[i, j]
-    return levels
+@inlined
+def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> float:
+    """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
+    exchange = tables.exchange[tables.exchange_of[j]]
+    away, near = exchange[gone], exchange[come]
+    worst: float = state.load[j, come] - near[gone]
+    for p in range(tables.first[j], tables.first[j + 1]):
+        d = state.device_at[p]
+        if d != gone:
+            worst = max(worst, state.load[j, d] - away[d] + near[d])
+    return worst
+
+
+@inlined
+def _replace(tables: Tables, state: State, j: int, gone: int, come: int) -> None:
+    """Sums of eq. 2 in group j after device ``come`` took the place of ``gone``."""
+    exchange = tables.exchange[tables.exchange_of[j]]
+    for d in range(len(state.device_at)):
+        state.load[j, d] += exchange[come, d] - exchange[gone, d]

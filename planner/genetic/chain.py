@@ -15,55 +15,81 @@ the bound is its lower end plus the chain found with its upper end as ceiling.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.genetic.bounds import SAFETY, Forest, star_bound
-from planner.genetic.tables import Tables
+from planner.genetic.arrangement import cost_of, exchange_cost
+from planner.genetic.bounds import Forest, star_bound
+from planner.genetic.keeping import can_keep
+from planner.genetic.kept_sets import KeptSets, Key, Mask
+from planner.genetic.tables import Ints, Tables
 
-Mask = int
-Key = tuple[int, ...]
+AGREE = 1e-9
+"""Sums of the same costs in another order differ by a smaller share."""
 
-MAX_STAGES = 14
-"""Sets of boundaries are enumerated: 2 ** (S - 1) of them."""
 
-MAX_CELLS = 1100
-"""Devices x stages up to which a decision is worth building."""
+@dataclass(frozen=True)
+class ChainParams:
+    """Settings of the chain bound.
 
-FIRST_EFFORT = 0.2
-"""Deterministic time of CP-SAT (about seconds) for a first decision."""
+    Attributes
+    ----------
+    most_stages
+        Sets of boundaries are enumerated: 2 ** (S - 1) of them.
+    most_cells
+        Devices x stages up to which a decision is worth building.
+    effort
+        CP-SAT's deterministic time (about seconds) for a first decision.
+    most_patience
+        Times by which the effort may grow once all quick decisions are made.
+    stride
+        First step above a proven level, as a share of the known plan's cost.
+    grain
+        Steps and intervals smaller than this share of the known plan's cost are not worth a
+        decision.
+    split
+        An interval is halved when it is so many times wider than the next step.
+    """
 
-MOST_PATIENCE = 64
-"""Times by which the effort may grow."""
-
-FIRST_STRIDE = 8e-3
-"""First step above a proven level, as a share of the known plan's cost."""
-
-GRAIN = 1e-3
-"""Steps and intervals smaller than this share of the known plan's cost are not worth a decision."""
-
-SPLIT = 6.0
-"""An interval is halved when it is so many times wider than the next step."""
+    most_stages: int = 14
+    most_cells: int = 1100
+    effort: float = 0.2
+    most_patience: int = 64
+    stride: float = 8e-3
+    grain: float = 1e-3
+    split: float = 6.0
 
 
 @dataclass
 class _Level:
-    """What is known about the smallest level of a kept set, as indices into the levels."""
+    """What is known about the smallest level of a kept set, as indices into the levels.
+
+    Attributes
+    ----------
+    low, high
+        Proven: not below ``low``. Known: ``high`` will do.
+    stride, effort
+        Of the next decision; see `ChainParams`.
+    """
 
     low: int
     high: int
-    stride: float = FIRST_STRIDE
-    effort: float = FIRST_EFFORT
+    stride: float
+    effort: float
 
 
 @dataclass
 class _Interval:
-    """Plans whose data-parallel cost lies between two values."""
+    """Plans whose data-parallel cost lies between ``floor`` and ``top``.
+
+    Plans above ``ceiling`` cost at least as much as a known one, whatever is known of the others.
+    """
 
     floor: float
+    top: float
     ceiling: float
-    known: dict[Key, _Level] = field(default_factory=dict)
+    known: dict[Key, _Level]
 
 
 @dataclass(frozen=True)
@@ -77,63 +103,67 @@ class Question:
     level: float
     effort: float
 
-    def answer(self, tables: Tables, limit_s: float) -> bool | None:
-        """Ask CP-SAT."""
+    def answer(self, tables: Tables, limit_s: float = math.inf) -> bool | None:
+        """Ask CP-SAT; None: not decided."""
         return can_keep(tables, self.mask, self.level, self.interval.ceiling, self.effort, limit_s)
 
 
 class ChainBound:
-    """Bound that grows with the time spent on it.
+    """Bound that grows with the decisions made.
+
+    Parameters
+    ----------
+    known
+        Slots of a known plan.
 
     Attributes
     ----------
     bound
-        Proven so far.
+        In seconds, as computed so far: no plan is better than the smaller of this and the known
+        plan. It exceeds the known plan's cost only if a decision was wrong.
     """
 
-    def __init__(self, tables: Tables, upper: float) -> None:
+    def __init__(self, tables: Tables, known: Ints, params: ChainParams | None = None) -> None:
         self.tables = tables
-        self.boundaries = len(tables.sizes) - 1
-        self.forest = Forest(tables)
-        self.levels = self.forest.levels
-        self.free_order = tables.free_order
-        full = (1 << self.boundaries) - 1
-        self.keys = [self._key(mask) for mask in range(full + 1)]
-        self.mask_of: dict[Key, Mask] = {}
-        for mask, key in enumerate(self.keys):
-            self.mask_of.setdefault(key, mask)
+        self.params = params or ChainParams()
+        self.sets = KeptSets(tables)
+        forest = Forest(tables)
+        self.levels = forest.levels
         base = {
-            key: _Level(self.forest.level(self._pairs(key)), len(self.levels) - 1)
-            for key in sorted(set(self.keys))
+            key: self._fresh(forest.level(self.sets.pairs(key)))
+            for key in sorted(set(self.sets.keys))
         }
-        floor = star_bound(tables)
-        self.upper = upper
         self.patience = 1
-        self.intervals = [_Interval(floor, math.inf, base)]
+        self.intervals = [_Interval(star_bound(tables), math.inf, math.inf, base)]
         self.bound = 0.0
-        self._refresh()
+        self.upper = math.inf
+        self.tighten(known)
 
     @staticmethod
-    def applies(tables: Tables) -> bool:
+    def applies(tables: Tables, params: ChainParams | None = None) -> bool:
         """Whether the instance is small enough for the decisions."""
+        limits = params or ChainParams()
         stages = len(tables.sizes)
-        return 1 < stages <= MAX_STAGES and len(tables.stage) * stages <= MAX_CELLS
+        cells = len(tables.stage) * stages
+        return 1 < stages <= limits.most_stages and cells <= limits.most_cells
 
-    def tighten(self, upper: float) -> None:
+    def tighten(self, known: Ints) -> None:
         """Use a better known plan."""
-        self.upper = min(self.upper, upper)
+        cost = cost_of(self.tables, known)
+        if cost < self.upper:
+            self.upper, self.upper_exchange = cost, float(exchange_cost(self.tables, known))
         self._refresh()
 
     def questions(self, count: int) -> list[Question]:
         """The decisions most worth making next, at most ``count``; none if nothing is left."""
-        grain = GRAIN * self.upper
+        grain = self.params.grain * self.upper
         while True:
             interval = min(self.intervals, key=self._value)
             strides = sorted(
                 ((self._stride(interval.known[key]), key) for key in self._chain(interval)[1]),
                 reverse=True,
             )
-            worthwhile = [(stride, key) for stride, key in strides if stride > grain]
+            worthwhile = [key for stride, key in strides if stride > grain]
             if math.isinf(interval.ceiling):
                 if worthwhile:
                     break
@@ -142,35 +172,16 @@ class ChainBound:
                 self._refresh()
                 continue
             width = interval.ceiling - interval.floor
-            if width > grain and width > SPLIT * (strides[0][0] if strides else 0.0):
+            if width > grain and width > self.params.split * (strides[0][0] if strides else 0.0):
                 self._split(interval)
-                continue
-            if not worthwhile and self.patience < MOST_PATIENCE:
+            elif not worthwhile and self.patience < self.params.most_patience:
                 self._try_harder()
-                continue
-            break
-        return [self._question(interval, key) for _, key in worthwhile[:count]]
-
-    def _try_harder(self) -> None:
-        """All quick proofs are made: go over the undecided levels again with more effort."""
-        self.patience *= 4
-        for interval in self.intervals:
-            for known in interval.known.values():
-                known.stride = max(known.stride, FIRST_STRIDE / 2)
-                known.effort = FIRST_EFFORT * self.patience
-
-    def _question(self, interval: _Interval, key: Key) -> Question:
-        """Proofs are quick well below the true level and slow near it: stride up from below."""
-        known = interval.known[key]
-        level = self.levels[known.low] + self._stride(known)
-        index = int(np.searchsorted(self.levels, level, side="right")) - 1
-        index = min(max(index, known.low), known.high - 1)
-        return Question(
-            interval, key, index, self._mask(key), float(self.levels[index]), known.effort
-        )
+            else:
+                break
+        return [self._question(interval, key) for key in worthwhile[:count]]
 
     def learn(self, question: Question, answer: bool | None) -> None:
-        """Take in the answer of `can_keep`."""
+        """Take in the answer to a question."""
         known = question.interval.known[question.key]
         if answer is False:
             known.stride *= 2
@@ -183,6 +194,15 @@ class ChainBound:
                 known.effort *= 2
         self._refresh()
 
+    def _question(self, interval: _Interval, key: Key) -> Question:
+        """Proofs are quick well below the true level and slow near it: stride up from below."""
+        known = interval.known[key]
+        level = self.levels[known.low] + self._stride(known)
+        index = int(np.searchsorted(self.levels, level, side="right")) - 1
+        index = min(max(index, known.low), known.high - 1)
+        mask, level = self.sets.mask_of[key], float(self.levels[index])
+        return Question(interval, key, index, mask, level, known.effort)
+
     def _stride(self, known: _Level) -> float:
         """How far above the proven level the next decision will be, 0 if that is known."""
         room = self.levels[known.high] - self.levels[known.low]
@@ -191,175 +211,55 @@ class ChainBound:
     def _raise(self, interval: _Interval, key: Key, low: int) -> None:
         """A set that contains ``key`` cannot be kept at a lower level than ``key``."""
         for other, known in interval.known.items():
-            if other == key or self._contains(other, key):
+            if other == key or self.sets.contains(other, key):
                 known.low = max(known.low, low)
                 known.high = max(known.high, known.low)
 
+    def _try_harder(self) -> None:
+        """All quick proofs are made: go over the undecided levels again with more effort."""
+        self.patience *= 4
+        for interval in self.intervals:
+            for known in interval.known.values():
+                known.stride = max(known.stride, self.params.stride / 2)
+                known.effort = self.params.effort * self.patience
+
     def _split(self, interval: _Interval) -> None:
         middle = (interval.floor + interval.ceiling) / 2
-        lower = _Interval(interval.floor, middle, self._copy(interval.known))
-        self._forget(lower)
+        copy = {key: self._fresh(known.low) for key, known in interval.known.items()}
+        self.intervals.append(_Interval(interval.floor, middle, middle, copy))
         interval.floor = middle
-        self.intervals.append(lower)
 
     def _forget(self, interval: _Interval) -> None:
         """A smaller ceiling may make more impossible: only the proofs of impossibility stay."""
-        for known in interval.known.values():
-            known.high = len(self.levels) - 1
-            known.stride, known.effort = FIRST_STRIDE, FIRST_EFFORT
+        interval.known = {key: self._fresh(known.low) for key, known in interval.known.items()}
+
+    def _fresh(self, low: int) -> _Level:
+        return _Level(low, len(self.levels) - 1, self.params.stride, self.params.effort)
 
     def _refresh(self) -> None:
-        # no better plan lies in an interval whose bound reaches the known plan
+        """Ceilings and bound follow from the levels and the known plan."""
         for interval in self.intervals:
-            if math.isinf(interval.ceiling):
-                continue
             rest = self._chain(interval)[0]
-            interval.ceiling = min(interval.ceiling, max(interval.floor, self.upper - rest))
-        weakest = min(self._value(i) for i in self.intervals)
-        self.bound = max(self.bound, min(weakest, self.upper) * (1 - SAFETY))
+            if self._excludes_known(interval, rest):
+                self.bound = self.upper_exchange + rest
+                return
+            if math.isfinite(interval.ceiling):
+                # above, a plan costs at least as much as the known one
+                interval.ceiling = min(interval.ceiling, max(interval.floor, self.upper - rest))
+        values = [self._value(interval) for interval in self.intervals]
+        if all(math.isfinite(interval.ceiling) for interval in self.intervals):
+            values.append(self.upper)  # what lies above the ceilings
+        self.bound = max(self.bound, min(values))
+
+    def _excludes_known(self, interval: _Interval, rest: float) -> bool:
+        """Whether an interval with the known plan says that it costs more than it does."""
+        inside = interval.floor <= self.upper_exchange <= interval.top
+        return inside and self.upper_exchange + rest > self.upper * (1 + AGREE)
 
     def _value(self, interval: _Interval) -> float:
         return interval.floor + self._chain(interval)[0]
 
     def _chain(self, interval: _Interval) -> tuple[float, list[Key]]:
-        """Cheapest chain from all boundaries down to none, by dynamic programming over sets."""
-        cost = {key: float(self.levels[known.low]) for key, known in interval.known.items()}
-        best: dict[Key, tuple[float, Key | None]] = {self.keys[0]: (0.0, None)}
-        for mask in range(1, len(self.keys)):
-            key = self.keys[mask]
-            if key in best:
-                continue
-            below = min(
-                (best[self.keys[mask & ~(1 << j)]][0], self.keys[mask & ~(1 << j)])
-                for j in range(self.boundaries)
-                if mask >> j & 1
-            )
-            best[key] = (cost[key] + below[0], below[1])
-        chain: list[Key] = []
-        at: Key | None = self.keys[-1]
-        while at is not None and best[at][1] is not None:
-            chain.append(at)
-            at = best[at][1]
-        return best[self.keys[-1]][0], chain
-
-    def _key(self, mask: Mask) -> Key:
-        """The set itself, or the sizes of its runs of stages if the order of stages is free."""
-        if not self.free_order:
-            return (mask,)
-        runs, length = [], 1
-        for j in range(self.boundaries):
-            if mask >> j & 1:
-                length += 1
-            else:
-                runs.append(length)
-                length = 1
-        return tuple(sorted([*runs, length], reverse=True))
-
-    def _mask(self, key: Key) -> Mask:
-        return self.mask_of[key]
-
-    def _contains(self, outer: Key, inner: Key) -> bool:
-        """Whether keeping ``outer`` keeps ``inner`` too."""
-        if not self.free_order:
-            return outer[0] & inner[0] == inner[0]
-        return outer != inner and _refines(inner, outer)
-
-    def _pairs(self, key: Key) -> int:
-        """Links that a kept set needs."""
-        sizes, mask = self.tables.sizes, self._mask(key)
-        return int(
-            sum(min(sizes[j], sizes[j + 1]) for j in range(self.boundaries) if mask >> j & 1)
+        return self.sets.cheapest_chain(
+            {key: float(self.levels[known.low]) for key, known in interval.known.items()}
         )
-
-    @staticmethod
-    def _copy(known: dict[Key, _Level]) -> dict[Key, _Level]:
-        return {key: _Level(k.low, k.high, k.stride, k.effort) for key, k in known.items()}
-
-
-def _refines(fine: Key, coarse: Key) -> bool:
-    """Whether runs of sizes ``fine`` can be joined to runs of sizes ``coarse``."""
-    if not coarse:
-        return not fine
-    need = coarse[0]
-
-    def pick(start: int, left: int, rest: Key) -> bool:
-        if left == 0:
-            return _refines(rest, coarse[1:])
-        for i in range(start, len(rest)):
-            repeated = i > start and rest[i] == rest[i - 1]
-            if (
-                not repeated
-                and rest[i] <= left
-                and pick(i, left - rest[i], rest[:i] + rest[i + 1 :])
-            ):
-                return True
-        return False
-
-    return pick(0, need, fine)
-
-
-def can_keep(
-    tables: Tables, mask: Mask, level: float, ceiling: float, effort: float, limit_s: float
-) -> bool | None:
-    """Whether a plan keeps the boundaries of ``mask`` at <= ``level`` and eq. 2 at <= ``ceiling``.
-
-    None if it could not be decided with the deterministic time ``effort`` or in ``limit_s``.
-    Costs are rounded so that every real plan is a plan of the model.
-    """
-    from ortools.sat.python import cp_model
-
-    from planner.search.cp_sat import solve_interruptibly
-
-    sizes = tables.sizes
-    n, stages = len(tables.stage), len(sizes)
-    total, weighted = cp_model.LinearExpr.sum, cp_model.LinearExpr.weighted_sum
-    model = cp_model.CpModel()
-    x = [[model.new_bool_var("") for _ in range(stages)] for _ in range(n)]
-    for row in x:
-        model.add_exactly_one(row)
-    for j in range(stages):
-        model.add(total([x[d][j] for d in range(n)]) == int(sizes[j]))
-    if math.isfinite(ceiling):
-        # every summand is rounded down by less than one unit
-        unit = max(ceiling, 1e-300) / (1e5 * int(sizes.max()))
-        budget = math.ceil(ceiling / unit * (1 + SAFETY)) + 1
-        for j in range(stages):
-            exchange = np.floor(tables.exchange[tables.exchange_of[j]] / unit)
-            whole = np.minimum(exchange, budget + 1).astype(np.int64)
-            column = [x[d][j] for d in range(n)]
-            for d in range(n):
-                # the diagonal is zero: a device does not pay for itself
-                terms = weighted(column, whole[d].tolist())
-                model.add(terms <= budget).only_enforce_if(x[d][j])
-    for j in range(stages - 1):
-        if not mask >> j & 1:
-            continue
-        linked = tables.hop[tables.hop_of[j]] <= level * (1 + SAFETY)
-        np.fill_diagonal(linked, False)
-        used = {(int(d), int(e)): model.new_bool_var("") for d, e in np.argwhere(linked)}
-        out: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
-        into: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
-        for (d, e), variable in used.items():
-            out[d].append(variable)
-            into[e].append(variable)
-        for d in range(n):
-            # every device of the smaller side is matched
-            leaves, enters = total(out[d]), total(into[d])
-            if sizes[j] <= sizes[j + 1]:
-                model.add(leaves == x[d][j])
-            else:
-                model.add(leaves <= x[d][j])
-            if sizes[j + 1] <= sizes[j]:
-                model.add(enters == x[d][j + 1])
-            else:
-                model.add(enters <= x[d][j + 1])
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.linearization_level = 1
-    solver.parameters.max_deterministic_time = effort
-    if math.isfinite(limit_s):
-        solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
-    status = solve_interruptibly(solver, model)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return True
-    return False if status == cp_model.INFEASIBLE else None

@@ -3,9 +3,6 @@
 Devices i and j are interchangeable if exchanging them changes no entry of latency or bandwidth.
 Such devices form classes, and a plan is determined up to symmetry by integer counts: ``x[c, j]``
 devices of class c in group j, flows between consecutive groups, one bottleneck level per boundary.
-
-The same model over *clusters* of different devices, with elementwise smallest costs between
-clusters, is a relaxation: its optimum is a lower bound for networks without classes.
 """
 
 from __future__ import annotations
@@ -14,13 +11,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from ortools.sat.python import cp_model
 
-from planner.genetic.bounds import SAFETY, Forest
+from planner.genetic.bounds import Forest
+from planner.genetic.cover import cover_smaller_side
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.problems import AssignmentProblem
+from planner.search.cp_sat import solve_interruptibly, solver_for
 
 PRECISION = 1e-7
 """Relative error that rounding costs down to integers may cause in the bound."""
@@ -51,17 +51,16 @@ def interchangeable(problem: AssignmentProblem) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class ClassCosts:
-    """Costs between clusters: never above the cost of any pair they stand for.
+    """Costs between classes, the same for any pair of devices that they stand for.
 
     Attributes
     ----------
     members
-        Devices of each cluster.
+        Devices of each class.
     exchange
-        ``[kind, C, C]`` smallest summand of eq. 2 between two clusters; on the diagonal 0 for
-        single devices.
+        ``float[kind, C, C]`` summands of eq. 2; 0 on the diagonal for single devices.
     hop
-        ``[kind, C, C]`` smallest ``2 (latency + bytes / bandwidth)``.
+        ``float[kind, C, C]``, ``2 (latency + bytes / bandwidth)``; likewise.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -69,29 +68,25 @@ class ClassCosts:
     hop: Floats
 
     @classmethod
-    def of(cls, tables: Tables, clusters: Sequence[Sequence[int]]) -> ClassCosts:
-        """Elementwise smallest costs; exact if the clusters are interchangeability classes."""
-        members = tuple(tuple(c) for c in clusters)
-        return cls(members, _smallest(tables.exchange, members), _smallest(tables.hop, members))
-
-    @property
-    def counts(self) -> Ints:
-        """Devices per cluster."""
-        return np.array([len(m) for m in self.members], dtype=np.int64)
-
-
-def _smallest(matrices: Floats, members: Sequence[Sequence[int]]) -> Floats:
-    small = np.zeros((len(matrices), len(members), len(members)))
-    for kind, matrix in enumerate(matrices):
-        off = matrix + np.where(np.eye(len(matrix), dtype=bool), np.inf, 0.0)
-        rows = np.stack([off[list(m)].min(axis=0) for m in members])
-        block = np.stack([rows[:, list(m)].min(axis=1) for m in members], axis=1)
-        small[kind] = np.where(np.isfinite(block), block, 0.0)
-    return small
+    def of(cls, tables: Tables, classes: Sequence[Sequence[int]]) -> ClassCosts:
+        """Costs between the classes of `interchangeable`."""
+        first = [members[0] for members in classes]
+        second = [members[-1] for members in classes]
+        return cls(
+            tuple(tuple(members) for members in classes),
+            *(
+                np.where(
+                    np.eye(len(first), dtype=bool),
+                    # within a class between two devices; the diagonal of a matrix is 0
+                    matrices[:, first, second][:, None, :],
+                    matrices[:, first][:, :, first],
+                )
+                for matrices in (tables.exchange, tables.hop)
+            ),
+        )
 
 
-@dataclass(frozen=True)
-class ClassOutcome:
+class ClassOutcome(NamedTuple):
     """What CP-SAT returned.
 
     Attributes
@@ -99,7 +94,7 @@ class ClassOutcome:
     counts
         ``x[c, j]``, None if no solution was found.
     bound
-        Proven lower bound of the problem in seconds.
+        Lower bound in seconds as computed.
     """
 
     counts: Ints | None
@@ -111,10 +106,9 @@ def solve_classes(
     costs: ClassCosts,
     *,
     upper: float,
-    runtime_s: float,
-    workers: int = 2,
-    hint: Ints | None = None,
-    effort: float | None = None,
+    hint: Ints,
+    max_s: float = math.inf,
+    effort: float = math.inf,
 ) -> ClassOutcome:
     """Minimise eq. 1 over class counts with CP-SAT.
 
@@ -122,120 +116,154 @@ def solve_classes(
     ----------
     upper
         Cost of a known plan; only better plans or equal ones are looked for.
-    runtime_s, effort
-        Limit in seconds, or (``effort``) in CP-SAT's deterministic time, which gives the same
-        answer in any process.
     hint
-        ``x[c, j]`` of a known plan.
+        ``x[c, j]`` of that plan.
+    max_s
+        Limit in seconds.
+    effort
+        Limit in CP-SAT's deterministic time: with it the same answer in any process.
     """
-    from ortools.sat.python import cp_model
+    asked = _ClassModel(tables, costs, upper)
+    asked.hint(hint)
+    counted = math.isfinite(effort)
+    solver = solver_for(seed=1, workers=1 if counted else 2, max_s=max_s, max_work=effort)
+    # clause learning proves this model; its linear relaxation is weak and slows the search
+    solver.parameters.linearization_level = 0
+    if not counted:
+        solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
+    status = solve_interruptibly(solver, asked.model)
+    if status == cp_model.INFEASIBLE:
+        # says that all plans cost more than the known one, which the model contains: whoever
+        # takes this bound sees the contradiction
+        return ClassOutcome(None, asked.limit * asked.unit)
+    counts = None
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        counts = np.array([[solver.value(v) for v in row] for row in asked.x], dtype=np.int64)
+    return ClassOutcome(counts, solver.best_objective_bound * asked.unit)
 
-    from planner.search.cp_sat import solve_interruptibly
 
-    sizes = tables.sizes
-    stages, classes = len(sizes), len(costs.members)
-    # every rounded term loses less than one unit: largest group for eq. 2, S - 1 boundaries
-    unit = max(upper, 1e-300) * PRECISION / (int(sizes.max()) + 2 * stages)
-    limit = math.ceil(upper / unit * (1 + 1e-9)) + 1
+class _Boundary(NamedTuple):
+    """The levels that a boundary may have, ascending, and whether each is reached."""
 
-    def whole(value: float) -> int:
-        return min(math.floor(value / unit), limit + 1)
+    prices: list[int]
+    reached: list[Any]
 
-    model = cp_model.CpModel()
-    x = [
-        [model.new_int_var(0, int(min(len(m), sizes[j])), f"x{c},{j}") for j in range(stages)]
-        for c, m in enumerate(costs.members)
-    ]
-    for c, members in enumerate(costs.members):
-        model.add(sum(x[c]) == len(members))
-    for j in range(stages):
-        model.add(sum(x[c][j] for c in range(classes)) == int(sizes[j]))
-    # eq. 2: a device of class c in group j pays for the others in its group
-    slowest = model.new_int_var(0, limit, "data parallel")
-    for j in range(stages):
-        exchange = costs.exchange[tables.exchange_of[j]]
-        for c in range(classes):
-            present = model.new_bool_var(f"in{c},{j}")
-            model.add(x[c][j] >= 1).only_enforce_if(present)
-            model.add(x[c][j] == 0).only_enforce_if(~present)
-            terms = sum(whole(exchange[c, e]) * x[e][j] for e in range(classes))
-            model.add(terms - whole(exchange[c, c]) <= slowest).only_enforce_if(present)
-    # eq. 3: flows between consecutive groups, allowed only below the boundary's level
-    objective: list[cp_model.LinearExprT] = [slowest]
-    above: list[tuple[list[float], list[int], list[Any]]] = []
-    for j in range(stages - 1):
-        hop = costs.hop[tables.hop_of[j]]
+
+class _ClassModel:
+    """Eq. 1 over class counts, in units so small that rounding down does not matter.
+
+    Attributes
+    ----------
+    unit
+        Seconds of one unit.
+    limit
+        Units that no plan of interest costs more than.
+    x
+        Counts of every class in every stage.
+    """
+
+    def __init__(self, tables: Tables, costs: ClassCosts, upper: float) -> None:
+        self.tables, self.costs = tables, costs
+        sizes = tables.sizes
+        stages = len(sizes)
+        # every rounded term loses less than one unit: largest group for eq. 2, S - 1 boundaries
+        self.unit = max(upper, 1e-300) * PRECISION / (int(sizes.max()) + 2 * stages)
+        self.limit = math.ceil(upper / self.unit * (1 + 1e-9)) + 1
+        self.model = cp_model.CpModel()
+        self.x = [
+            [self._variable(min(len(m), sizes[j]), f"x{c},{j}") for j in range(stages)]
+            for c, m in enumerate(costs.members)
+        ]
+        for row, members in zip(self.x, costs.members, strict=True):
+            self.model.add(sum(row) == len(members))
+        for j in range(stages):
+            self.model.add(sum(row[j] for row in self.x) == int(sizes[j]))
+        objective: list[cp_model.LinearExprT] = [self._data_parallel()]
+        boundaries = [self._boundary(j, objective) for j in range(stages - 1)]
+        if tables.free_order:
+            self._symmetry(boundaries)
+        self.model.minimize(sum(objective))
+        self.model.add(sum(objective) <= self.limit)
+
+    def hint(self, counts: Ints) -> None:
+        """Counts to begin with."""
+        for row, hinted in zip(self.x, counts, strict=True):
+            for variable, count in zip(row, hinted, strict=True):
+                self.model.add_hint(variable, int(count))
+
+    def _variable(self, most: int, name: str) -> cp_model.IntVar:
+        return self.model.new_int_var(0, int(most), name)
+
+    def _whole(self, seconds: float) -> int:
+        """Units, rounded down; more than the limit is all the same."""
+        return math.floor(min(seconds / self.unit, self.limit + 1))
+
+    def _data_parallel(self) -> cp_model.IntVar:
+        """Eq. 2: a device of class c in group j pays for the others in its group."""
+        slowest = self._variable(self.limit, "data parallel")
+        for j in range(len(self.tables.sizes)):
+            exchange = self.costs.exchange[self.tables.exchange_of[j]]
+            for c, row in enumerate(self.x):
+                present = self.model.new_bool_var(f"in{c},{j}")
+                self.model.add(row[j] >= 1).only_enforce_if(present)
+                self.model.add(row[j] == 0).only_enforce_if(~present)
+                terms = sum(
+                    self._whole(price) * other[j]
+                    for price, other in zip(exchange[c], self.x, strict=True)
+                )
+                paid = terms - self._whole(exchange[c, c])
+                self.model.add(paid <= slowest).only_enforce_if(present)
+        return slowest
+
+    def _boundary(self, j: int, objective: list[cp_model.LinearExprT]) -> _Boundary:
+        """Eq. 3: flows between consecutive groups, allowed only below the boundary's level."""
+        model, members, sizes = self.model, self.costs.members, self.tables.sizes
+        hop = self.costs.hop[self.tables.hop_of[j]]
+        classes = range(len(members))
         priced = {
-            (c, e): whole(hop[c, e])
-            for c in range(classes)
-            for e in range(classes)
-            if c != e or len(costs.members[c]) > 1
+            (c, e): self._whole(hop[c, e])
+            for c in classes
+            for e in classes
+            if c != e or len(members[c]) > 1
         }
-        levels = sorted(set(priced.values()))
+        prices = sorted(set(priced.values()))
+        # the lowest level is always paid for
         reached: list[Any] = [None] + [
-            model.new_bool_var(f"level{j},{k}") for k in range(1, len(levels))
+            model.new_bool_var(f"level{j},{k}") for k in range(1, len(prices))
         ]
         for low, high in itertools.pairwise(reached[1:]):
             model.add_implication(high, low)
         flow = {}
         for (c, e), price in priced.items():
-            most = int(min(len(costs.members[c]), len(costs.members[e]), sizes[j], sizes[j + 1]))
-            flow[c, e] = model.new_int_var(0, most, f"f{c},{e},{j}")
-            if levels.index(price):
-                model.add(flow[c, e] <= most * reached[levels.index(price)])
-        for c in range(classes):
+            most = int(min(len(members[c]), len(members[e]), sizes[j], sizes[j + 1]))
+            flow[c, e] = self._variable(most, f"f{c},{e},{j}")
+            if prices.index(price):
+                model.add(flow[c, e] <= most * reached[prices.index(price)])
+        for c in classes:
             out = sum(v for (a, _), v in flow.items() if a == c)
             into = sum(v for (_, b), v in flow.items() if b == c)
-            # every device of the smaller side is matched
-            if sizes[j] <= sizes[j + 1]:
-                model.add(out == x[c][j])
-            else:
-                model.add(out <= x[c][j])
-            if sizes[j + 1] <= sizes[j]:
-                model.add(into == x[c][j + 1])
-            else:
-                model.add(into <= x[c][j + 1])
-        objective.append(levels[0])
+            cover_smaller_side(model, sizes, j, out, into, self.x[c][j], self.x[c][j + 1])
+        objective.append(prices[0])
         objective += [
             (high - low) * literal
-            for low, high, literal in zip(levels, levels[1:], reached[1:], strict=False)
+            for low, high, literal in zip(prices, prices[1:], reached[1:], strict=False)
         ]
-        above.append((sorted({float(hop[pair]) for pair in priced}), levels, reached))
-    if tables.free_order:
+        return _Boundary(prices, reached)
+
+    def _symmetry(self, boundaries: Sequence[_Boundary]) -> None:
+        """Where the order is free: half of the plans, and what the links below a level allow."""
+        stages, pipelines = len(self.tables.sizes), int(self.tables.sizes[0])
         # a plan read backwards is the same plan
-        model.add(x[0][0] <= x[0][stages - 1])
-        forest = Forest(tables)
-        for price in above[0][1][:-1] if above else []:
+        self.model.add(self.x[0][0] <= self.x[0][stages - 1])
+        forest = Forest(self.tables)
+        if not boundaries:
+            return
+        highest = {self._whole(float(v)): float(v) for v in forest.levels}
+        for place, price in enumerate(boundaries[0].prices[:-1], start=1):
             # eq. 4: only so many boundaries find enough links at or below a level
-            level = max(v for v in above[0][0] if whole(v) == price)
-            kept = forest.most_pairs(level) // int(sizes[0])
-            place = above[0][1].index(price) + 1
-            model.add(sum(reached[place] for _, _, reached in above) >= stages - 1 - kept)
-    model.minimize(sum(objective))
-    model.add(sum(objective) <= limit)
-    if hint is not None:
-        for c in range(classes):
-            for j in range(stages):
-                model.add_hint(x[c][j], int(hint[c, j]))
-    solver = cp_model.CpSolver()
-    # clause learning proves this model; its linear relaxation is weak and slows the search
-    solver.parameters.linearization_level = 0
-    if effort is None:
-        solver.parameters.num_workers = workers
-        solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
-        solver.parameters.max_time_in_seconds = max(runtime_s, 0.01)
-    else:
-        solver.parameters.num_workers = 1
-        solver.parameters.max_deterministic_time = effort
-    status = solve_interruptibly(solver, model)
-    counts = None
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        counts = np.array([[solver.value(v) for v in row] for row in x], dtype=np.int64)
-    if status == cp_model.INFEASIBLE:
-        # nothing at or below the known plan's cost
-        return ClassOutcome(None, upper * (1 - SAFETY))
-    proven = solver.best_objective_bound * unit
-    return ClassOutcome(counts, max(0.0, proven * (1 - SAFETY)))
+            kept = forest.most_pairs(highest[price]) // pipelines
+            above = sum(reached[place] for _, reached in boundaries)
+            self.model.add(above >= stages - 1 - kept)
 
 
 def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:

@@ -8,21 +8,19 @@ matchings and the exact order of groups.
 
 from __future__ import annotations
 
-import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from deap import base, tools
 
-from planner.genetic.anneal import exact_cost
+from planner.genetic.arrangement import cost_of
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.order import best_order
 from planner.genetic.tables import Ints, Tables
-from planner.search.stop import StopRun
-
-CUTS = 5
-"""Cut points of the crossover."""
+from planner.search.incumbent import Incumbent
 
 
 @dataclass(frozen=True)
@@ -34,77 +32,79 @@ class EvolutionParams:
     population
         Members; the public code uses 100.
     gain
-        The local search's gain; ``NONE`` leaves offspring as repaired.
-    circular
-        Chains of swaps instead of single ones.
+        The local search of an offspring.
     mutation
         Probability that an offspring gets one random swap before the local search.
+    cuts
+        Cut points of the crossover.
     """
 
     population: int = 100
     gain: Gain = Gain.PAPER
-    circular: bool = True
     mutation: float = 0.2
+    cuts: int = 5
+
+
+class _Fitness(base.Fitness):  # type: ignore[misc]
+    weights = (-1.0,)
+
+
+class _Member(list[int]):
+    """A chromosome with DEAP's fitness."""
+
+    def __init__(self, genes: Ints) -> None:
+        super().__init__(int(g) for g in genes)
+        self.fitness = _Fitness()
 
 
 class Evolution:
     """The loop.
 
+    Parameters
+    ----------
+    incumbent
+        Takes every better arrangement (slots) and its cost in seconds; its stopping rule ends the
+        loop, its seed is the loop's.
+
     Attributes
     ----------
-    best, best_cost
-        Best slots so far and their cost.
     trace
         ``(iteration, cost)`` of each improvement.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), section 3.4; S.-J. Kang and B.-R. Moon, "A hybrid genetic algorithm for multiway
+    graph partitioning" (2000).
     """
 
-    def __init__(self, tables: Tables, seed: int, params: EvolutionParams | None = None) -> None:
+    def __init__(
+        self, tables: Tables, incumbent: Incumbent[Ints], params: EvolutionParams | None = None
+    ) -> None:
         self.tables = tables
+        self.incumbent = incumbent
         self.params = params or EvolutionParams()
-        self.rng = np.random.default_rng(seed)
-        self.best: Ints = np.arange(len(tables.stage))
-        self.best_cost = math.inf
+        self.rng = np.random.default_rng(incumbent.seed)
         self.trace: list[tuple[int, float]] = []
+        self.toolbox = base.Toolbox()
+        self.toolbox.register("individual", self._random)
+        self.toolbox.register("mate", self._crossover)
+        self.toolbox.register("mutate", self._mutate)
+        self.toolbox.register("improve", self._improve)
+        self.toolbox.register("evaluate", self._evaluate)
 
-    def run(self, run: StopRun) -> None:
+    def run(self) -> None:
         """One offspring per iteration until the rule stops the run."""
-        from deap import base, tools
+        # DEAP's operators draw from the module `random`
+        with _own_random(int(self.rng.integers(2**63))):
+            self._evolve()
 
-        class Fitness(base.Fitness):  # type: ignore[misc]
-            weights = (-1.0,)
-
-        class Member(list[int]):
-            """A chromosome with DEAP's fitness."""
-
-            def __init__(self, genes: Ints) -> None:
-                super().__init__(int(g) for g in genes)
-                self.fitness = Fitness()
-
-        toolbox = base.Toolbox()
-        toolbox.register("individual", lambda: Member(self.rng.permutation(self.tables.stage)))
-        toolbox.register("population", tools.initRepeat, list, toolbox.individual)
-        toolbox.register("evaluate", self._evaluate)
-        toolbox.register(
-            "mate",
-            lambda a, b: Member(self._crossover(np.array(a, dtype=int), np.array(b, dtype=int))),
-        )
-        toolbox.register("mutate", self._mutate)
-        toolbox.register("improve", self._improve)
-        # DEAP's operators draw from the module `random`; keep the caller's state apart
-        outside = random.getstate()
-        random.seed(int(self.rng.integers(2**63)))
-        try:
-            self._evolve(toolbox, run)
-        finally:
-            random.setstate(outside)
-
-    def _evolve(self, toolbox: Any, run: StopRun) -> None:
-        from deap import tools
-
-        members: list[Any] = []
+    def _evolve(self) -> None:
+        run, toolbox = self.incumbent.run, self.toolbox
+        members: list[_Member] = []
         while len(members) < self.params.population:
             member = toolbox.individual()
-            member.fitness.values = toolbox.evaluate(member, run)
+            member.fitness.values = toolbox.evaluate(member)
             members.append(member)
             if run.update() is not None:
                 return
@@ -112,25 +112,27 @@ class Evolution:
             child = toolbox.mate(*tools.selRandom(members, 2))
             toolbox.mutate(child)
             toolbox.improve(child)
-            child.fitness.values = toolbox.evaluate(child, run)
+            child.fitness.values = toolbox.evaluate(child)
             (worst,) = tools.selWorst(members, 1)
             if child.fitness > worst.fitness and child not in members:
                 members[members.index(worst)] = child
             run.update()
 
-    def _evaluate(self, genes: list[int], run: StopRun) -> tuple[float]:
+    def _random(self) -> _Member:
+        return _Member(self.rng.permutation(self.tables.stage))
+
+    def _evaluate(self, genes: _Member) -> tuple[float]:
         slots = best_order(self.tables, np.argsort(np.array(genes), kind="stable"))
-        cost = float(exact_cost(self.tables, slots, np.empty_like(slots), np.empty_like(slots)))
-        if cost < self.best_cost:
-            self.best, self.best_cost = slots, cost
-            self.trace.append((run.iterations + 1, cost))
-            run.improve(cost)
+        cost = cost_of(self.tables, slots)
+        if self.incumbent.offer(cost, slots):
+            self.trace.append((self.incumbent.run.iterations + 1, cost))
         return (cost,)
 
-    def _crossover(self, first: Ints, second: Ints) -> Ints:
+    def _crossover(self, one: _Member, other: _Member) -> _Member:
         """Kang and Moon: align the parents' labels, cut at several points, repair the balance."""
         from scipy.optimize import linear_sum_assignment
 
+        first, second = np.array(one, dtype=int), np.array(other, dtype=int)
         sizes, n = self.tables.sizes, len(first)
         groups = len(sizes)
         overlap = np.zeros((groups, groups))
@@ -138,10 +140,10 @@ class Evolution:
         # a label may only pass to a group of the same size
         overlap[sizes[:, None] != sizes[None, :]] = -n
         aligned = linear_sum_assignment(-overlap)[1][second]
-        cuts = np.sort(self.rng.choice(np.arange(1, n), size=min(n - 1, CUTS), replace=False))
+        count = min(n - 1, self.params.cuts)
+        cuts = np.sort(self.rng.choice(np.arange(1, n), size=count, replace=False))
         from_second = np.searchsorted(cuts, np.arange(n), side="right") % 2 == 1
-        child: Ints = np.where(from_second, aligned, first)
-        return self._repair(child)
+        return _Member(self._repair(np.where(from_second, aligned, first)))
 
     def _repair(self, child: Ints) -> Ints:
         """Random devices of groups that are too large fill those that are too small."""
@@ -158,17 +160,29 @@ class Evolution:
         child[surplus] = self.rng.permutation(places)
         return child
 
-    def _mutate(self, genes: list[int]) -> None:
+    def _mutate(self, genes: _Member) -> None:
         if self.rng.random() < self.params.mutation:
             d, e = (int(k) for k in self.rng.integers(len(genes), size=2))
             genes[d], genes[e] = genes[e], genes[d]
 
-    def _improve(self, genes: list[int]) -> None:
+    def _improve(self, genes: _Member) -> None:
         if self.params.gain is Gain.NONE:
             return
-        group_of = np.array(genes)
-        improve = improve_circular if self.params.circular else improve_pairs
+        hop, group_of = self.tables.hop[0], np.array(genes)
         order = self.rng.permutation(len(self.tables.sizes))
-        paper = self.params.gain is Gain.PAPER
-        improve(self.tables.hop[0], group_of, self.tables.sizes, order, paper)
+        if self.params.gain is Gain.PAPER:
+            improve_circular(hop, group_of, self.tables.sizes, order)
+        else:
+            improve_pairs(hop, group_of, order)
         genes[:] = group_of.tolist()
+
+
+@contextmanager
+def _own_random(seed: int) -> Iterator[None]:
+    """Seed the module `random`; the caller's state comes back."""
+    outside = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(outside)

@@ -1,4 +1,4 @@
-"""Local search on balanced partitions: the paper's gain, Kernighan-Lin's, and circular swaps.
+"""Local search on balanced partitions: the paper's circular swaps, and Kernighan-Lin's.
 
 DT-FM, section 3.4. A partition is an array with the group of every device; w is the hop cost
 between two devices (eq. 3). Compiled: a genetic run makes many thousand swaps.
@@ -17,7 +17,11 @@ jit = njit(cache=True, nogil=True)
 
 
 class Gain(enum.StrEnum):
-    """Which swaps a local search considers, and how it rates them."""
+    """Which swaps a local search considers, and how it rates them.
+
+    ``PAPER``: circular chains between the ends of fast links. ``KERNIGHAN_LIN``: single swaps of
+    any pair. ``NONE``: no local search.
+    """
 
     PAPER = "paper"
     KERNIGHAN_LIN = "kernighan-lin"
@@ -82,66 +86,87 @@ def _gain_kl(w: Floats, group_of: Ints, d: int, e: int) -> float:
 
 
 @jit
-def best_swap(
-    w: Floats, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int, paper: bool
+def _best_paper_swap(
+    w: Floats, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int
 ) -> tuple[float, int, int]:
-    """Best swap between groups i and j: (gain, device of i, device of j); devices -1 if none.
+    """Best of the four swaps between the ends of both groups' fastest links.
 
-    The paper's search looks at the four swaps between the ends of both groups' fastest links,
-    Kernighan-Lin at all pairs. Locked devices stay.
+    Its gain, the device of group i and that of group j (-1 if there is none); locked devices stay.
     """
     best, best_d, best_e = -np.inf, -1, -1
-    if paper:
-        d1, d2 = _fastest(w, group_of, i)
-        e1, e2 = _fastest(w, group_of, j)
-        if d1 < 0 or e1 < 0:
-            return best, best_d, best_e
-        for flip_d in range(2):
-            d, d_fast = (d2, d1) if flip_d else (d1, d2)
-            for flip_e in range(2):
-                e, e_fast = (e2, e1) if flip_e else (e1, e2)
-                if locked[d] or locked[e]:
-                    continue
-                gain = _gain_paper(w, group_of, sizes, d, d_fast, e, e_fast)
-                if gain > best:
-                    best, best_d, best_e = gain, d, e
-    else:
-        for d in range(len(group_of)):
-            if group_of[d] != i or locked[d]:
+    d1, d2 = _fastest(w, group_of, i)
+    e1, e2 = _fastest(w, group_of, j)
+    if d1 < 0 or e1 < 0:
+        return best, best_d, best_e
+    for d, d_fast in ((d1, d2), (d2, d1)):
+        for e, e_fast in ((e1, e2), (e2, e1)):
+            if locked[d] or locked[e]:
                 continue
-            for e in range(len(group_of)):
-                if group_of[e] != j or locked[e]:
-                    continue
-                gain = _gain_kl(w, group_of, d, e)
-                if gain > best:
-                    best, best_d, best_e = gain, d, e
+            gain = _gain_paper(w, group_of, sizes, d, d_fast, e, e_fast)
+            if gain > best:
+                best, best_d, best_e = gain, d, e
     return best, best_d, best_e
 
 
 @jit
-def improve_pairs(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
-    """Swap between every pair of groups (in ``order``) while the gain is positive.
-
-    A device moves at most once per call, so the pass ends. Returns the number of swaps.
-    """
-    locked = np.zeros(len(group_of), dtype=np.int64)
-    swaps = 0
-    for a in range(len(order)):
-        for b in range(a + 1, len(order)):
-            gain, d, e = best_swap(w, group_of, sizes, locked, order[a], order[b], paper)
-            if d >= 0 and gain > 0:
-                group_of[d], group_of[e] = group_of[e], group_of[d]
-                locked[d] = locked[e] = 1
-                swaps += 1
-    return swaps
+def _best_kl_swap(
+    w: Floats, group_of: Ints, locked: Ints, i: int, j: int
+) -> tuple[float, int, int]:
+    """Best swap by Kernighan-Lin's gain over all pairs, returned as by `_best_paper_swap`."""
+    best, best_d, best_e = -np.inf, -1, -1
+    for d in range(len(group_of)):
+        if group_of[d] != i or locked[d]:
+            continue
+        for e in range(len(group_of)):
+            if group_of[e] != j or locked[e]:
+                continue
+            gain = _gain_kl(w, group_of, d, e)
+            if gain > best:
+                best, best_d, best_e = gain, d, e
+    return best, best_d, best_e
 
 
 @jit
-def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper: bool) -> int:
-    """Circular extension (Kang and Moon): a chain of swaps, kept up to its best prefix.
+def improve_pairs(w: Floats, group_of: Ints, order: Ints) -> None:
+    """Swap by Kernighan-Lin's gain between every pair of groups while the gain is positive.
+
+    A device moves at most once per call, so the pass ends.
+
+    Parameters
+    ----------
+    w
+        ``float[N, N]``, the hop cost between two devices.
+    group_of
+        ``int[N]``, the group of every device; changed in place.
+    order
+        The groups, in the order in which pairs are formed.
+    """
+    locked = np.zeros(len(group_of), dtype=np.int64)
+    for a in range(len(order)):
+        for b in range(a + 1, len(order)):
+            gain, d, e = _best_kl_swap(w, group_of, locked, order[a], order[b])
+            if d >= 0 and gain > 0:
+                group_of[d], group_of[e] = group_of[e], group_of[d]
+                locked[d] = locked[e] = 1
+
+
+@jit
+def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints) -> None:
+    """A chain of swaps by the paper's gain, kept up to its best prefix.
 
     The chain goes round the groups in ``order``: each step swaps the best unlocked pair between
     consecutive groups even at a loss; the prefix with the largest total gain stays.
+
+    Parameters
+    ----------
+    w, group_of, order
+        See `improve_pairs`.
+    sizes
+        ``int[S]``, devices per group.
+
+    References
+    ----------
+    S.-J. Kang and B.-R. Moon, "A hybrid genetic algorithm for multiway graph partitioning" (2000).
     """
     n, groups = len(group_of), len(order)
     locked = np.zeros(n, dtype=np.int64)
@@ -152,7 +177,7 @@ def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper:
     while count < n // 2 and misses < groups:
         i, j = order[at % groups], order[(at + 1) % groups]
         at += 1
-        gain, d, e = best_swap(w, group_of, sizes, locked, i, j, paper)
+        gain, d, e = _best_paper_swap(w, group_of, sizes, locked, i, j)
         if d < 0:
             misses += 1
             continue
@@ -167,4 +192,3 @@ def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints, paper:
     for k in range(count - 1, best_count - 1, -1):
         d, e = moved_d[k], moved_e[k]
         group_of[d], group_of[e] = group_of[e], group_of[d]
-    return best_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.genetic.anneal import group_levels
+from planner.genetic.arrangement import group_levels
 from planner.genetic.tables import Ints, Tables
 from planner.matching.open_path import EXACT_NODES, open_path
 from planner.search.stop import MaxIterations

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.genetic.anneal import anneal, current_cost, exact_cost
+from planner.genetic.anneal import Stint, anneal
+from planner.genetic.arrangement import Arrangement, cost_of, current_cost, exact_cost
 from planner.genetic.order import best_order
 from planner.genetic.tables import Ints, Tables
-from planner.search.stop import StopRun
-
-PACED = 10
-"""Iterations after which the speed is known well enough to plan the descent."""
+from planner.search.incumbent import Incumbent
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,13 @@ class SearchParams:
         the share of the means in the objective from ``smooth`` to ``smooth_end``.
     stretch
         Share of a time limit that the descent fills if it is longer; 0: the descent stays as it is.
+        A limit on iterations leaves the descent alone.
+    paced
+        Iterations after which the speed is known well enough to plan that.
     polish
         Iterations between two exact reorderings of the best arrangement.
+    tails, reversals
+        Which moves are drawn; see `planner.genetic.anneal.Stint`.
     """
 
     replicas: int = 16
@@ -54,7 +57,10 @@ class SearchParams:
     smooth: float = 0.2
     smooth_end: float = 0.0
     stretch: float = 0.0
+    paced: int = 10
     polish: int = 200
+    tails: float = 0.35
+    reversals: float = 0.03
 
     @classmethod
     def for_problem(cls, devices: int, stages: int) -> SearchParams:
@@ -85,100 +91,105 @@ class _Replica:
         n = len(tables.stage)
         self.tables = tables
         self.word: NDArray[np.uint64] = rng.integers(0, 2**63, size=1, dtype=np.uint64)
-        self.device_at: Ints = rng.permutation(n)
-        self.after: Ints = np.full(n, -1, dtype=np.int64)
-        self.before: Ints = np.full(n, -1, dtype=np.int64)
-        self.best: Ints = self.device_at.copy()
-        self.best_cost = float(exact_cost(tables, self.device_at, self.after, self.before))
+        self.arrangement = Arrangement.of(rng.permutation(n))
+        self.best: Ints = self.arrangement.device_at.copy()
+        self.best_cost = float(exact_cost(tables, self.arrangement))
         self.cost = self.best_cost
 
-    def work(self, moves: int, hot: float, cold: float, smooth: float) -> None:
+    def work(self, stint: Stint) -> None:
         """Anneal; ``cost`` is then that of the arrangement with its own matchings."""
         self.best_cost = anneal(
-            self.tables,
-            self.device_at,
-            self.after,
-            self.before,
-            self.best,
-            self.best_cost,
-            self.word,
-            moves,
-            hot,
-            cold,
-            smooth,
+            self.tables, self.arrangement, self.best, self.best_cost, self.word, stint
         )
-        self.cost = float(current_cost(self.tables, self.device_at, self.after))
+        self.cost = float(current_cost(self.tables, self.arrangement))
 
 
 class Search:
     """A search that can be advanced, interrupted and advanced again.
 
-    Attributes
+    Parameters
     ----------
-    best, best_cost
-        Best slots so far and their exact cost.
+    incumbent
+        Takes every better arrangement (slots, see `planner.genetic.arrangement`) and its cost of
+        eq. 1 in seconds; it begins with the devices in the order in which they are listed. Its
+        stopping rule ends the search, its seed is the search's.
+
+    References
+    ----------
+    C. J. Geyer, "Markov chain Monte Carlo maximum likelihood" (1991): replica exchange.
     """
 
-    def __init__(self, tables: Tables, seed: int, params: SearchParams | None = None) -> None:
+    def __init__(
+        self, tables: Tables, incumbent: Incumbent[Ints], params: SearchParams | None = None
+    ) -> None:
         self.tables = tables
+        self.incumbent = incumbent
         self.params = params or SearchParams.for_problem(len(tables.stage), len(tables.sizes))
         self.descent = self.params.descent
-        self.rng = np.random.default_rng(seed)
-        self.best: Ints = np.arange(len(tables.stage))
-        self.best_cost = math.inf
+        self.rng = np.random.default_rng(incumbent.seed)
         self.done = 0
         self.replicas: list[_Replica] = []
-        self.offer(self.best)
+        self.offer(np.arange(len(tables.stage)))
+
+    @property
+    def best(self) -> Ints:
+        """The incumbent's slots."""
+        assert self.incumbent.plan is not None
+        return self.incumbent.plan
 
     def offer(self, slots: Ints) -> bool:
         """Consider an arrangement; True if it is the best so far."""
-        cost = exact_cost(self.tables, slots, np.empty_like(slots), np.empty_like(slots))
-        if cost < self.best_cost:
-            self.best, self.best_cost = slots.copy(), float(cost)
-            return True
-        return False
+        return self.incumbent.offer(cost_of(self.tables, slots), slots.copy)
 
-    def run(self, run: StopRun, until_s: float = math.inf, iterations: float = math.inf) -> None:
+    def run(self, *, until_s: float = math.inf, iterations: float = math.inf) -> None:
         """Search until the rule stops the run, or a given time or count has passed."""
+        run = self.incumbent.run
         if not self.replicas:
             rngs = self.rng.spawn(self.params.replicas)
             self.replicas = [_Replica(self.tables, rng) for rng in rngs]
         last = run.iterations + iterations
         with ThreadPoolExecutor(max_workers=min(len(self.replicas), os.cpu_count() or 1)) as pool:
             while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
-                self._iterate(pool, run)
-                if self.done == PACED and math.isfinite(run.remaining_s):
+                self._iterate(pool)
+                if self.done == self.params.paced and run.paced_by_time:
                     rate = self.done / run.elapsed_s
                     wanted = self.params.stretch * rate * run.remaining_s
                     self.descent = max(self.descent, round(wanted))
                 if run.update() is not None:
                     break
 
-    def _iterate(self, pool: ThreadPoolExecutor, run: StopRun) -> None:
+    def _iterate(self, pool: ThreadPoolExecutor) -> None:
         params = self.params
-        moves = params.moves_per_device * len(self.best)
-        scale = self.best_cost * params.cold
+        scale = self.incumbent.objective * params.cold
         ratio = (params.hot / params.cold) ** (1 / max(1, params.replicas - 1))
-        now, then = self._warmth(self.done), self._warmth(self.done + 1)
-        left = max(0.0, 1 - self.done / max(1, self.descent))
-        smooth = params.smooth_end + (params.smooth - params.smooth_end) * left
         ladder = [scale * ratio**k for k in range(params.replicas)]
         tasks = [
-            pool.submit(replica.work, moves, now * t, then * t, smooth)
-            for replica, t in zip(self.replicas, ladder, strict=True)
+            pool.submit(replica.work, self._stint(temperature))
+            for replica, temperature in zip(self.replicas, ladder, strict=True)
         ]
         for task in tasks:
             task.result()
-        found = False
         for replica in self.replicas:
-            if replica.best_cost < self.best_cost:
-                found = self.offer(replica.best) or found
+            if replica.best_cost < self.incumbent.objective:
+                self.offer(replica.best)
         self._exchange(ladder)
         self.done += 1
         if self.done % params.polish == 0 or self.done == self.descent:
-            found = self.offer(best_order(self.tables, self.best)) or found
-        if found:
-            run.improve(self.best_cost)
+            self.offer(best_order(self.tables, self.best))
+
+    def _stint(self, temperature: float) -> Stint:
+        """The next stretch of a replica whose place on the ladder has this temperature."""
+        params = self.params
+        now, then = self._warmth(self.done), self._warmth(self.done + 1)
+        left = max(0.0, 1 - self.done / max(1, self.descent))
+        return Stint(
+            moves=params.moves_per_device * len(self.best),
+            hot=now * temperature,
+            cold=then * temperature,
+            smooth=params.smooth_end + (params.smooth - params.smooth_end) * left,
+            tails=params.tails,
+            reversals=params.reversals,
+        )
 
     def _warmth(self, iteration: int) -> float:
         """Factor on all temperatures: falls to 1 during the descent."""

@@ -12,9 +12,6 @@ from planner.problems import AssignmentProblem
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-NEAR = 24
-"""Length of a device's list of near devices, from which the search draws partners."""
-
 
 class Tables(NamedTuple):
     """Costs of eq. 2 and 3 in seconds; equal matrices are stored once.
@@ -26,11 +23,11 @@ class Tables(NamedTuple):
     stage
         Stage of each slot.
     exchange, exchange_of
-        ``[kind, N, N]`` summands of eq. 2; the kind of each stage.
+        ``float[kind, N, N]`` summands of eq. 2; the kind of each stage.
     hop, hop_of
-        ``[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind of each boundary.
+        ``float[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind of each boundary.
     near
-        ``[N, <= NEAR]`` the nearest devices by the first kind of hop, nearest first.
+        ``int[N, <= near]`` the nearest devices by the first kind of hop, nearest first.
     """
 
     sizes: Ints
@@ -52,8 +49,14 @@ class Tables(NamedTuple):
         )
 
 
-def tables_of(problem: AssignmentProblem) -> Tables:
-    """Tables for a problem."""
+def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
+    """Tables for a problem.
+
+    Parameters
+    ----------
+    near
+        Length of a device's list of near devices, from which the search draws partners.
+    """
     n, stages = len(problem.network), problem.stages
     sizes = np.array(problem.stage_sizes, dtype=np.int64)
     shares = [(problem.gradient_bytes[j], problem.stage_sizes[j]) for j in range(stages)]
@@ -66,7 +69,7 @@ def tables_of(problem: AssignmentProblem) -> Tables:
         hop[kind] = 2 * problem.hop_s(problem.activation_bytes.index(size))
     hop_of = np.array([crossing.index(b) for b in problem.activation_bytes], dtype=np.int64)
     ranked = hop[0] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
-    near = np.argsort(ranked, axis=1, kind="stable")[:, : max(1, min(n - 1, NEAR))]
+    nearest = np.argsort(ranked, axis=1, kind="stable")[:, : max(1, min(n - 1, near))]
     return Tables(
         sizes,
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -75,5 +78,11 @@ def tables_of(problem: AssignmentProblem) -> Tables:
         exchange_of,
         hop,
         hop_of,
-        np.ascontiguousarray(near),
+        np.ascontiguousarray(nearest),
     )
+
+
+def groups_of(tables: Tables, slots: Ints) -> list[list[int]]:
+    """Devices per stage."""
+    first = tables.first
+    return [slots[first[j] : first[j + 1]].tolist() for j in range(len(tables.sizes))]

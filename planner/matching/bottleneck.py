@@ -6,6 +6,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from planner.problems.quantities import short
+
 
 class MatchingError(ValueError):
     """A cost matrix that cannot be used as asked."""
@@ -29,38 +31,82 @@ def bottleneck_assignment(cost: ArrayLike) -> tuple[float, NDArray[np.int64]]:
         The largest entry of the matching; infinite if no finite matching covers the smaller side,
         0 for a matrix without rows or columns.
     columns
-        The column of every row, -1 for a row left over. Of several best matchings always the same.
+        ``int[n]``, the column of every row, -1 for a row left over. Of several best matchings
+        always the same.
+
+    Raises
+    ------
+    MatchingError
+        ``cost`` is no matrix of numbers, or holds NaN.
+
+    References
+    ----------
+    U. Derigs and U. Zimmermann, "An augmenting path method for solving linear bottleneck assignment
+    problems", Computing 19 (1978). The question is eq. 3 of DT-FM.
     """
-    matrix = _checked(cost)
+    matrix = numbers(cost)
     rows, columns = matrix.shape
     if rows <= columns:
         matched = np.full(rows, -1, dtype=np.int64)
-        value = _match(matrix, matched, np.full(columns, -1, dtype=np.int64)) if rows else 0.0
+        value = (
+            fill_matching(matrix, matched, np.full(columns, -1, dtype=np.int64)) if rows else 0.0
+        )
     else:
         matched = np.full(rows, -1, dtype=np.int64)
         other = np.full(columns, -1, dtype=np.int64)
-        value = _match(np.ascontiguousarray(matrix.T), other, matched) if columns else 0.0
+        value = fill_matching(np.ascontiguousarray(matrix.T), other, matched) if columns else 0.0
     return float(value), matched
 
 
-def _checked(cost: ArrayLike) -> NDArray[np.float64]:
+def numbers(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
+    """A new matrix of the given numbers, refused if they are none or have another shape.
+
+    Parameters
+    ----------
+    finite
+        Refuse infinite entries off the diagonal too, and take any entry on it.
+    """
     try:
-        matrix = np.ascontiguousarray(cost, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise MatchingError(f"cost must be a matrix of numbers: {error}") from None
+        matrix = np.array(cost, dtype=np.float64, order="C")
+    except (TypeError, ValueError):
+        raise MatchingError(
+            f"cost must be a matrix of numbers, found {short(cost)}; give rows of equal length"
+        ) from None
     if matrix.ndim != 2:
-        raise MatchingError(f"cost must have two dimensions, found {matrix.ndim}; reshape it")
-    if np.isnan(matrix).any():
-        i, j = (int(k) for k in np.argwhere(np.isnan(matrix))[0])
-        raise MatchingError(f"cost[{i}, {j}] is NaN; use infinity where a pair is not allowed")
+        raise MatchingError(
+            f"cost must have two dimensions, found {matrix.ndim} in {short(cost)}; reshape it"
+        )
+    bad = np.isnan(matrix)
+    if finite:
+        bad = np.logical_not(np.isfinite(matrix) | np.eye(*matrix.shape, dtype=np.bool_))
+    if bad.any():
+        i, j = (int(k) for k in np.argwhere(bad)[0])
+        remedy = (
+            "a path may need any pair, give a large finite cost"
+            if finite
+            else "use infinity where a pair is not allowed"
+        )
+        raise MatchingError(f"cost[{i}, {j}] is {_name(matrix[i, j])}; {remedy}")
     return matrix
 
 
+def _name(number: float) -> str:
+    return "NaN" if np.isnan(number) else f"{number}"
+
+
 @njit(cache=True, nogil=True)
-def _match(
+def fill_matching(
     cost: NDArray[np.float64], column_of: NDArray[np.int64], row_of: NDArray[np.int64]
 ) -> float:
-    """Fill ``column_of`` and ``row_of`` (both -1 on entry) for ``n <= m``; return the value."""
+    """Bottleneck assignment for ``n <= m``; its value is returned.
+
+    Parameters
+    ----------
+    cost
+        ``float[n, m]`` without NaN.
+    column_of, row_of
+        ``int[n]`` and ``int[m]``, -1 on entry; filled with the matching.
+    """
     n, m = cost.shape
     level = -np.inf
     for r in range(n):

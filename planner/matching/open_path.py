@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from planner.matching.bottleneck import MatchingError
+from planner.matching.bottleneck import MatchingError, numbers
+from planner.problems.quantities import whole
+from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import MaxRuntime, StoppingCriterion, StopRun, started
+from planner.search.stop import MaxRuntime, StoppingCriterion, started
+
+Order = tuple[int, ...]
 
 EXACT_NODES = 16
 """Up to this many nodes Held-Karp takes well under a second."""
 
-CIRCUIT_NODES = 120
-"""Up to this many nodes CP-SAT tries to close the gap of the local search."""
 
-DEFAULT_RUNTIME_S = 10.0
-SAFETY = 1e-9
-"""Relative rounding allowance: a bound is lowered by this much before it is reported."""
+@dataclass(frozen=True)
+class OpenPathParams:
+    """Settings beyond the exact size.
+
+    Attributes
+    ----------
+    runtime_s
+        Limit where the caller gives none.
+    least_starts, most_improved
+        Starts of the local search: as many as there are nodes, but about ``most_improved`` nodes in
+        all, and at least ``least_starts``.
+    circuit_nodes
+        Up to this many nodes CP-SAT tries to close the gap of the local search.
+    effort
+        CP-SAT's deterministic time where counts decide.
+    """
+
+    runtime_s: float = 10.0
+    least_starts: int = 4
+    most_improved: int = 2000
+    circuit_nodes: int = 120
+    effort: float = 20.0
 
 
 def open_path(
@@ -36,37 +57,48 @@ def open_path(
     Parameters
     ----------
     cost
-        ``n x n``, finite; the diagonal is ignored. It may be asymmetric.
+        ``float[n, n]`` in any unit, finite; the diagonal is ignored. It may be asymmetric.
     stop
         Limit for more than 16 nodes, by default 10 s. One iteration is one start of the local
         search.
+    seed
+        Of the random generator.
 
     Returns
     -------
     Result
         ``plan`` is the visiting order. Of an order and its reverse at the same cost, the one that
-        begins with the smaller node.
+        begins with the smaller node. Objective and bound are in the unit of ``cost``.
+
+    Raises
+    ------
+    MatchingError
+        ``cost`` is no square matrix of finite numbers.
+    ValueError
+        ``stop`` is no stopping rule.
+
+    References
+    ----------
+    M. Held and R. M. Karp, "A dynamic programming approach to sequencing problems" (1962).
     """
     matrix = _checked(cost)
-    run = started(MaxRuntime(DEFAULT_RUNTIME_S) if stop is None else stop)
-    if len(matrix) <= EXACT_NODES:
-        order = tuple(int(i) for i in _held_karp(matrix))
-        bound: float | None = None
-        run.reason = "optimal"
-    else:
-        order, bound = _search(matrix, run, np.random.default_rng(seed))
-    order = _canonical(matrix, order)
-    length = path_length(matrix, order)
-    return Result.of(
-        order,
-        length,
-        length if bound is None else min(bound, length),
-        runtime_s=run.elapsed_s,
-        stop_reason=run.reason or "done",
-        seed=seed,
-        method="held-karp" if len(matrix) <= EXACT_NODES else "local-search+cp-sat",
-        history=run.history,
-    )
+    params = OpenPathParams()
+    run = started(MaxRuntime(params.runtime_s) if stop is None else stop)
+    exact = len(matrix) <= EXACT_NODES
+    method = "held-karp" if exact else "local-search+cp-sat"
+    best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=whole("seed", seed))
+    if exact:
+        order = _canonical(matrix, tuple(int(i) for i in _held_karp(matrix)))
+        best.offer(path_length(matrix, order), order)
+        best.close("Held-Karp")
+        return best.result()
+    with run.interruptible():
+        best.raise_bound(_assignment_bound(matrix), "assignment relaxation")
+        _local_search(matrix, best, params)
+        if run.check() is None and len(matrix) <= params.circuit_nodes:
+            _circuit(matrix, best, params)
+    order = _canonical(matrix, best.plan or tuple(range(len(matrix))))
+    return best.result(order, path_length(matrix, order), exhausted="limit")
 
 
 def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
@@ -75,15 +107,12 @@ def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
 
 
 def _checked(cost: ArrayLike) -> NDArray[np.float64]:
-    matrix = np.array(cost, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 1:
-        raise MatchingError(f"cost must be n x n with n >= 1, found shape {matrix.shape}")
-    np.fill_diagonal(matrix, 0.0)
-    if not np.isfinite(matrix).all():
-        i, j = (int(k) for k in np.argwhere(~np.isfinite(matrix))[0])
+    matrix = numbers(cost, finite=True)
+    if matrix.shape[0] != matrix.shape[1] or len(matrix) < 1:
         raise MatchingError(
-            f"cost[{i}, {j}] is {matrix[i, j]}; a path may need any pair, give a large finite cost"
+            f"cost must be n x n with n >= 1, found shape {matrix.shape}; give every pair of nodes"
         )
+    np.fill_diagonal(matrix, 0.0)
     return matrix
 
 
@@ -127,28 +156,18 @@ def _held_karp(cost: NDArray[np.float64]) -> NDArray[np.int64]:
     return order
 
 
-def _search(
-    cost: NDArray[np.float64], run: StopRun, rng: np.random.Generator
-) -> tuple[tuple[int, ...], float]:
-    """Local search from several starts, then CP-SAT on the circuit with a depot in between."""
+def _local_search(
+    cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams
+) -> None:
+    """2-opt and Or-opt from several starts, one iteration each."""
     n = len(cost)
-    bound = _assignment_bound(cost)
-    best: tuple[int, ...] = tuple(range(n))
-    best_length = math.inf
-    with run.interruptible():
-        for start in rng.permutation(n)[: max(4, min(n, 2000 // n))]:
-            order = _improve(cost, _nearest_neighbour(cost, int(start)))
-            length = path_length(cost, tuple(order))
-            if length < best_length:
-                best, best_length = tuple(int(i) for i in order), length
-                run.improve(length)
-                run.bound = bound
-            if run.update() is not None:
-                break
-        if run.check() is None and n <= CIRCUIT_NODES:
-            best, bound = _circuit(cost, best, bound, run)
-            run.reason = "optimal" if bound >= path_length(cost, best) * (1 - 1e-6) else "limit"
-    return best, bound
+    starts = max(params.least_starts, min(n, params.most_improved // n))
+    for start in np.random.default_rng(best.seed).permutation(n)[:starts]:
+        walk = _improve(cost, _nearest_neighbour(cost, int(start)))
+        order = tuple(int(i) for i in walk)
+        best.offer(path_length(cost, order), order)
+        if best.run.update() is not None:
+            break
 
 
 def _assignment_bound(cost: NDArray[np.float64]) -> float:
@@ -162,8 +181,7 @@ def _assignment_bound(cost: NDArray[np.float64]) -> float:
     forbidden = (np.abs(cost).max() + 1.0) * (n + 1)
     np.fill_diagonal(padded, forbidden)
     rows, columns = linear_sum_assignment(padded)
-    total = float(padded[rows, columns].sum())
-    return total - SAFETY * abs(total)
+    return float(padded[rows, columns].sum())
 
 
 @njit(cache=True, nogil=True)
@@ -223,19 +241,19 @@ def _improve(cost: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.
     return order
 
 
-def _circuit(
-    cost: NDArray[np.float64], order: tuple[int, ...], bound: float, run: StopRun
-) -> tuple[tuple[int, ...], float]:
-    """CP-SAT from the incumbent; returns the better order and the better bound."""
+def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPathParams) -> None:
+    """CP-SAT from the incumbent: a circuit through all nodes and a depot that costs nothing."""
     from ortools.sat.python import cp_model
 
-    from planner.search.cp_sat import solve_interruptibly
+    from planner.search.cp_sat import solve_interruptibly, solver_for
 
-    n = len(cost)
+    assert best.plan is not None
+    n, order = len(cost), best.plan
     scale = 1e9 / max(float(np.abs(cost).max()), 1e-300) / n
-    whole = np.floor(cost * scale).astype(np.int64)
+    # rounded down, so that the bound in integers is valid for the real costs
+    whole_cost = np.floor(cost * scale).astype(np.int64)
     model = cp_model.CpModel()
-    position = {node: place for place, node in enumerate(order)}
+    follows = {*itertools.pairwise((n, *order, n))}
     arcs, terms = [], []
     for i in range(n + 1):
         for j in range(n + 1):
@@ -244,30 +262,21 @@ def _circuit(
             literal = model.new_bool_var("")
             arcs.append((i, j, literal))
             if i < n and j < n:
-                terms.append(int(whole[i, j]) * literal)
-                model.add_hint(literal, position[j] == position[i] + 1)
-            else:
-                node = i if j == n else j
-                model.add_hint(literal, order[-1 if j == n else 0] == node)
+                terms.append(int(whole_cost[i, j]) * literal)
+            model.add_hint(literal, (i, j) in follows)
     model.add_circuit(arcs)
     model.minimize(sum(terms))
-    solver = cp_model.CpSolver()
-    if math.isfinite(run.remaining_s):
-        solver.parameters.max_time_in_seconds = max(run.remaining_s, 0.01)
-        solver.parameters.num_workers = 2
-    else:
-        solver.parameters.max_deterministic_time = 20.0
-        solver.parameters.num_workers = 1
+    timed = best.run.paced_by_time
+    solver = (
+        solver_for(seed=1, workers=2, max_s=best.run.remaining_s)
+        if timed
+        else solver_for(seed=1, max_s=best.run.remaining_s, max_work=params.effort)
+    )
     status = solve_interruptibly(solver, model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        follows = {i: j for i, j, literal in arcs if solver.value(literal)}
-        walk = [follows[n]]
-        while follows[walk[-1]] != n:
-            walk.append(follows[walk[-1]])
-        if path_length(cost, tuple(walk)) < path_length(cost, order):
-            order = tuple(walk)
-            run.improve(path_length(cost, order))
-        # costs were rounded down, so the integer bound is valid for the real costs
-        proven = solver.best_objective_bound / scale
-        bound = max(bound, proven - SAFETY * abs(proven))
-    return order, bound
+        after = {i: j for i, j, literal in arcs if solver.value(literal)}
+        walk = [after[n]]
+        while after[walk[-1]] != n:
+            walk.append(after[walk[-1]])
+        best.offer(path_length(cost, tuple(walk)), tuple(walk))
+        best.raise_bound(solver.best_objective_bound / scale, "CP-SAT circuit")

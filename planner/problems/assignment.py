@@ -6,7 +6,7 @@ The cost functions here are the definitions: clear, not fast. Solvers have compi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
 from planner.problems.error import ProblemError
-from planner.problems.quantities import per_item, whole
+from planner.problems.quantities import of_kind, per_item, short, whole
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class AssignmentProblem:
         *,
         stage_sizes: Sequence[int] | None = None,
     ) -> None:
-        network.require_complete()
+        of_kind(Network, network, "network").require_complete()
         n = len(network)
         if stage_sizes is None:
             if stages is None or pipelines is None:
@@ -77,9 +77,10 @@ class AssignmentProblem:
                 raise ProblemError(
                     "stage_sizes was given together with stages or pipelines; give one or the other"
                 )
-            if isinstance(stage_sizes, (str, int, float)):
+            if isinstance(stage_sizes, str) or not isinstance(stage_sizes, Iterable):
                 raise ProblemError(
-                    f"stage_sizes must list the devices of each stage, found {stage_sizes!r}"
+                    "stage_sizes must list the devices of each stage, found "
+                    f"{short(stage_sizes)}; give such as (5, 3, 3)"
                 )
             sizes = tuple(whole("stage_sizes", s) for s in stage_sizes)
             if not sizes or min(sizes) < 1 or sum(sizes) != n:

@@ -27,7 +27,7 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
         given = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise ProblemError(
-            f"{field} must be one number or {count} of them, found {_short(value)}"
+            f"{field} must be one number or {count} of them, found {short(value)}"
         ) from None
     if given.shape not in ((), (count,)):
         raise ProblemError(
@@ -57,13 +57,13 @@ def real(field: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
-        raise ProblemError(f"{field} must be a number, found {_short(value)}") from None
+        raise ProblemError(f"{field} must be a number, found {short(value)}") from None
 
 
 def of_kind(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
     """A value of the kind that a function takes, refused if it is something else."""
     if not isinstance(value, kind):
-        raise ProblemError(f"{field} must be of type {kind.__name__}, found {_short(value)}")
+        raise ProblemError(f"{field} must be of type {kind.__name__}, found {short(value)}")
     return value
 
 
@@ -73,11 +73,11 @@ def choice(kind: type[Choice], field: str, value: Any) -> Choice:
         return kind(value)
     except ValueError:
         raise ProblemError(
-            f"{field} {_short(value)} is unknown; choose one of {', '.join(kind)}"
+            f"{field} {short(value)} is unknown; choose one of {', '.join(kind)}"
         ) from None
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """The value for a message of one line."""
     text = repr(value)
     if len(text) > 40 or "\n" in text:
@@ -90,4 +90,4 @@ def whole(field: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ProblemError(f"{field} must be a whole number, found {value!r}") from None
+        raise ProblemError(f"{field} must be a whole number, found {short(value)}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from planner.search.certificate import OPTIMAL_GAP, Status, Witness, relative_gap
 from planner.search.fingerprint import fingerprint
@@ -18,6 +18,7 @@ from planner.search.result import Result, Sense
 from planner.search.stop import StopRun
 
 PlanT = TypeVar("PlanT")
+FinalT = TypeVar("FinalT")
 
 ROUNDING = 1e-9
 """Sums of floats in another order differ by far less than this, relatively."""
@@ -158,20 +159,40 @@ class Incumbent(Generic[PlanT]):
         gap = relative_gap(self.objective, self.bound) if self.plan is not None else None
         return gap is not None and gap <= OPTIMAL_GAP
 
+    @overload
     def result(
         self,
-        plan: PlanT | None = None,
+        plan: None = None,
+        objective: float | None = None,
+        *,
+        exhausted: str = ...,
+        history: Sequence[tuple[float, float]] | None = ...,
+    ) -> Result[PlanT]: ...
+
+    @overload
+    def result(
+        self,
+        plan: FinalT,
+        objective: float | None = None,
+        *,
+        exhausted: str = ...,
+        history: Sequence[tuple[float, float]] | None = ...,
+    ) -> Result[FinalT]: ...
+
+    def result(
+        self,
+        plan: Any = None,
         objective: float | None = None,
         *,
         exhausted: str = "search exhausted",
         history: Sequence[tuple[float, float]] | None = None,
-    ) -> Result[PlanT]:
+    ) -> Result[Any]:
         """The outcome: the best plan, or UNKNOWN without one.
 
         Parameters
         ----------
         plan, objective
-            The best plan in its final form, if that differs from what was offered.
+            The best plan in its final form, which may be of another type than what was offered.
         exhausted
             Reason to state where no rule ended the search.
         """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,56 +15,12 @@ from planner.genetic import solve_assignment
 from planner.genetic.solve import Method
 from planner.matching import open_path
 from planner.network.network import Network
-from planner.problems import AssignmentProblem
+from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Status
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, MaxRuntime
-
-SHAPES = [
-    {"stages": 1, "pipelines": 4},
-    {"stages": 4, "pipelines": 1},
-    {"stages": 2, "pipelines": 3},
-    {"stages": 3, "pipelines": 2},
-    {"stages": 2, "pipelines": 4},
-    {"stage_sizes": (3, 2, 1)},
-    {"stage_sizes": (1, 3, 1)},
-    {"stage_sizes": (2, 1, 2), "activation_bytes": (1e8, 9e8), "gradient_bytes": (1e8, 4e8, 9e8)},
-    {"stages": 2, "pipelines": 2, "gradient_bytes": (1e7, 9e8)},
-]
-
-
-def random_network(n: int, seed: int, *, sites: int | None = None) -> Network:
-    """Every pair different, or ``sites`` groups of interchangeable devices."""
-    rng = np.random.default_rng(seed)
-    at = np.arange(n) if sites is None else rng.integers(0, sites, n)
-    latency = rng.uniform(0.001, 0.1, (n, n))[np.ix_(at, at)]
-    bandwidth = rng.uniform(1e8, 5e9, (n, n))[np.ix_(at, at)]
-    return Network((latency + latency.T) / 2, (bandwidth + bandwidth.T) / 2)
-
-
-def partitions(devices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:
-    """All ways to fill stages of the given sizes in order."""
-    if not sizes:
-        yield []
-        return
-    for group in combinations(devices, sizes[0]):
-        rest = [d for d in devices if d not in group]
-        for tail in partitions(rest, sizes[1:]):
-            yield [group, *tail]
-
-
-def brute_force(problem: AssignmentProblem) -> float:
-    """Cost of the best plan by the definitions of `AssignmentProblem`."""
-    devices = range(len(problem.network))
-    return min(problem.cost(groups) for groups in partitions(list(devices), problem.stage_sizes))
-
-
-def problem_of(shape: dict[str, object], seed: int, sites: int | None = None) -> AssignmentProblem:
-    sizes = shape.get("stage_sizes")
-    n = sum(sizes) if sizes else shape["stages"] * shape["pipelines"]  # type: ignore
-    data: dict[str, object] = {"activation_bytes": 3e8, "gradient_bytes": 5e8, **shape}
-    return AssignmentProblem(random_network(n, seed, sites=sites), **data)  # type: ignore[arg-type]
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime
+from tests.genetic.assignment_instances import SHAPES, brute_force, problem_of, random_network
 
 
 def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]) -> None:
@@ -89,7 +43,7 @@ def assert_consistent(problem: AssignmentProblem, result: Result[AssignmentPlan]
 def test_auto_is_optimal_on_small_instances(shape: dict[str, object], sites: int | None) -> None:
     """Brute force agrees, and the status says that it is proven."""
     problem = problem_of(shape, 7, sites)
-    result = solve_assignment(problem, MaxRuntime(20))
+    result = solve_assignment(problem, MaxIterations(60))
     assert_consistent(problem, result)
     assert result.objective == pytest.approx(brute_force(problem), rel=1e-9)
     assert result.status is Status.OPTIMAL
@@ -103,7 +57,7 @@ def test_every_method_returns_a_valid_bound(method: Method, shape: dict[str, obj
     result = solve_assignment(problem, MaxIterations(30), method=method)
     assert_consistent(problem, result)
     best = brute_force(problem)
-    assert result.bound <= best * (1 + 1e-9) <= result.objective * (1 + 2e-9)  # type: ignore
+    assert result.bound <= best * (1 + 1e-9) <= result.objective * (1 + 2e-9)
 
 
 @settings(max_examples=8, deadline=None)
@@ -114,7 +68,7 @@ def test_random_networks(seed: int, shape: dict[str, object], sites: int | None)
     result = solve_assignment(problem, MaxIterations(40), seed=seed % 5)
     assert_consistent(problem, result)
     best = brute_force(problem)
-    assert result.bound <= best * (1 + 1e-9)  # type: ignore[operator]
+    assert result.bound <= best * (1 + 1e-9)
     assert result.objective == pytest.approx(best, rel=1e-6)
 
 
@@ -123,7 +77,7 @@ def test_renaming_devices_keeps_the_optimum() -> None:
     problem = problem_of(SHAPES[2], 11)
     turn = np.random.default_rng(0).permutation(len(problem.network))
     turned = problem.replace(network=problem.network.subset(turn.tolist()))
-    first, second = (solve_assignment(p, MaxRuntime(20)) for p in (problem, turned))
+    first, second = (solve_assignment(p, MaxIterations(60)) for p in (problem, turned))
     assert first.objective == pytest.approx(second.objective, rel=1e-9)
 
 
@@ -136,8 +90,8 @@ def test_scaling_time_scales_the_optimum() -> None:
             3 * net.latency_s, np.where(np.eye(len(net)), 1, net.bandwidth_bytes_per_s) / 3
         )
     )
-    first, second = (solve_assignment(p, MaxRuntime(20)) for p in (problem, slow))
-    assert 3 * first.objective == pytest.approx(second.objective, rel=1e-9)  # type: ignore
+    first, second = (solve_assignment(p, MaxIterations(60)) for p in (problem, slow))
+    assert 3 * first.objective == pytest.approx(second.objective, rel=1e-9)
 
 
 def test_constant_latency_adds_a_known_amount() -> None:
@@ -149,15 +103,15 @@ def test_constant_latency_adds_a_known_amount() -> None:
             np.where(np.eye(6), 1, problem.network.bandwidth_bytes_per_s),
         )
     )
-    first, second = (solve_assignment(p, MaxRuntime(20)) for p in (problem, shifted))
+    first, second = (solve_assignment(p, MaxIterations(60)) for p in (problem, shifted))
     extra = 2 * 0.5 * (2 - 1) + 2 * 0.5 * (3 - 1)
-    assert first.objective + extra == pytest.approx(second.objective, rel=1e-9)  # type: ignore
+    assert first.objective + extra == pytest.approx(second.objective, rel=1e-9)
 
 
 def test_one_device() -> None:
     """The trivial plan costs nothing and is optimal."""
     problem = AssignmentProblem(Network([[0.0]], [[1.0]]), 1, 1, 1e8, 1e8)
-    result = solve_assignment(problem, MaxRuntime(5))
+    result = solve_assignment(problem, MaxIterations(5))
     assert result.objective == 0.0
     assert result.status is Status.OPTIMAL
     assert result.plan is not None and result.plan.groups == ((0,),)
@@ -166,7 +120,7 @@ def test_one_device() -> None:
 def test_one_pipeline_is_an_open_path() -> None:
     """Groups of one: Held-Karp solves the rest of the problem."""
     problem = AssignmentProblem(random_network(13, 4), 13, 1, 3e8, 5e8)
-    result = solve_assignment(problem, MaxRuntime(20))
+    result = solve_assignment(problem, MaxIterations(60))
     assert_consistent(problem, result)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(open_path(2 * problem.hop_s(0)).objective)
@@ -176,6 +130,56 @@ def test_unknown_method_is_refused() -> None:
     """The message lists the methods."""
     with pytest.raises(ValueError, match="must be one of auto, search"):
         solve_assignment(problem_of(SHAPES[2], 0), MaxIterations(1), method="magic")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stages": 2.5}, "stages must be a whole number, found 2.5"),
+        ({"pipelines": 2.0}, "pipelines must be a whole number, found 2.0"),
+        ({"stages": None, "pipelines": None, "stage_sizes": (3.5, 2.5)}, "whole number, found 3.5"),
+        ({"stages": None, "pipelines": None, "stage_sizes": 6}, "list the devices of each stage"),
+        ({"network": "aws"}, "network must be of type Network, found 'aws'"),
+    ],
+)
+def test_wrong_numbers_are_refused(change: dict[str, object], message: str) -> None:
+    """Counts are whole, and never cut silently."""
+    given: dict[str, object] = {"network": random_network(6, 0), "stages": 2, "pipelines": 3}
+    with pytest.raises(ProblemError, match=message):
+        AssignmentProblem(**{**given, **change})  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """One clear line each."""
+    problem = problem_of(SHAPES[2], 0)
+    with pytest.raises(ValueError, match="stop must be a stopping rule, found None; give one"):
+        solve_assignment(problem, None)
+    with pytest.raises(ValueError, match="problem must be of type AssignmentProblem, found None"):
+        solve_assignment(None, MaxIterations(1))
+    with pytest.raises(ValueError, match="seed must be a whole number, found 'x'"):
+        solve_assignment(problem, MaxIterations(1), seed="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "sites"),
+    [
+        ({"stages": 3, "pipelines": 4}, 3),
+        ({"stages": 3, "pipelines": 4}, None),
+        ({"stages": 18, "pipelines": 1}, None),
+    ],
+)
+def test_counts_decide_beside_a_limit_in_seconds(
+    shape: dict[str, object], sites: int | None
+) -> None:
+    """A limit in seconds that is not reached changes nothing."""
+    problem = problem_of(shape, 5, sites)
+    rule = MaxIterations(30)
+    first, second = (
+        solve_assignment(problem, stop, 1) for stop in (rule, AnyOf(rule, MaxRuntime(1000)))
+    )
+    assert first.plan is not None and second.plan is not None
+    assert first.plan.groups == second.plan.groups
+    assert (first.objective, first.bound) == (second.objective, second.bound)
 
 
 def test_tiny_time_limit_still_gives_a_plan() -> None:

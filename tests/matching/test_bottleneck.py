@@ -20,7 +20,7 @@ def brute_force(cost: np.ndarray) -> float:
         cost = cost.T
     rows, columns = cost.shape
     return min(
-        max(cost[r, c] for r, c in enumerate(choice))
+        float(max(cost[r, c] for r, c in enumerate(choice)))
         for choice in permutations(range(columns), rows)
     )
 

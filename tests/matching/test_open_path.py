@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
 
-from planner.matching import open_path
-from planner.matching.open_path import EXACT_NODES, path_length
+from planner.matching import bottleneck_assignment, open_path
+from planner.matching.open_path import (
+    EXACT_NODES,
+    OpenPathParams,
+    _assignment_bound,
+    _circuit,
+    path_length,
+)
 from planner.search.certificate import Status
-from planner.search.stop import MaxIterations, MaxRuntime
+from planner.search.incumbent import Incumbent, WrongBoundError
+from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
+
+MODULE = sys.modules["planner.matching.open_path"]
 
 
 def brute_force(cost: np.ndarray) -> float:
@@ -54,7 +65,7 @@ def test_cp_sat_closes_a_long_path() -> None:
     """Beyond the exact size CP-SAT proves a random instance."""
     points = np.random.default_rng(0).random((20, 2))
     cost = np.linalg.norm(points[:, None] - points[None, :], axis=2)
-    result = open_path(cost, MaxRuntime(20))
+    result = open_path(cost, MaxIterations(60))
     assert result.status is Status.OPTIMAL
 
 
@@ -64,3 +75,78 @@ def test_infinite_cost_is_refused() -> None:
         open_path([[0.0, np.inf], [1.0, 0.0]])
     with pytest.raises(ValueError, match="n x n"):
         open_path([[0.0, 1.0]])
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_assignment_bound_holds(n: int, low: float) -> None:
+    """For one-way costs, also below zero."""
+    for seed in range(5):
+        cost = np.random.default_rng(seed).uniform(low, 1, (n, n))
+        np.fill_diagonal(cost, 0)
+        best = brute_force(cost)
+        assert _assignment_bound(cost) <= best + 1e-12
+
+
+@pytest.mark.parametrize("stop", [MaxIterations(1), MaxRuntime(60)], ids=str)
+def test_circuit_bound_holds(stop: StoppingCriterion) -> None:
+    """From a poor order CP-SAT finds the best one, and its bound does not exceed it."""
+    for seed in range(3):
+        cost = np.random.default_rng(seed).uniform(1, 9, (7, 7))
+        np.fill_diagonal(cost, 0)
+        order = tuple(range(7))
+        incumbent: Incumbent[tuple[int, ...]] = Incumbent(
+            stop.start(), cost, method="circuit", seed=0
+        )
+        incumbent.offer(path_length(cost, order), order)
+        _circuit(cost, incumbent, OpenPathParams())
+        best = brute_force(cost)
+        assert incumbent.objective == pytest.approx(best, rel=1e-9)
+        assert incumbent.bound is not None
+        assert best * (1 - 1e-6) <= incumbent.bound <= best
+        assert incumbent.basis == "CP-SAT circuit"
+
+
+def test_wrong_bounds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxation that claims too much, and a circuit that does."""
+    place = np.random.default_rng(1).permutation(20).astype(float)
+    cost = np.abs(place[:, None] - place[None, :])
+    real = MODULE._assignment_bound
+    with monkeypatch.context() as planted:
+        planted.setattr(MODULE, "_assignment_bound", lambda _: 1.5 * 19)
+        with pytest.raises(WrongBoundError, match=r"assignment relaxation.*seed 4"):
+            open_path(cost, MaxIterations(30), seed=4)
+
+    def lie(_: Any, best: Incumbent[Any], __: Any) -> None:
+        best.raise_bound(1.5 * 19, "CP-SAT circuit")
+
+    monkeypatch.setattr(MODULE, "_assignment_bound", lambda given: real(given) / 2)
+    monkeypatch.setattr(MODULE, "_circuit", lie)
+    with pytest.raises(WrongBoundError, match="CP-SAT circuit"):
+        open_path(cost, MaxIterations(30))
+
+
+def test_counts_decide_beside_a_limit_in_seconds() -> None:
+    """A limit in seconds that is not reached changes nothing."""
+    cost = np.random.default_rng(3).uniform(1, 9, (22, 22))
+    rule = MaxIterations(40)
+    first, second = (open_path(cost, stop) for stop in (rule, AnyOf(rule, MaxRuntime(1000))))
+    assert first.plan == second.plan
+    assert (first.objective, first.bound) == (second.objective, second.bound)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, [[1, 2], [3]], [["a"]], {"cost": 1}, 3.0])
+def test_what_is_no_matrix_is_refused(wrong: Any) -> None:
+    """One clear line for both functions."""
+    for function in (open_path, bottleneck_assignment):
+        with pytest.raises(ValueError, match=r"^cost must (be a matrix|have two dim).*; \w") as why:
+            function(wrong)
+        assert "\n" not in str(why.value)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """Stopping rule and seed."""
+    with pytest.raises(ValueError, match="stop must be a stopping rule, found 5"):
+        open_path(np.ones((20, 20)), 5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be a whole number, found 'x'"):
+        open_path(np.ones((3, 3)), seed="x")  # type: ignore[arg-type]

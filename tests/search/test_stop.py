@@ -63,6 +63,14 @@ def test_any_of_takes_the_tightest_limits() -> None:
     assert rule.iterations() == 7
 
 
+def test_counts_set_the_pace() -> None:
+    """Seconds do only where they are alone."""
+    assert MaxRuntime(5).start().paced_by_time
+    assert AnyOf(MaxRuntime(5), NoImprovement(3)).start().paced_by_time
+    assert not AnyOf(MaxRuntime(5), MaxIterations(7)).start().paced_by_time
+    assert not TargetGap(0.1).start().paced_by_time
+
+
 def test_interrupt_becomes_a_reason() -> None:
     """Ctrl-C inside the search ends it, and the best so far is kept."""
     run = MaxRuntime(5).start()

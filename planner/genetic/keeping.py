@@ -1,0 +1,106 @@
+"""The decision behind the chain bound, on single devices (CP-SAT)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from planner.genetic.cover import cover_smaller_side
+from planner.genetic.tables import Floats, Ints, Tables
+from planner.search.cp_sat import solve_interruptibly, solver_for
+
+SAFETY = 1e-9
+"""Thresholds are raised by this share, so that rounding forbids nothing that a plan does."""
+
+UNITS = 1e5
+"""Units of rounding in the ceiling, per device of the largest group."""
+
+
+def can_keep(
+    tables: Tables,
+    mask: int,
+    level: float,
+    ceiling: float,
+    effort: float,
+    limit_s: float = math.inf,
+) -> bool | None:
+    """Whether a plan keeps some boundaries at a level, and eq. 2 under a ceiling.
+
+    Costs are rounded so that every real plan is a plan of the model.
+
+    Parameters
+    ----------
+    mask
+        Bit j: boundary j is kept.
+    level
+        Largest ``2 B_j`` in seconds of the boundaries that are kept.
+    ceiling
+        Largest data-parallel cost in seconds; may be infinite.
+    effort, limit_s
+        CP-SAT's deterministic time, and seconds.
+
+    Returns
+    -------
+    bool or None
+        None: not decided within the limits.
+    """
+    sizes = tables.sizes
+    n, stages = len(tables.stage), len(sizes)
+    model = cp_model.CpModel()
+    x = [[model.new_bool_var("") for _ in range(stages)] for _ in range(n)]
+    for row in x:
+        model.add_exactly_one(row)
+    for j in range(stages):
+        model.add(_total([row[j] for row in x]) == int(sizes[j]))
+    if math.isfinite(ceiling):
+        _limit_exchange(model, tables, x, ceiling)
+    for j in range(stages - 1):
+        if mask >> j & 1:
+            linked = tables.hop[tables.hop_of[j]] <= level * (1 + SAFETY)
+            _match_linked(model, sizes, x, j, linked)
+    solver = solver_for(seed=1, max_s=limit_s, max_work=effort)
+    solver.parameters.linearization_level = 1
+    status = solve_interruptibly(solver, model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return True
+    return False if status == cp_model.INFEASIBLE else None
+
+
+def _total(variables: list[cp_model.IntVar]) -> Any:
+    return cp_model.LinearExpr.sum(variables)
+
+
+def _limit_exchange(
+    model: cp_model.CpModel, tables: Tables, x: list[list[cp_model.IntVar]], ceiling: float
+) -> None:
+    """Eq. 2: what a device pays in its group stays under the ceiling."""
+    sizes = tables.sizes
+    # every summand is rounded down by less than one unit
+    unit = max(ceiling, 1e-300) / (UNITS * int(sizes.max()))
+    budget = math.ceil(ceiling / unit * (1 + SAFETY)) + 1
+    for j in range(len(sizes)):
+        exchange: Floats = np.floor(tables.exchange[tables.exchange_of[j]] / unit)
+        whole = np.minimum(exchange, budget + 1).astype(np.int64)
+        column = [row[j] for row in x]
+        for d in range(len(x)):
+            # the diagonal is zero: a device does not pay for itself
+            terms = cp_model.LinearExpr.weighted_sum(column, whole[d].tolist())
+            model.add(terms <= budget).only_enforce_if(x[d][j])
+
+
+def _match_linked(
+    model: cp_model.CpModel, sizes: Ints, x: list[list[cp_model.IntVar]], j: int, linked: Any
+) -> None:
+    """Eq. 3: a matching over boundary j that uses linked pairs only."""
+    n = len(x)
+    out: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
+    into: list[list[cp_model.IntVar]] = [[] for _ in range(n)]
+    for d, e in np.argwhere(linked & ~np.eye(n, dtype=bool)):
+        used = model.new_bool_var("")
+        out[d].append(used)
+        into[e].append(used)
+    for d in range(n):
+        cover_smaller_side(model, sizes, j, _total(out[d]), _total(into[d]), x[d][j], x[d][j + 1])

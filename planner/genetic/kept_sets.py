@@ -1,0 +1,104 @@
+"""Sets of boundaries of a plan, and the chains that lead from all of them to none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.genetic.tables import Tables
+
+Mask = int
+"""Bit j: boundary j is in the set."""
+
+Key = tuple[int, ...]
+"""What distinguishes sets; see `KeptSets`."""
+
+
+class KeptSets:
+    """The sets of boundaries, alike ones counted once.
+
+    A key is the set itself, or the sizes of its runs of stages where the order of stages is free:
+    then only these matter.
+
+    Attributes
+    ----------
+    keys
+        The key of every mask.
+    mask_of
+        One mask of every key.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.sizes = tables.sizes
+        self.free_order = tables.free_order
+        self.boundaries = len(tables.sizes) - 1
+        self.keys = [self._key(mask) for mask in range(1 << self.boundaries)]
+        self.mask_of: dict[Key, Mask] = {}
+        for mask, key in enumerate(self.keys):
+            self.mask_of.setdefault(key, mask)
+
+    def contains(self, outer: Key, inner: Key) -> bool:
+        """Whether keeping ``outer`` keeps ``inner`` too."""
+        if not self.free_order:
+            return outer[0] & inner[0] == inner[0]
+        return outer != inner and _refines(inner, outer)
+
+    def pairs(self, key: Key) -> int:
+        """Links that a kept set needs."""
+        sizes, mask = self.sizes, self.mask_of[key]
+        return int(
+            sum(min(sizes[j], sizes[j + 1]) for j in range(self.boundaries) if mask >> j & 1)
+        )
+
+    def cheapest_chain(self, cost: Mapping[Key, float]) -> tuple[float, list[Key]]:
+        """The chain of sets from all boundaries down to none, each by one smaller than the last.
+
+        Its cost is the sum over its sets but the empty one (dynamic programming over sets).
+        """
+        best: dict[Key, tuple[float, Key | None]] = {self.keys[0]: (0.0, None)}
+        for mask in range(1, len(self.keys)):
+            key = self.keys[mask]
+            if key in best:
+                continue
+            smaller = (self.keys[mask & ~(1 << j)] for j in range(self.boundaries) if mask >> j & 1)
+            rest, after = min((best[k][0], k) for k in smaller)
+            best[key] = (cost[key] + rest, after)
+        chain: list[Key] = []
+        at: Key | None = self.keys[-1]
+        while at is not None and best[at][1] is not None:
+            chain.append(at)
+            at = best[at][1]
+        return best[self.keys[-1]][0], chain
+
+    def _key(self, mask: Mask) -> Key:
+        if not self.free_order:
+            return (mask,)
+        runs, length = [], 1
+        for j in range(self.boundaries):
+            if mask >> j & 1:
+                length += 1
+            else:
+                runs.append(length)
+                length = 1
+        return tuple(sorted([*runs, length], reverse=True))
+
+
+def _refines(fine: Key, coarse: Key) -> bool:
+    """Whether runs of sizes ``fine`` can be joined to runs of sizes ``coarse``."""
+    if not coarse:
+        return not fine
+    need = coarse[0]
+
+    def pick(start: int, left: int, rest: Key) -> bool:
+        if left == 0:
+            return _refines(rest, coarse[1:])
+        for i in range(start, len(rest)):
+            repeated = i > start and rest[i] == rest[i - 1]
+            if (
+                not repeated
+                and rest[i] <= left
+                and pick(i, left - rest[i], rest[:i] + rest[i + 1 :])
+            ):
+                return True
+        return False
+
+    return pick(0, need, fine)

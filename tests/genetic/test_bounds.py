@@ -1,0 +1,309 @@
+"""Every bound on eq. 1 against enumeration, and wrong ones that must not get through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.checker.assignment import recomputed_bound_s
+from planner.checker.dispatch import check
+from planner.genetic import auto, chain, solve, solve_assignment
+from planner.genetic.bounds import forest_bound, quick_bound, star_bound
+from planner.genetic.chain import ChainBound, ChainParams
+from planner.genetic.classes import ClassCosts, ClassOutcome, counts_of, expand, interchangeable
+from planner.genetic.classes import solve_classes as real_solve_classes
+from planner.genetic.keeping import can_keep
+from planner.genetic.kept_sets import KeptSets
+from planner.genetic.tables import groups_of, tables_of
+from planner.matching import open_path
+from planner.problems import AssignmentProblem
+from planner.search.incumbent import WrongBoundError
+from planner.search.stop import MaxIterations
+from tests.genetic.assignment_instances import (
+    SHAPES,
+    best_groups,
+    brute_force,
+    partitions,
+    problem_of,
+    random_network,
+)
+
+ABOVE = 1 + 1e-9
+SMALL: list[dict[str, object]] = [
+    *SHAPES,
+    {"stages": 4, "pipelines": 2},
+    {"stage_sizes": (2, 2, 1, 2)},
+]
+SEVERAL = [shape for shape in SMALL if shape.get("stages") != 1]
+
+
+def slots_of(groups: list[tuple[int, ...]]) -> np.ndarray:
+    return np.array([d for group in groups for d in group])
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+@pytest.mark.parametrize("sites", [None, 2])
+def test_star_and_forest_hold(shape: dict[str, object], sites: int | None) -> None:
+    """Neither part exceeds the best that eq. 2 and eq. 4 allow alone, nor both the optimum."""
+    for seed in range(2):
+        problem = problem_of(shape, seed, sites)
+        tables = tables_of(problem)
+        exchange = problem.data_parallel_s(best_groups(problem, problem.data_parallel_s))
+        pipeline = problem.pipeline_s(best_groups(problem, problem.pipeline_s))
+        assert 0 <= star_bound(tables) <= exchange * ABOVE
+        assert 0 <= forest_bound(tables) <= pipeline * ABOVE
+        assert quick_bound(tables) <= brute_force(problem) * ABOVE
+
+
+def test_star_and_forest_are_reached() -> None:
+    """One group of everybody pays the star, and the two ends of one link the forest."""
+    together = problem_of({"stages": 1, "pipelines": 5}, 1)
+    assert star_bound(tables_of(together)) == pytest.approx(brute_force(together), rel=1e-12)
+    apart = problem_of({"stages": 2, "pipelines": 1}, 1)
+    assert forest_bound(tables_of(apart)) == pytest.approx(brute_force(apart), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SEVERAL, ids=str)
+@pytest.mark.parametrize("known", ["first", "best"])
+def test_chain_bound_holds_after_every_decision(shape: dict[str, object], known: str) -> None:
+    """From a poor known plan and from the best one; in the end it comes near."""
+    problem = problem_of(shape, 4)
+    tables, best = tables_of(problem), best_groups(problem)
+    optimum = problem.cost(best)
+    first = np.arange(len(tables.stage)) if known == "first" else slots_of(best)
+    bound = ChainBound(tables, first)
+    assert ChainBound.applies(tables)
+    for asked in range(400):
+        assert bound.bound <= optimum * ABOVE
+        questions = bound.questions(2)
+        if not questions:
+            break
+        for question in questions:
+            bound.learn(question, question.answer(tables))
+            assert bound.bound <= optimum * ABOVE
+        if asked == 5:
+            bound.tighten(slots_of(best))
+    assert bound.bound >= quick_bound(tables) / ABOVE
+    assert bound.bound >= 0.95 * optimum
+
+
+@pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[7]], ids=str)
+def test_undecided_questions_prove_nothing(shape: dict[str, object]) -> None:
+    """Without answers the bound stays where it begins."""
+    problem = problem_of(shape, 4)
+    bound = ChainBound(tables_of(problem), np.arange(len(problem.network)), ChainParams(grain=0.1))
+    before = bound.bound
+    for _ in range(50):
+        for question in bound.questions(2):
+            bound.learn(question, None)
+    assert bound.bound == before
+
+
+@pytest.mark.parametrize("shape", SEVERAL, ids=str)
+def test_decisions_agree_with_enumeration(shape: dict[str, object]) -> None:
+    """`can_keep` is True for what the best plan does, and False for what no plan does."""
+    problem = problem_of(shape, 6)
+    tables, sets = tables_of(problem), KeptSets(tables_of(problem))
+    plans = [
+        (
+            problem.data_parallel_s(groups),
+            [2 * problem.boundary_s(j, groups[j], groups[j + 1]) for j in range(sets.boundaries)],
+        )
+        for groups in partitions(list(range(len(problem.network))), problem.stage_sizes)
+    ]
+    ceiling = float(np.median([exchange for exchange, _ in plans]))
+    for mask in sorted(sets.mask_of.values())[1:]:
+        kept = [j for j in range(sets.boundaries) if mask >> j & 1]
+        for limit in (np.inf, ceiling):
+            least = min(max(b[j] for j in kept) for exchange, b in plans if exchange <= limit)
+            assert can_keep(tables, mask, least, limit, 5.0) is True
+            assert can_keep(tables, mask, least * (1 - 1e-4), limit, 5.0) is False
+
+
+def test_sets_of_free_order_are_told_apart_by_their_runs() -> None:
+    """Seven boundaries have 128 sets, and as many kinds as 8 has partitions."""
+    sets = KeptSets(tables_of(problem_of({"stages": 8, "pipelines": 2}, 0)))
+    assert len(sets.mask_of) == 22
+    assert sets.contains((8,), (2, 2, 2, 2)) and sets.contains((4, 4), (3, 2, 2, 1))
+    assert not sets.contains((4, 4), (5, 1, 1, 1)) and not sets.contains((6, 2), (4, 4))
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_class_model_is_exact(shape: dict[str, object], sites: int) -> None:
+    """Its plan is the optimum and its bound does not exceed it, also if it is cut short."""
+    problem = problem_of(shape, 8, sites)
+    tables, optimum = tables_of(problem), brute_force(problem)
+    classes = interchangeable(problem)
+    costs = ClassCosts.of(tables, classes)
+    trivial = groups_of(tables, np.arange(len(tables.stage)))
+    given: dict[str, Any] = {"upper": problem.cost(trivial), "hint": counts_of(costs, trivial)}
+    short = real_solve_classes(tables, costs, **given, effort=1e-3)
+    assert short.bound <= optimum * ABOVE
+    full = real_solve_classes(tables, costs, **given, effort=20.0)
+    assert optimum * (1 - 1e-6) <= full.bound <= optimum * ABOVE
+    assert full.counts is not None
+    assert problem.cost(expand(costs, full.counts)) == pytest.approx(optimum, rel=1e-6)
+
+
+def test_costs_of_classes_are_those_of_their_devices() -> None:
+    """Any two devices of two classes show the same link."""
+    problem = problem_of({"stages": 3, "pipelines": 4}, 2, 4)
+    tables, classes = tables_of(problem), interchangeable(problem)
+    costs = ClassCosts.of(tables, classes)
+    for c, some in enumerate(classes):
+        for e, others in enumerate(classes):
+            for d in some:
+                for f in others:
+                    if d != f:
+                        assert costs.hop[0, c, e] == tables.hop[0, d, f]
+                        assert costs.exchange[0, c, e] == tables.exchange[0, d, f]
+        if len(some) == 1:
+            assert costs.hop[0, c, c] == costs.exchange[0, c, c] == 0
+
+
+def planted(problem: AssignmentProblem, method: str) -> None:
+    """Solve where something was planted, and see it caught with all that identifies the solve."""
+    with pytest.raises(WrongBoundError, match=rf"problem [0-9a-f]{{12}}, seed 3, method {method}"):
+        solve_assignment(problem, MaxIterations(120), 3, method)
+
+
+@pytest.mark.parametrize("method", list(solve.Method))
+def test_wrong_quick_bound_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as much again as the truth, in every method."""
+    problem = problem_of(SHAPES[3], 3)
+    wrong = 1.5 * brute_force(problem)
+    monkeypatch.setattr(solve, "quick_bound", lambda _: wrong)
+    planted(problem, method)
+
+
+@pytest.mark.parametrize("method", ["auto", "classes"])
+@pytest.mark.parametrize("wrong", ["bound", "infeasible"])
+def test_wrong_class_model_is_caught(
+    method: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound above the optimum, and a model that lost the known plan."""
+    problem = problem_of(SHAPES[3], 3)
+
+    def lie(*arguments: Any, **options: Any) -> ClassOutcome:
+        if wrong == "infeasible":
+            # no plan is so cheap that its groups cost nothing
+            monkeypatch.setattr(arguments[1], "exchange", 1e3 * arguments[1].exchange)
+            return real_solve_classes(*arguments, **options)
+        outcome = real_solve_classes(*arguments, **options)
+        return outcome._replace(bound=1.5 * outcome.bound)
+
+    class Loose(ClassCosts):
+        """Costs that may be spoilt."""
+
+        __setattr__ = object.__setattr__
+        __delattr__ = object.__delattr__
+
+    monkeypatch.setattr(auto, "ClassCosts", Loose)
+    monkeypatch.setattr(auto, "solve_classes", lie)
+    planted(problem, method)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[7]], ids=str)
+def test_wrong_decision_is_caught(
+    shape: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision that calls everything impossible ends above the known plan."""
+    monkeypatch.setattr(chain, "can_keep", lambda *_: False)
+    monkeypatch.setattr(auto.Auto, "_worth_a_model", lambda *_: False)
+    planted(problem_of(shape, 3), "auto")
+
+
+def test_wrong_decision_under_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The known plan lies below the ceiling: it betrays the decision, whatever the cut-off says."""
+    problem = problem_of(SHAPES[3], 3)
+    tables, best = tables_of(problem), best_groups(problem)
+    optimum = problem.cost(best)
+    bound = ChainBound(tables, slots_of(best))
+    lies = 0
+    for _ in range(200):
+        questions = bound.questions(2)
+        if not questions or bound.bound > optimum * ABOVE:
+            break
+        for question in questions:
+            capped = np.isfinite(question.interval.ceiling)
+            lies += capped
+            bound.learn(question, False if capped else question.answer(tables))
+    assert lies and bound.bound > optimum * ABOVE
+
+
+def test_wrong_path_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where groups of one leave an open path."""
+    real = open_path
+
+    def lie(*arguments: Any) -> Any:
+        path = real(*arguments)
+        assert path.bound is not None
+        return replace(path, bound=1.5 * path.bound)
+
+    monkeypatch.setattr(auto, "open_path", lie)
+    planted(problem_of({"stages": 6, "pipelines": 1}, 2), "auto")
+
+
+@pytest.mark.parametrize("shape", [*SMALL, {"stages": 6, "pipelines": 7}], ids=str)
+def test_checker_recomputes_the_quick_bound(shape: dict[str, object]) -> None:
+    """By another way and to the same value, with and without equal links."""
+    for seed, sites in ((0, None), (1, 2), (2, 3)):
+        problem = problem_of(shape, seed, sites)
+        again = recomputed_bound_s(
+            {"kind": "star and forest"},
+            problem.network,
+            problem.stage_sizes,
+            problem.activation_bytes,
+            problem.gradient_bytes,
+        )
+        assert again == pytest.approx(quick_bound(tables_of(problem)), rel=1e-12)
+
+
+def test_check_rejects_a_bound_above_its_witness() -> None:
+    """A stored bound that was raised, an unknown witness, and one of another shape."""
+    problem = AssignmentProblem(random_network(12, 1), 3, 4, 3e8, 5e8)
+    result = solve_assignment(problem, MaxIterations(3), method="region-greedy")
+    assert result.witness == {"kind": "star and forest"} and result.bound is not None
+    assert check(result, problem) == []
+    raised = replace(result, bound=result.bound * 1.001)
+    assert "bound" in {v.rule for v in check(raised, problem)}
+    strange = replace(result, witness={"kind": "a dream"})
+    assert "proves nothing here" in str(check(strange, problem)[0])
+    bytes_of = (problem.activation_bytes, problem.gradient_bytes)
+    for sizes in ((4, 4), (4, 4, 3), (), (12,)):
+        assert recomputed_bound_s(result.witness, problem.network, sizes, *bytes_of) is None
+
+
+def test_bounds_say_what_they_stand_on() -> None:
+    """In plain words, for every kind of proof."""
+    free, alike = problem_of(SHAPES[3], 3), problem_of({"stages": 3, "pipelines": 4}, 3, 3)
+    assert solve_assignment(free, MaxIterations(1), method="search").basis == "star and forest"
+    basis = solve_assignment(alike, MaxIterations(40), method="classes").basis
+    assert basis == f"CP-SAT: model of {len(interchangeable(alike))} classes of devices"
+    path = solve_assignment(problem_of({"stages": 6, "pipelines": 1}, 2), MaxIterations(1))
+    assert path.basis == "open path of all devices: Held-Karp"
+    many = AssignmentProblem(random_network(24, 1), 4, 6, 3e8, 5e8)
+    assert solve_assignment(many, MaxIterations(5)).basis.startswith("chain bound: CP-SAT")
+
+
+def test_check_rejects_an_edited_bound_in_a_plan() -> None:
+    """The assignment's bound is computed again on the plan's own stages and bytes."""
+    cluster = pl.Cluster(random_network(12, 2), pl.Devices.of_gpu("V100"))
+    work = pl.Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
+    for head in ("first", "last"):
+        result = pl.plan(cluster, work, stages=3, method="search", head=head, stop=MaxIterations(2))
+        plan = result.plan
+        assert plan is not None and check(plan) == []
+        own = plan.certificates["assignment"]
+        assert own.witness == {"kind": "star and forest"}
+        assert own.bound is not None and own.objective is not None
+        bound = own.bound * (1 + 1e-6)
+        gap = (own.objective - bound) / own.objective
+        edited = {**plan.certificates, "assignment": replace(own, bound=bound, gap=gap)}
+        found = check(plan.replace(certificates=edited))
+        assert [(v.rule, v.where) for v in found] == [("bound", "certificates.assignment.bound")]
