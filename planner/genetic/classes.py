@@ -95,10 +95,13 @@ class ClassOutcome(NamedTuple):
         ``x[c, j]``, None if no solution was found.
     bound
         Lower bound in seconds as computed.
+    work
+        CP-SAT's deterministic time that it took.
     """
 
     counts: Ints | None
     bound: float
+    work: float
 
 
 def solve_classes(
@@ -132,14 +135,15 @@ def solve_classes(
     if not counted:
         solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
     status = solve_interruptibly(solver, asked.model)
+    work = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         # says that all plans cost more than the known one, which the model contains: whoever
         # takes this bound sees the contradiction
-        return ClassOutcome(None, asked.limit * asked.unit)
+        return ClassOutcome(None, asked.limit * asked.unit, work)
     counts = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         counts = np.array([[solver.value(v) for v in row] for row in asked.x], dtype=np.int64)
-    return ClassOutcome(counts, solver.best_objective_bound * asked.unit)
+    return ClassOutcome(counts, solver.best_objective_bound * asked.unit, work)
 
 
 class _Boundary(NamedTuple):
