@@ -20,7 +20,7 @@ from planner.genetic.bounds import Forest
 from planner.genetic.cover import cover_smaller_side
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.problems import AssignmentProblem
-from planner.search.cp_sat import solve_interruptibly, solver_for
+from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
 PRECISION = 1e-7
 """Relative error that rounding costs down to integers may cause in the bound."""
@@ -135,7 +135,7 @@ def solve_classes(
     if not counted:
         solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
     status = solve_interruptibly(solver, asked.model)
-    work = float(solver.response_proto.deterministic_time)
+    work = work_of(solver)
     if status == cp_model.INFEASIBLE:
         # says that all plans cost more than the known one, which the model contains: whoever
         # takes this bound sees the contradiction
