@@ -148,6 +148,8 @@ class Auto:
             until_s = stop.elapsed_s + min(params.warm_up_s, share_s)
         # one iteration is the model's
         iterations = min(params.warm_up_iterations, stop.remaining_iterations - 1)
+        if math.isfinite(stop.remaining_effort):
+            iterations = min(iterations, params.warm_up_share * stop.remaining_iterations)
         self.search.run(until_s=until_s, iterations=iterations)
 
     def _open_ended(self) -> None:
