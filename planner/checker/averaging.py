@@ -20,7 +20,27 @@ TOLERANCE = 1e-9
 def check_averaging(
     plan: AveragingPlan, problem: AveragingProblem, tolerance: float = TOLERANCE
 ) -> list[Violation]:
-    """Everything that is wrong with the plan; empty if it is valid and attains what it says."""
+    """Everything that is wrong with the plan; empty if it is valid and attains what it says.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    problem
+        What it answers.
+    tolerance
+        Relative excess that counts as rounding.
+
+    Returns
+    -------
+    list[Violation]
+        Empty if it is valid.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 1 and
+    6.
+    """
     n = len(problem.samples_per_s)
     shapes = {
         "computes": (plan.computes, (n,)),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from planner.executor.codec import decode, encode, message_length
 from planner.executor.transport import Pending, Transport
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import Range, share_ranges
 
@@ -49,7 +50,7 @@ def average_gradients(
     peers: int,
     rank: int,
     transport: Transport,
-    codec: str = "none",
+    codec: Codec = Codec.NONE,
 ) -> None:
     """Replace this rank's gradients by the sum over all peers of its stage.
 
@@ -87,7 +88,7 @@ def average_vector(
     group: AveragingGroup,
     rank: int,
     transport: Transport,
-    codec: str = "none",
+    codec: Codec = Codec.NONE,
 ) -> None:
     """Replace a ``float32`` vector by the sum over the group's contributors, in place."""
     parts = share_ranges(len(vector), group.shares)
@@ -106,7 +107,7 @@ class _Exchange:
     group: AveragingGroup
     me: int
     transport: Transport
-    codec: str
+    codec: Codec
     chunks: Sequence[Sequence[Range]]
 
     def run(self, count: int) -> None:

@@ -41,7 +41,7 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
-def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> int:
+def join(plan: TrainingPlan, devices: Sequence[str]) -> int:
     """Join the process group as the named device; returns the rank.
 
     Raises
@@ -70,5 +70,5 @@ def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> i
             f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; "
             "give every node the same plan file"
         )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     return rank

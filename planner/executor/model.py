@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.workload.layers import Architecture
+from planner.workload.layers import Architecture, Family
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 def _norm(arch: Architecture) -> nn.Module:
-    return nn.LayerNorm(arch.hidden) if arch.kind == "gpt2" else RMSNorm(arch.hidden)
+    return nn.LayerNorm(arch.hidden) if arch.kind is Family.GPT2 else RMSNorm(arch.hidden)
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = arch.heads, arch.kv_heads
         self.size = arch.hidden // arch.heads
-        self.rotary = arch.kind == "llama"
-        bias = arch.kind == "gpt2"
+        self.rotary = arch.kind is Family.LLAMA
+        bias = arch.kind is Family.GPT2
         self.qkv = nn.Linear(arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias)
         self.out = nn.Linear(arch.hidden, arch.hidden, bias=bias)
 
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        bias = arch.kind == "gpt2"
+        bias = arch.kind is Family.GPT2
         self.gate = None if bias else nn.Linear(arch.hidden, arch.ffn, bias=False)
         self.up = nn.Linear(arch.hidden, arch.ffn, bias=bias)
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=bias)
@@ -108,7 +108,9 @@ class Stem(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.tokens = nn.Embedding(arch.vocabulary, arch.hidden)
-        self.positions = nn.Embedding(arch.sequence, arch.hidden) if arch.kind == "gpt2" else None
+        self.positions = (
+            nn.Embedding(arch.sequence, arch.hidden) if arch.kind is Family.GPT2 else None
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)

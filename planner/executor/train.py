@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +18,20 @@ from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.pipeline import PipelineWorker, Record
 from planner.executor.transport import Transport
+from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.layers import Architecture
 
 WEIGHT_DECAY = 0.01
+
+
+class Optimizer(enum.StrEnum):
+    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Worker:
     Parameters
     ----------
     optimizer
-        ``"adamw"`` or ``"sgd"``.
+        An `Optimizer` or its name.
     tickets
         If given, devices take microbatches from this store as fast as they can until the batch is
         complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
@@ -72,7 +81,7 @@ class Worker:
         *,
         learning_rate: float,
         data: Path | None = None,
-        optimizer: str = "adamw",
+        optimizer: str = Optimizer.ADAMW,
         tickets: Store | None = None,
     ) -> None:
         arch = require_executable(plan)
@@ -160,12 +169,25 @@ class Worker:
 def make_optimizer(
     name: str, parameters: list[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
-    if name == "adamw":
+    """The optimizer of a rank's parameters.
+
+    Parameters
+    ----------
+    name
+        An `Optimizer` or its name.
+    parameters
+        What it updates.
+    learning_rate
+        Of every step.
+
+    Raises
+    ------
+    ValueError
+        There is no such optimizer.
+    """
+    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
         return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate)
-    raise ValueError(f"optimizer {name!r} is unknown; choose adamw or sgd")
+    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _sum(value: float) -> float:

@@ -54,8 +54,15 @@ def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
 
     Parameters
     ----------
+    problem
+        Network, shape and bytes.
     near
         Length of a device's list of near devices, from which the search draws partners.
+
+    Returns
+    -------
+    Tables
+        Seconds.
     """
     n, stages = len(problem.network), problem.stages
     sizes = np.array(problem.stage_sizes, dtype=np.int64)
@@ -83,6 +90,19 @@ def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
 
 
 def groups_of(tables: Tables, slots: Ints) -> list[list[int]]:
-    """Devices per stage."""
+    """Devices per stage.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    slots
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    list[list[int]]
+        One list a stage.
+    """
     first = tables.first
     return [slots[first[j] : first[j + 1]].tolist() for j in range(len(tables.sizes))]
