@@ -38,7 +38,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
 
     Raises
     ------
-    ValueError
+    PlanError
         The executor cannot build the workload.
     """
     w = plan.workload
@@ -102,7 +102,7 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
 
     Raises
     ------
-    ValueError
+    PlanError
         It needs more than this machine has.
     """
     need, have = need_bytes(plan, workload), available_bytes()

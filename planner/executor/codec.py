@@ -16,14 +16,40 @@ LEVELS = 127
 
 
 def message_length(values: int, codec: Codec) -> int:
-    """Bytes of a message of so many values."""
+    """Bytes of a message of so many values.
+
+    Parameters
+    ----------
+    values
+        Elements of the vector.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
     if codec is Codec.NONE:
         return 4 * values
     return values + 4 * -(-values // BLOCK)
 
 
 def encode(vector: Tensor, codec: Codec) -> Tensor:
-    """A ``uint8`` message from a ``float32`` vector."""
+    """A ``uint8`` message from a ``float32`` vector.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    Tensor
+        ``uint8[message_length]``.
+    """
     if codec is Codec.NONE:
         return vector.contiguous().view(torch.uint8)
     blocks = _blocks(vector)
@@ -34,7 +60,22 @@ def encode(vector: Tensor, codec: Codec) -> Tensor:
 
 
 def decode(message: Tensor, values: int, codec: Codec) -> Tensor:
-    """The vector that `encode` was given, up to the codec's error."""
+    """The vector that `encode` was given, up to the codec's error.
+
+    Parameters
+    ----------
+    message
+        ``uint8``, as `encode` made it.
+    values
+        Elements of the vector.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    Tensor
+        ``float32[values]``.
+    """
     if codec is Codec.NONE:
         return message.view(torch.float32)
     head = 4 * -(-values // BLOCK)

@@ -149,7 +149,22 @@ class Stage(nn.Module):
 
 
 def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
-    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too."""
+    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+    start, stop
+        Layers ``start`` to ``stop - 1``.
+    seed
+        Of all weights.
+
+    Returns
+    -------
+    Stage
+        On the CPU.
+    """
     require_supported(arch)
     stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
     layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
@@ -157,12 +172,36 @@ def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
 
 
 def build_head(arch: Architecture, seed: int) -> Head:
-    """The head with the weights every other process gives it too."""
+    """The head with the weights every other process gives it too.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+    seed
+        Of all weights.
+
+    Returns
+    -------
+    Head
+        On the CPU.
+    """
     return _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
 
 
 def require_supported(arch: Architecture) -> None:
-    """Raise if the executor cannot build the architecture."""
+    """Raise if the executor cannot build the architecture.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+
+    Raises
+    ------
+    ValueError
+        Embedding and head are tied.
+    """
     if arch.tied:
         raise ValueError(
             "workload.architecture.tied: the executor keeps embedding and head on their own "

@@ -36,7 +36,19 @@ class Optimizer(enum.StrEnum):
 
 @dataclass(frozen=True)
 class StepReport:
-    """One iteration, the same on every rank but for the records."""
+    """One iteration, the same on every rank but for the records.
+
+    Attributes
+    ----------
+    step
+        Iteration, from 0.
+    loss
+        Sum over its samples, divided by the batch.
+    measured_s
+        Seconds of the slowest rank.
+    records
+        This rank's operations.
+    """
 
     step: int
     loss: float
@@ -45,7 +57,23 @@ class StepReport:
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
-    """Raise `PlanError` for what this release cannot carry out."""
+    """Raise `PlanError` for what this release cannot carry out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    Architecture
+        Of the plan's workload.
+
+    Raises
+    ------
+    PlanError
+        One line with the field and the remedy.
+    """
     arch = plan.workload.architecture
     if arch is None:
         raise PlanError(
@@ -116,7 +144,18 @@ class Worker:
         self.peers = len(plan.assignment.groups[self.stage_index])
 
     def steps(self, count: int) -> Iterator[StepReport]:
-        """Train; yields after every step."""
+        """Train; yields after every step.
+
+        Parameters
+        ----------
+        count
+            Steps.
+
+        Yields
+        ------
+        StepReport
+            One report a step.
+        """
         for step in range(count):
             schedule = self.plan.schedules[self.plan.cycle[step % len(self.plan.cycle)]]
             pipeline = PipelineWorker(

@@ -22,6 +22,8 @@ def solver_for(
 
     Parameters
     ----------
+    seed
+        Of its random choices.
     workers
         Threads; the same decisions every time only with one.
     max_s
