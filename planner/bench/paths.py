@@ -144,11 +144,13 @@ def reference(path: Path, **changes: object) -> PathProblem:
     ----------
     path
         Of the file.
+    **changes
+        Fields that replace the file's.
 
     Returns
     -------
     PathProblem
-        As its file has it.
+        Validated.
     """
     data = json.loads(path.read_text(encoding="utf-8"))
     return PathProblem(**{**{name: data[name] for name in FIELDS.split()}, **changes})
@@ -191,7 +193,7 @@ def hundred(seed: int = 0) -> PathProblem:
     Returns
     -------
     PathProblem
-        Unlike devices on an arrangement of our assignment solver.
+        On a random arrangement, with live memory.
     """
     network = load_network("skyplane_60_20220129").complete()
     rng = np.random.default_rng(seed)
@@ -216,9 +218,9 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
     Parameters
     ----------
     name
-        Of the setting.
+        Of the network.
     stages
-        S.
+        Devices of every stage.
     samples
         Samples of a microbatch.
 

@@ -97,8 +97,8 @@ def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, A
 
 
 def several(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
-    """The items of a list, a tuple or any other iterable but text, which is one value."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    """The items of a list, a tuple or any other iterable; the letters of a text."""
+    if not isinstance(value, Iterable):
         raise error(f"{field} must be a list, found {short(value)}; give one entry each")
     return tuple(value)
 

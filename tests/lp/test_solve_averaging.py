@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -266,20 +267,21 @@ def test_a_limit_returns_the_best_so_far_with_its_bound() -> None:
     assert again.plan == result.plan and again.bound == result.bound
 
 
-def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No programme is given more seconds than are left when it starts."""
-    begun, limits = time.perf_counter(), []
+def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every programme is given the seconds that are left, not those of the whole limit."""
+    limits = []
 
     def slow(*args: Any, options: Any, **kwargs: Any) -> Any:
-        limits.append(time.perf_counter() - begun + options["time_limit"])
+        limits.append(options["time_limit"])
         time.sleep(0.1)
         return milp(*args, options=options, **kwargs)
 
     monkeypatch.setattr(reducers_module, "milp", slow)
     problem = instance(24, 1, 0.8, link_factor=0.05)
-    begun = time.perf_counter()
-    assert solve_averaging(problem, stop=MaxRuntime(60)).plan is not None
-    assert len(limits) > 2 and max(limits) < 60.15
+    assert solve_averaging(problem, stop=MaxRuntime(600)).plan is not None
+    assert len(limits) > 2 and limits[0] <= 600
+    # a sleep may last longer than it was told to, never less
+    assert all(later <= before - 0.09 for before, later in pairwise(limits))
 
 
 def test_promises_are_ordered() -> None:
