@@ -19,7 +19,7 @@ FIRST = (
     "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "
     "--stages 8 --out plan.json"
 )
-DEGREES = FIRST.replace("--stages 8", "--stages auto --seconds 20")
+DEGREES = FIRST.replace("--stages 8", "--stages auto --effort 20")
 PICTURE = (
     "plan --network aws4_dtfm_regional_2022 --devices-per-region 2 --workload gpt3-1.3b --stages 4 "
     "--batch-samples 48 --gpu T4 --out picture.json"
@@ -42,11 +42,11 @@ ON_24 = (
     "plan --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
     "--workload llama-1.5b --batch-samples 192"
 )
-SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --seconds 60 --out skip.json"
+SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --effort 60 --out skip.json"
 PATHS = (
     "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
     "--workload llama-1.5b --batch-samples 12 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
-    "--seconds 30"
+    "--effort 30"
 )
 LOCAL_SKIP = (
     LOCAL.replace("--stages 4", "--stage-sizes 3,2,2,1 --path-stages 3 --full-every 3")
@@ -57,8 +57,8 @@ SKIPPING = (
     SKIP,
     "check skip.json",
     "simulate skip.json --schedule 1 --gantt full.png",
-    f"{ON_24} --stages 6 --path-stages 4 --seconds 60 --out skip-equal.json",
-    f"{ON_24} --stages 6 --seconds 60 --out straight.json",
+    f"{ON_24} --stages 6 --path-stages 4 --effort 60 --out skip-equal.json",
+    f"{ON_24} --stages 6 --effort 60 --out straight.json",
     PATHS,
     f"{PATHS} --arrange",
     LOCAL_SKIP,

@@ -166,6 +166,9 @@ class Reporting(StoppingCriterion):
     def iterations(self, steps_per_effort: float = 1.0) -> float:
         return self.inner.iterations(steps_per_effort)
 
+    def effort(self) -> float:
+        return self.inner.effort()
+
     def portion(self, share: float, seconds: float | None = None) -> Reporting:
         return Reporting(self.inner.portion(share, seconds), self.printed)
 

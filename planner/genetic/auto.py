@@ -177,7 +177,10 @@ class Auto:
             self.search.run(iterations=self.params.search_iterations)
             for _ in range(self.params.rounds):
                 # the last iteration is no reason to skip the proofs that follow it
-                over = self.incumbent.closed or self.stop.remaining_s == 0
+                over = self.incumbent.closed or 0 in (
+                    self.stop.remaining_s,
+                    self.stop.remaining_effort,
+                )
                 if chain is None or over or not self._prove(chain):
                     chain = None
                     break
@@ -196,7 +199,7 @@ class Auto:
         self.incumbent.raise_bound(
             chain.bound, "chain bound: CP-SAT decisions on which boundaries stay below a level"
         )
-        self.stop.check()
+        self.stop.spend(sum(question.effort for question in questions))
         return True
 
 
@@ -217,18 +220,19 @@ def prove_by_classes(
     until_s = stop.elapsed_s + (settings.share * stop.remaining_s if timed else stop.remaining_s)
     for first in (True, False):
         left_s = until_s - stop.elapsed_s
+        most = min(settings.first_effort if first else settings.effort, stop.remaining_effort)
         outcome = solve_classes(
             tables,
             costs,
             upper=incumbent.objective,
             hint=counts_of(costs, groups_of(tables, search.best)),
             max_s=min(left_s, settings.first_s) if timed and first else left_s,
-            effort=math.inf if timed else settings.first_effort if first else settings.effort,
+            effort=math.inf if timed else most,
         )
         if outcome.counts is not None:
             groups = expand(costs, outcome.counts)
             search.offer(np.array([d for group in groups for d in group], dtype=np.int64))
         basis = f"CP-SAT: model of {len(classes)} classes of devices"
         incumbent.raise_bound(outcome.bound, basis)
-        if stop.check() is not None:
+        if stop.spend(outcome.work) is not None:
             break

@@ -20,7 +20,7 @@ from planner.genetic.bounds import Forest
 from planner.genetic.cover import cover_smaller_side
 from planner.genetic.tables import Floats, Ints, Tables
 from planner.problems import AssignmentProblem
-from planner.search.cp_sat import solve_interruptibly, solver_for
+from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
 PRECISION = 1e-7
 """Relative error that rounding costs down to integers may cause in the bound."""
@@ -119,10 +119,13 @@ class ClassOutcome(NamedTuple):
         ``x[c, j]``, None if no solution was found.
     bound
         Lower bound in seconds as computed.
+    work
+        CP-SAT's deterministic time that it took.
     """
 
     counts: Ints | None
     bound: float
+    work: float
 
 
 def solve_classes(
@@ -165,14 +168,15 @@ def solve_classes(
     if not counted:
         solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
     status = solve_interruptibly(solver, asked.model)
+    work = work_of(solver)
     if status == cp_model.INFEASIBLE:
         # says that all plans cost more than the known one, which the model contains: whoever
         # takes this bound sees the contradiction
-        return ClassOutcome(None, asked.limit * asked.unit)
+        return ClassOutcome(None, asked.limit * asked.unit, work)
     counts = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         counts = np.array([[solver.value(v) for v in row] for row in asked.x], dtype=np.int64)
-    return ClassOutcome(counts, solver.best_objective_bound * asked.unit)
+    return ClassOutcome(counts, solver.best_objective_bound * asked.unit, work)
 
 
 class _Boundary(NamedTuple):

@@ -12,7 +12,7 @@ from planner.genetic.bounds import STAR_AND_FOREST, quick_bound
 from planner.genetic.evolution import Evolution, EvolutionParams
 from planner.genetic.greedy import region_greedy
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
-from planner.genetic.search import Search
+from planner.genetic.search import Search, SearchParams
 from planner.genetic.tables import Ints, Tables, groups_of, tables_of
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
@@ -34,6 +34,10 @@ class Method(enum.StrEnum):
     RANDOM = "random"
     REGION_GREEDY = "region-greedy"
 
+
+MOVES_PER_EFFORT = 6e6
+OFFSPRING_PER_EFFORT = 1e3
+"""Annealing moves, and offspring times devices, in a unit of effort: about a second of one core."""
 
 EVOLUTIONS = {
     Method.GENETIC: EvolutionParams(),
@@ -95,8 +99,8 @@ def solve_assignment(
     from planner.genetic.classes import interchangeable
 
     compile_kernels(chosen in EVOLUTIONS)
-    run = started(stop)
     tables = tables_of(problem)
+    run = started(stop, steps_per_effort(chosen, tables))
     incumbent: Incumbent[Ints] = Incumbent(run, problem, method=chosen, seed=seed)
     search = Search(tables, incumbent)
     with run.interruptible():
@@ -114,6 +118,15 @@ def solve_assignment(
                 Evolution(tables, incumbent, EVOLUTIONS[chosen]).run()
     plan = plan_of(problem, tables, search.best)
     return incumbent.result(plan, problem.cost(plan.groups), exhausted="done")
+
+
+def steps_per_effort(method: Method, tables: Tables) -> float:
+    """Iterations in one unit of `planner.search.stop.Effort`."""
+    devices = len(tables.stage)
+    if method in EVOLUTIONS:
+        return OFFSPRING_PER_EFFORT / devices
+    params = SearchParams.for_problem(devices, len(tables.sizes))
+    return MOVES_PER_EFFORT / (params.replicas * params.moves_per_device * devices)
 
 
 @cache

@@ -22,7 +22,7 @@ from planner.mapf.dispatch import plan_of
 from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, SearchParams, first_plans
-from planner.mapf.solve import improve, inner_run
+from planner.mapf.solve import improve, inner_run, steps_per_effort
 from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
@@ -93,9 +93,9 @@ def arrange_paths(
     of_kind(ArrangedPathProblem, problem)
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
-    run = started(stop)
     given = [] if first is None else [_groups(first)]
     arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
+    run = started(stop, steps_per_effort(arrays))
     best = PathIncumbent(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
         run,

@@ -17,7 +17,7 @@ from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import Path, chain_s
 from planner.mapf.cp_model import proven_s
 from planner.mapf.start_turnover import earliest_begins_s
-from planner.search.cp_sat import solve_interruptibly, solver_for
+from planner.search.cp_sat import solve_interruptibly
 
 STEPS = 1 << 22
 """Integer steps of the horizon."""
@@ -37,11 +37,7 @@ def collision_free_bound_s(
     arrays: PathArrays,
     options: dict[int, list[Path]],
     horizon_s: float,
-    *,
-    workers: int,
-    seed: int,
-    max_s: float,
-    max_work: float,
+    solver: cp_model.CpSolver,
 ) -> float:
     """A proven bound on plans no longer than ``horizon_s``, seconds.
 
@@ -51,8 +47,8 @@ def collision_free_bound_s(
         Per start device, its paths: at least all that can end within ``horizon_s``.
     horizon_s
         Makespan of a known plan.
-    workers, seed, max_s, max_work
-        See `planner.search.cp_sat.solver_for`.
+    solver
+        With its limits; see `planner.search.cp_sat.solver_for`.
 
     Returns
     -------
@@ -104,5 +100,4 @@ def collision_free_bound_s(
                 busy = ticks(arrays.forward[d]) + ticks(arrays.backward[d])
                 model.add(makespan >= busy * sum(through[d]))
     model.minimize(makespan)
-    solver = solver_for(seed=seed, workers=workers, max_s=max_s, max_work=max_work)
     return proven_s(solver, solve_interruptibly(solver, model), tick)

@@ -18,7 +18,7 @@ from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.timing import timed_by_rank
 from planner.problems import PathProblem
 from planner.problems.answers import PathPlan
-from planner.search.cp_sat import solve_interruptibly, solver_for
+from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
 WITHOUT_COLLISIONS = "CP-SAT: paths without collisions away from the start devices"
 WHOLE = "CP-SAT: whole model of paths and times"
@@ -106,6 +106,8 @@ class Exact:
         All paths are listed.
     whole
         All paths fit one model.
+    work
+        CP-SAT's deterministic time that nobody has counted yet.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Exact:
         self.params = limits = params or ExactParams()
         self.rng = np.random.default_rng((seed, 1))
         self.free = limits.free
+        self.work = 0.0
         listed = count_paths(arrays)
         swaps = 1 + max(0, arrays.path_stages - 2) * (arrays.max_swaps > 0)
         few = arrays.microbatches <= limits.most_microbatches
@@ -145,17 +148,18 @@ class Exact:
             for start, paths in self._listed.items()
         }
 
+    def take_work(self) -> float:
+        """CP-SAT's deterministic time since this was last asked."""
+        work, self.work = self.work, 0.0
+        return work
+
     def leave_out_collisions(self, workers: int, max_s: float, max_work: float) -> None:
         """The bound without collisions; limits as in `planner.search.cp_sat.solver_for`."""
+        solver = solver_for(seed=self.seed, workers=workers, max_s=max_s, max_work=max_work)
         bound = collision_free_bound_s(
-            self.arrays,
-            self.options(),
-            self.incumbent.objective,
-            workers=workers,
-            seed=self.seed,
-            max_s=max_s,
-            max_work=max_work,
+            self.arrays, self.options(), self.incumbent.objective, solver
         )
+        self.work += work_of(solver)
         self._raise_bound(bound, WITHOUT_COLLISIONS)
 
     def prove(self, workers: int, max_s: float, max_work: float) -> None:
@@ -234,6 +238,7 @@ class Exact:
         """Solve and offer what is found; at the end only, if ``once`` (deterministic)."""
         if once:
             status = solve_interruptibly(solver, made.model)
+            self.work += work_of(solver)
             if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 paths = made.paths(solver.value)
                 ranks = made.ranks(solver.value, paths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,8 +92,10 @@ class PathIncumbent(Incumbent[TimedPaths]):
 
     def answer(self) -> Result[PathPlan]:
         """The outcome, where roles are devices."""
+        if self.plan is not None:
+            return self.result(self.path_plan())
         found: Result[Any] = self.result()
-        return found if self.plan is None else replace(found, plan=self.path_plan())
+        return found
 
     def _timed(self, plan: PathPlan) -> TimedPaths:
         length = self.arrays.path_stages

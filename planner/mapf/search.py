@@ -192,7 +192,7 @@ class Search:
         with ThreadPoolExecutor(max_workers=len(self.workers)) as pool:
             while run.check() is None and run.elapsed_s < until_s and run.iterations < last:
                 left = min(run.remaining_iterations, last - run.iterations)
-                self._cycle(pool, round(min(self._length, left)), until_s)
+                self._cycle(pool, math.ceil(min(self._length, left)), until_s)
                 self._length = min(self._length * self.params.growth, self.params.longest_cycle)
                 self._cycles += 1
 

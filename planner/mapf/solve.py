@@ -19,7 +19,7 @@ from planner.mapf.cbs import PathSearch
 from planner.mapf.compile import compile_kernels
 from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.search import Search, first_plans
+from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
@@ -28,6 +28,7 @@ from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import (
     AnyOf,
+    Effort,
     MaxIterations,
     MaxRuntime,
     StoppingCriterion,
@@ -67,6 +68,9 @@ class PathParams:
     polish_work, prove_work, collision_free_work
         CP-SAT's deterministic time under a count limit, of one neighbourhood, of the first proof
         (each later one has twice as much) and of the bound without collisions.
+    annealing_effort, closing_effort
+        Under a limit of effort: annealing before CP-SAT on small problems, and at most so much for
+        a neighbourhood.
     inner_iterations
         Iterations of a part of the solve on a problem of its own, at most.
     """
@@ -86,10 +90,19 @@ class PathParams:
     polish_work: float = 1.0
     prove_work: float = 1.0
     collision_free_work: float = 10.0
+    closing_effort: float = 3.0
+    annealing_effort: float = 1.0
     inner_iterations: int = 64
 
 
 PARAMS = PathParams()
+
+LEAST_EFFORT = 1e-3
+"""A neighbourhood is never counted as less, so that every loop ends."""
+
+ITERATIONS_PER_EFFORT = 9.0
+NODES_PER_EFFORT = 500.0
+"""Annealing iterations of full size, and nodes of ``cbs``, in a unit of effort."""
 
 
 class PathMethod(enum.StrEnum):
@@ -152,8 +165,9 @@ def solve_paths(
         ) from None
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
-    run = started(stop)
     arrays = PathArrays.of(problem)
+    per_effort = NODES_PER_EFFORT if chosen is PathMethod.CBS else steps_per_effort(arrays)
+    run = started(stop, per_effort)
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
     reason = arrays.impossible()
     if reason is not None:
@@ -179,6 +193,13 @@ def solve_paths(
     return incumbent.answer()
 
 
+def steps_per_effort(arrays: PathArrays) -> float:
+    """Iterations of annealing in one unit of `planner.search.stop.Effort`."""
+    params = SearchParams()
+    size = arrays.microbatches * arrays.steps * arrays.microbatches
+    return ITERATIONS_PER_EFFORT * max(1.0, params.work / (params.most_moves * size))
+
+
 def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
     """The bound that takes no search."""
     bound = simple_bound(arrays)
@@ -191,6 +212,8 @@ def improve(search: Search, exact: Exact, run: StopRun, params: PathParams = PAR
         return
     if run.paced_by_time:
         _by_time(search, exact, run, params)
+    elif math.isfinite(run.remaining_effort):
+        _by_effort(search, exact, run, params)
     else:
         _by_count(search, exact, run, params)
 
@@ -202,6 +225,11 @@ def inner_run(run: StopRun, share: float, params: PathParams = PARAMS) -> StopRu
     """
     if run.paced_by_time:
         return MaxRuntime(max(1e-3, share * run.remaining_s)).start()
+    if math.isfinite(run.remaining_effort):
+        part: StoppingCriterion = Effort(max(LEAST_EFFORT, share * run.remaining_effort))
+        if math.isfinite(run.remaining_s):
+            part = AnyOf(part, MaxRuntime(max(1e-3, run.remaining_s)))
+        return part.start(run.steps_per_effort)
     most = min(params.inner_iterations, max(1, share * run.remaining_iterations))
     counted = MaxIterations(int(most))
     if math.isinf(run.remaining_s):
@@ -287,6 +315,26 @@ def _by_time(search: Search, exact: Exact, run: StopRun, params: PathParams) -> 
         if exact.polishable and time_left():
             exact.polish(min(params.step_s, run.remaining_s), math.inf)
             run.update()
+
+
+def _by_effort(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:
+    """As `_by_time`, with effort in the place of seconds and one worker."""
+    limit = run.remaining_effort
+    short = min(params.settled_annealing, params.short_annealing_s / max(limit, LEAST_EFFORT))
+    share = params.settled_annealing if search.settled else max(params.annealing, short)
+    first = share * (min(params.annealing_effort, limit) if exact.small else limit)
+    search.run(iterations=math.ceil(first * run.steps_per_effort))
+    if exact.listable and run.check() is None:
+        exact.leave_out_collisions(1, run.remaining_s, params.collision_free * limit)
+        run.spend(exact.take_work())
+    if exact.whole and not search.settled and run.check() is None:
+        exact.prove(1, run.remaining_s, run.remaining_effort)
+        run.spend(exact.take_work())
+    while run.check() is None:
+        search.run(iterations=math.ceil(params.closing_effort * run.steps_per_effort))
+        if exact.polishable and run.check() is None:
+            exact.polish(run.remaining_s, min(params.closing_effort, run.remaining_effort))
+            run.spend(max(exact.take_work(), LEAST_EFFORT))
 
 
 def _by_count(search: Search, exact: Exact, run: StopRun, params: PathParams) -> None:

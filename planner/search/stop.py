@@ -66,6 +66,30 @@ class StopRun:
         """
         return math.isinf(self.most_iterations) and math.isfinite(self._rule.seconds())
 
+    @property
+    def remaining_effort(self) -> float:
+        """Effort left under a rule of `Effort`; infinite without one."""
+        return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
+
+    def spend(self, effort: float, steps: int = 0) -> str | None:
+        """Count work that is no step of the search, such as CP-SAT's deterministic time.
+
+        Parameters
+        ----------
+        effort
+            Counted under a rule of `Effort`.
+        steps
+            Iterations that it counts as under any other rule.
+
+        Returns
+        -------
+        str or None
+            Why to stop, as from `update`.
+        """
+        if math.isfinite(self._rule.effort()):
+            steps = math.ceil(effort * self.steps_per_effort)
+        return self.update(steps)
+
     def improve(self, objective: float) -> None:
         """Record a new incumbent."""
         self.objective = objective
@@ -132,6 +156,10 @@ class StoppingCriterion(ABC):
         del steps_per_effort
         return math.inf
 
+    def effort(self) -> float:
+        """Largest effort this rule allows."""
+        return math.inf
+
     def portion(self, share: float, seconds: float | None = None) -> StoppingCriterion:
         """The same rule with a share of what it allows.
 
@@ -195,20 +223,23 @@ class Effort(StoppingCriterion):
     that a busy machine gives the same plan, only later.
     """
 
-    effort: float
+    units: float
 
     def __post_init__(self) -> None:
-        if not 0 < _number(self.effort) < math.inf:
-            raise ValueError(f"effort must be positive, found {self.effort}; give a number > 0")
+        if not 0 < _number(self.units) < math.inf:
+            raise ValueError(f"effort must be positive, found {self.units}; give a number > 0")
 
     def reason(self, run: StopRun) -> str | None:
         return "effort spent" if run.iterations >= self.iterations(run.steps_per_effort) else None
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
-        return float(max(1, math.ceil(self.effort * steps_per_effort)))
+        return float(max(1, math.ceil(self.units * steps_per_effort)))
+
+    def effort(self) -> float:
+        return self.units
 
     def portion(self, share: float, seconds: float | None = None) -> Effort:
-        return Effort(self.effort * share)
+        return Effort(self.units * share)
 
 
 @dataclass(frozen=True)
@@ -261,6 +292,9 @@ class AnyOf(StoppingCriterion):
 
     def iterations(self, steps_per_effort: float = 1.0) -> float:
         return min(c.iterations(steps_per_effort) for c in self.criteria)
+
+    def effort(self) -> float:
+        return min(c.effort() for c in self.criteria)
 
     def portion(self, share: float, seconds: float | None = None) -> AnyOf:
         return AnyOf(*(c.portion(share, seconds) for c in self.criteria))

@@ -21,7 +21,7 @@ from planner.workload.workload import Workload
 
 PLAN = [
     *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--stages", "4"),
-    *("--sequence", "64", "--batch-samples", "8", "--seconds", "1", "--random-placements", "2"),
+    *("--sequence", "64", "--batch-samples", "8", "--effort", "1", "--random-placements", "2"),
 ]
 
 
@@ -131,7 +131,7 @@ def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_assign_prints_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight regions in unequal stages."""
     argv = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--stage-sizes", "4,2,2", "--json"]
-    argv += ["--activation-bytes", "1e6", "--gradient-bytes", "1e8", "--seconds", "1"]
+    argv += ["--activation-bytes", "1e6", "--gradient-bytes", "1e8", "--effort", "1"]
     assert main(argv) == 0
     data = json.loads(capsys.readouterr().out)
     assert [len(group) for group in data["groups"]] == [4, 2, 2]
@@ -225,7 +225,7 @@ def test_interrupt_after_saving_says_what_is_there(
 SKIPPING = [
     *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
     *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--full-every", "4", "--sequence", "64"),
-    *("--batch-samples", "6", "--seconds", "2"),
+    *("--batch-samples", "6", "--effort", "2"),
 ]
 INSTANCE = Path(__file__).parent.parent / "data" / "gcp20_skip33.json"
 FROM_NETWORK = [
@@ -273,7 +273,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_paths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Options change the file's fields, other entries are named, the result is written."""
     out = tmp_path / "paths.json"
-    argv = ["paths", str(INSTANCE), "--json", "--seconds", "1", "--out", str(out)]
+    argv = ["paths", str(INSTANCE), "--json", "--effort", "1", "--out", str(out)]
     assert main([*argv, "--path-stages", "3", "--max-swaps", "0"]) == 0
     printed = capsys.readouterr()
     assert "not used: comment, locations, public_paths" in printed.err
@@ -295,7 +295,7 @@ def test_paths_may_choose_the_arrangement(
     fields = {"transfer_s": near, "forward_s": 1.0, "backward_s": 2.0, "head_s": 0.5}
     fields |= {"path_stages": 2, "memory": 4, "microbatches_per_start": 2}
     file = tmp_path / "problem.json"
-    argv = ["paths", str(file), "--json", "--seconds", "1"]
+    argv = ["paths", str(file), "--json", "--effort", "1"]
     file.write_text(json.dumps({**fields, "stage_devices": [[0, 1], [2, 3]]}))
     assert main(argv) == 0
     fixed = json.loads(capsys.readouterr().out)
@@ -316,7 +316,7 @@ def test_paths_may_choose_the_arrangement(
 @pytest.mark.parametrize("more", [[], ["--arrange"]])
 def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """An iteration with the workload's compute times, devices by name."""
-    assert main([*FROM_NETWORK, *more, "--seconds", "1", "--json"]) == 0
+    assert main([*FROM_NETWORK, *more, "--effort", "1", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["paths"]) == 6 and "Oregon" in data["devices"]
     cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("V100"))
@@ -330,7 +330,7 @@ def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str])
     )
     plan = PathPlan.of(data["paths"], [PathOp(*op) for op in data["ops"]])
     assert check(plan, problem) == []
-    assert main([*FROM_NETWORK, *more, "--seconds", "1"]) == 0
+    assert main([*FROM_NETWORK, *more, "--effort", "1"]) == 0
     assert "stage 3: " in capsys.readouterr().out
 
 
@@ -363,11 +363,11 @@ def test_ctrl_c_returns_the_best_so_far(
         ({"transfer_s": None}, "transfer_s is missing; add it"),
         ({"transfer_s": [[0, 1]]}, "transfer_s must be N x N, found shape (1, 2)"),
         ({"stage_devices": None}, "stage_devices is missing; list the devices of every stage"),
-        ({"stage_devices": 5}, "its fields make no problem"),
+        ({"stage_devices": 5}, "stage_devices must be a list of devices for every stage, found 5"),
         ({"stage_sizes": [5, 15]}, "stage_sizes beside stage_devices"),
         ({"path_stages": 3.5}, "path_stages must be a whole number, found 3.5"),
         ({"live_memory": "yes"}, "live_memory must be true or false, found 'yes'"),
-        ({"memory": "lots"}, "its fields make no problem"),
+        ({"memory": "lots"}, "memory must be one number or 20 of them"),
     ],
 )
 def test_path_files_that_are_wrong(
@@ -422,7 +422,7 @@ def test_bad_path_requests(
 
 def test_paths_that_memory_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
     """Infeasible: says why, exit code 1."""
-    assert main(["paths", str(INSTANCE), "--memory", "2", "--seconds", "1"]) == 1
+    assert main(["paths", str(INSTANCE), "--memory", "2", "--effort", "1"]) == 1
     assert (
         "no paths: device 0 starts 3 microbatches, its memory allows 2" in capsys.readouterr().out
     )

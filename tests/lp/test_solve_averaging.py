@@ -268,8 +268,8 @@ def test_a_limit_returns_the_best_so_far_with_its_bound() -> None:
 
 
 def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every programme is given the seconds that are left, not those of the whole limit."""
-    limits = []
+    """No programme is given more seconds than are left when it starts."""
+    limits: list[float] = []
 
     def slow(*args: Any, options: Any, **kwargs: Any) -> Any:
         limits.append(options["time_limit"])
@@ -279,9 +279,8 @@ def test_ordering_the_rates_keeps_within_the_time_limit(monkeypatch: pytest.Monk
     monkeypatch.setattr(reducers_module, "milp", slow)
     problem = instance(24, 1, 0.8, link_factor=0.05)
     assert solve_averaging(problem, stop=MaxRuntime(600)).plan is not None
-    assert len(limits) > 2 and limits[0] <= 600
-    # a sleep may last longer than it was told to, never less
-    assert all(later <= before - 0.09 for before, later in pairwise(limits))
+    assert len(limits) > 2 and max(limits) <= 600
+    assert all(later <= earlier - 0.1 for earlier, later in pairwise(limits))
 
 
 def test_promises_are_ordered() -> None:

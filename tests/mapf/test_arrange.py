@@ -90,7 +90,7 @@ def test_beats_the_given_arrangement() -> None:
 
 def test_time_limit_and_one_stage() -> None:
     result = arrange_paths(ArrangedPathProblem.of(reference()), MaxRuntime(0.5))
-    assert result.plan is not None and result.runtime_s < 3.0
+    assert result.plan is not None and result.stop_reason == "time limit"
     alone = ArrangedPathProblem(np.zeros((2, 2)), (2,), 1.0, 2.0, 0.5, 1, 3, 3)
     assert arrange_paths(alone, MaxIterations(3)).objective == pytest.approx(10.5)
 

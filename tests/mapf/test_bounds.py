@@ -23,6 +23,7 @@ from planner.mapf.focal import FocalQueue
 from planner.mapf.graph_mapf import GraphProblem, solve_graph_mapf
 from planner.mapf.start_turnover import turnover_s
 from planner.problems import ArrangedPathProblem, PathProblem
+from planner.search.cp_sat import solver_for
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem
@@ -118,10 +119,7 @@ def test_bounds_of_given_arrangements(case: int) -> None:
             arrays,
             {s: all_paths(arrays, s) for s in problem.stage_devices[0]},
             least,
-            workers=1,
-            seed=0,
-            max_s=math.inf,
-            max_work=5.0,
+            solver_for(max_work=5.0),
         )
         for name, bound in (
             ("simple", simple.seconds),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from planner.mapf.solve import solve_paths
 from planner.mapf.start_turnover import earliest_begins_s
 from planner.mapf.timing import timed_by_rank
 from planner.problems import PathProblem
+from planner.search.cp_sat import solver_for
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem, reference
 
@@ -84,10 +84,7 @@ def test_bounds_are_ordered(seed: int) -> None:
         arrays,
         {s: all_paths(arrays, s) for s in starts},
         makespan,
-        workers=1,
-        seed=0,
-        max_s=math.inf,
-        max_work=5.0,
+        solver_for(max_work=5.0),
     )
     assert 0 < bound <= makespan * (1 + 1e-9)
     assert 0 < simple_bound(arrays).seconds <= makespan

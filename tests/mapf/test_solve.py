@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -285,10 +284,8 @@ def test_interruption_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
     solve_paths(problem, MaxIterations(1))  # compiled before the clock starts
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), 2))
     timer.start()
-    started = time.perf_counter()
     result = solve_paths(problem, MaxRuntime(120))
     timer.join()
-    assert time.perf_counter() - started < 100
     assert result.stop_reason == "interrupted"
     assert result.plan is not None and check(result.plan, problem) == []
 

@@ -10,7 +10,7 @@ import pytest
 from planner.genetic import solve_assignment
 from planner.mapf import solve_paths
 from planner.network.network import Network
-from planner.problems import AssignmentProblem
+from planner.problems import AssignmentProblem, PathProblem
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import (
@@ -163,3 +163,21 @@ def test_seconds_pace_only_where_nothing_counts() -> None:
     assert not AnyOf(MaxRuntime(1), MaxIterations(5)).start().paced_by_time
     assert not MaxIterations(5).start().paced_by_time
     assert not TargetGap(0.0).start().paced_by_time
+
+
+def test_the_same_effort_gives_the_same_plans() -> None:
+    """Whatever the clock does: a limit in seconds that is far away changes nothing."""
+    rng = np.random.default_rng(3)
+    network = Network(rng.uniform(0.01, 0.2, (12, 12)), rng.uniform(1e7, 1e9, (12, 12)))
+    assignment = AssignmentProblem(network, 4, 3, 1e6, 1e8)
+    paths = PathProblem(
+        network.symmetrised().transfer_s(1e6),
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]],
+        *(0.02, 0.04, 0.01, 3, 2, 4),
+        live_memory=True,
+    )
+    rules = (Effort(0.3), AnyOf(Effort(0.3), MaxRuntime(1000)))
+    placed = [solve_assignment(assignment, rule, 5) for rule in rules]
+    assert placed[0].plan == placed[1].plan and placed[0].bound == placed[1].bound
+    routed = [solve_paths(paths, rule, 5) for rule in rules]
+    assert routed[0].plan == routed[1].plan and routed[0].bound == routed[1].bound
