@@ -13,7 +13,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan
-from planner.workload.layers import Architecture
+from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
 # machines are noisy: how long an example takes proves nothing
@@ -32,7 +32,7 @@ def line4() -> Network:
 
 def tiny_workload(kind: str = "gpt2", **changes: int) -> Workload:
     """A transformer that trains in milliseconds, 4 layers, batch 8."""
-    arch = Architecture(kind, 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
+    arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
     fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
     return Workload.transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
 

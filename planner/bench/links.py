@@ -63,7 +63,18 @@ class SetUp:
     computes: tuple[bool, ...]
 
     def problem(self, gradient_bytes: float) -> AveragingProblem:
-        """The averaging problem, with what TCP leaves of each link."""
+        """The averaging problem, with what TCP leaves of each link.
+
+        Parameters
+        ----------
+        gradient_bytes
+            Bytes of the vector.
+
+        Returns
+        -------
+        AveragingProblem
+            Payload rates as limits.
+        """
         speed = np.array(self.mbit_per_s) * MBIT * PAYLOAD
         samples = np.array(self.computes, dtype=float)
         return AveragingProblem(samples, speed, speed, 1.0, gradient_bytes)
@@ -194,7 +205,20 @@ def _command(command: tuple[str, ...], check: bool, given: str | None = None) ->
 
 
 def fair_rates(mbit_per_s: Sequence[float], flows: Sequence[Flow]) -> dict[Flow, float]:
-    """Max-min fair payload of flows without end, in bytes per second."""
+    """Max-min fair payload of flows without end, in bytes per second.
+
+    Parameters
+    ----------
+    mbit_per_s
+        Mb/s of each direction of every peer.
+    flows
+        Ordered pairs.
+
+    Returns
+    -------
+    dict[Flow, float]
+        By flow.
+    """
     capacity: dict[Hashable, float] = {
         (side, k): speed * MBIT * PAYLOAD
         for k, speed in enumerate(mbit_per_s)
@@ -211,7 +235,22 @@ def fair_rates(mbit_per_s: Sequence[float], flows: Sequence[Flow]) -> dict[Flow,
 
 
 def goodput(names: Sequence[str], flows: Sequence[Flow], seconds: float) -> dict[Flow, float]:
-    """Payload in bytes per second that arrives while all flows send without end."""
+    """Payload in bytes per second that arrives while all flows send without end.
+
+    Parameters
+    ----------
+    names
+        Network namespaces, one a peer.
+    flows
+        Ordered pairs.
+    seconds
+        How long.
+
+    Returns
+    -------
+    dict[Flow, float]
+        By flow.
+    """
     ranks = sorted({k for flow in flows for k in flow})
     processes = [
         _start(
@@ -245,7 +284,22 @@ def goodput(names: Sequence[str], flows: Sequence[Flow], seconds: float) -> dict
 
 
 def probe(setup: SetUp, names: Sequence[str], seconds: float) -> list[Loaded]:
-    """One flow over the fastest and the slowest pair, and everybody to everybody."""
+    """One flow over the fastest and the slowest pair, and everybody to everybody.
+
+    Parameters
+    ----------
+    setup
+        The peers and their links.
+    names
+        Network namespaces, one a peer.
+    seconds
+        How long.
+
+    Returns
+    -------
+    list[Loaded]
+        One entry a probe.
+    """
     speed = setup.mbit_per_s
     pairs = [(i, j) for i in range(len(speed)) for j in range(len(speed)) if i != j]
     by_speed = sorted(pairs, key=lambda pair: -min(speed[pair[0]], speed[pair[1]]))
@@ -290,6 +344,26 @@ def average_in(
     """Run a rank in the namespace of each of ``peers``; returns the seconds of each repetition.
 
     ``shares`` and ``computes`` are theirs, in the same order.
+
+    Parameters
+    ----------
+    names
+        Network namespaces, one a peer.
+    peers
+        Number of peers.
+    shares
+        Fractions of the vector.
+    computes
+        Who contributes.
+    values
+        Elements of the vector.
+    repeats
+        How often.
+
+    Returns
+    -------
+    tuple[float, ...]
+        Seconds of every repeat.
     """
     processes = [
         _start(
@@ -317,7 +391,24 @@ def average_in(
 def measure(
     setup: SetUp, values: int, repeats: int, probe_s: float
 ) -> tuple[list[Loaded], list[Measured]]:
-    """The links by themselves; then our shares and equal shares of those who compute."""
+    """The links by themselves; then our shares and equal shares of those who compute.
+
+    Parameters
+    ----------
+    setup
+        The peers and their links.
+    values
+        Elements of the vector.
+    repeats
+        How often.
+    probe_s
+        Seconds for each probe.
+
+    Returns
+    -------
+    tuple[list[Loaded], list[Measured]]
+        Probes and averagings.
+    """
     problem = setup.problem(4.0 * values)
     ours = best_rates(Limits(problem), problem.contributors)
     even = np.array(setup.computes, dtype=float) / sum(setup.computes)
@@ -345,7 +436,26 @@ def measure(
 def report(
     loaded: Sequence[Loaded], rows: Sequence[Measured], values: int, repeats: int, before: str
 ) -> str:
-    """The dated report as Markdown; ``before``: the load when the benchmark started."""
+    """The dated report as Markdown; ``before``: the load when the benchmark started.
+
+    Parameters
+    ----------
+    loaded
+        Probes of the links.
+    rows
+        Measured averagings.
+    values
+        Elements of the vector.
+    repeats
+        How often.
+    before
+        The load when the benchmark began.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
     today = datetime.now(UTC).date().isoformat()
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "torch"))
     kernel = ".".join(platform.release().split(".")[:2])
@@ -400,7 +510,18 @@ def report(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure all set-ups and write the report; returns the exit code."""
+    """Measure all set-ups and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line; None: of this process.
+
+    Returns
+    -------
+    int
+        0.
+    """
     parser = argparse.ArgumentParser(prog="planner bench links", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-links-{today}.md")

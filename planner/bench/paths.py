@@ -44,7 +44,21 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One solve."""
+    """One solve.
+
+    Attributes
+    ----------
+    what
+        Name of the row.
+    limit_s
+        Seconds allowed.
+    seed
+        Of the run.
+    result
+        Of the solver.
+    problem
+        What was solved.
+    """
 
     what: str
     limit_s: float
@@ -76,25 +90,87 @@ HEADER = [
 def solved(
     what: str, problem: PathProblem, limit_s: float, seed: int = 0, method: str = "auto"
 ) -> Row:
-    """Solve under a limit in seconds."""
+    """Solve under a limit in seconds.
+
+    Parameters
+    ----------
+    what
+        Name of the row.
+    problem
+        What is solved.
+    limit_s
+        Seconds for a run.
+    seed
+        Of the random choices.
+    method
+        Of the solver.
+
+    Returns
+    -------
+    Row
+        What the table shows.
+    """
     return Row(
         what, limit_s, seed, solve_paths(problem, MaxRuntime(limit_s), seed, method), problem
     )
 
 
 def arranged(what: str, problem: ArrangedPathProblem, limit_s: float, seed: int = 0) -> Row:
-    """Solve with the arrangement free under a limit in seconds."""
+    """Solve with the arrangement free under a limit in seconds.
+
+    Parameters
+    ----------
+    what
+        Name of the row.
+    problem
+        What is solved.
+    limit_s
+        Seconds for a run.
+    seed
+        Of the random choices.
+
+    Returns
+    -------
+    Row
+        What the table shows.
+    """
     return Row(what, limit_s, seed, arrange_paths(problem, MaxRuntime(limit_s), seed), problem)
 
 
 def reference(path: Path, **changes: object) -> PathProblem:
-    """The public code's configuration: 20 devices, 33% skip."""
+    """The public code's configuration: 20 devices, 33% skip.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    **changes
+        Fields that replace the file's.
+
+    Returns
+    -------
+    PathProblem
+        Validated.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
     return PathProblem(**{**{name: data[name] for name in FIELDS.split()}, **changes})
 
 
 def unlike(problem: PathProblem, seed: int) -> PathProblem:
-    """The same network with devices that compute at half to twice the speed and hold 3 to 5."""
+    """The same network with devices that compute at half to twice the speed and hold 3 to 5.
+
+    Parameters
+    ----------
+    problem
+        What is solved.
+    seed
+        Of the random choices.
+
+    Returns
+    -------
+    PathProblem
+        With other times.
+    """
     rng = np.random.default_rng(seed)
     n = len(problem)
     slow = np.exp(rng.uniform(np.log(0.5), np.log(2.0), n))
@@ -107,7 +183,18 @@ def unlike(problem: PathProblem, seed: int) -> PathProblem:
 
 
 def hundred(seed: int = 0) -> PathProblem:
-    """100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches."""
+    """100 devices in Skyplane's regions, 10 stages of 10, 7 on a path, 200 microbatches.
+
+    Parameters
+    ----------
+    seed
+        Of the random choices.
+
+    Returns
+    -------
+    PathProblem
+        On a random arrangement, with live memory.
+    """
     network = load_network("skyplane_60_20220129").complete()
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(network), 100)
@@ -127,6 +214,20 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
 
     A sample of a microbatch sends 8 MiB. F, B and H grow with the samples as in the public
     configuration, which has 4 of them.
+
+    Parameters
+    ----------
+    name
+        Of the network.
+    stages
+        Devices of every stage.
+    samples
+        Samples of a microbatch.
+
+    Returns
+    -------
+    PathProblem
+        One wave.
     """
     base = load_network(name).complete().symmetrised()
     devices = sum(stages)
@@ -162,7 +263,20 @@ def setting(name: str, stages: Sequence[int], samples: int) -> PathProblem:
 
 
 def four_schedulers(problem: PathProblem, limit_s: float) -> list[float]:
-    """Makespans: DT-FM* (projected to all devices), DT-FM-skip, no TC2, ours."""
+    """Makespans: DT-FM* (projected to all devices), DT-FM-skip, no TC2, ours.
+
+    Parameters
+    ----------
+    problem
+        What is solved.
+    limit_s
+        Seconds for a run.
+
+    Returns
+    -------
+    list[float]
+        Seconds of each.
+    """
     stages = len(problem.stage_devices)
     smallest = len(problem.stage_devices[1])
     dropped = list(problem.stage_devices[0][smallest:])
@@ -193,7 +307,24 @@ SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures")
 
 
 def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence[str]) -> str:
-    """The benchmark, or some of its sections, as Markdown."""
+    """The benchmark, or some of its sections, as Markdown.
+
+    Parameters
+    ----------
+    instance
+        The public code's instance.
+    seeds
+        One run each.
+    quick
+        Fewer and smaller instances.
+    sections
+        Names of those wanted.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
     scale = 0.1 if quick else 1.0
     problem = reference(instance)
     solve_paths(problem, MaxRuntime(0.1))  # compile
@@ -316,7 +447,18 @@ def _scheduler_lines(scale: float) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report."""
+    """Write the report.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line; None: of this process.
+
+    Returns
+    -------
+    int
+        0.
+    """
     parser = argparse.ArgumentParser(prog="python -m planner.bench.paths", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="a tenth of every limit")

@@ -69,7 +69,18 @@ PACKAGES = ("planner", "numpy", "scipy", "ortools", "numba", "torch")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run everything in a temporary folder; returns the exit code."""
+    """Run everything in a temporary folder; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line; None: of this process.
+
+    Returns
+    -------
+    int
+        0 if all went well.
+    """
     parser = argparse.ArgumentParser(prog="planner bench readme", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--part", default="runs", choices=PARTS, help="default %(default)s")

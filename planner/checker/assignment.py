@@ -21,7 +21,25 @@ TOLERANCE = 1e-9
 
 
 def check_assignment(plan: AssignmentPlan, problem: AssignmentProblem) -> list[Violation]:
-    """Every rule of the assignment problem that a plan breaks."""
+    """Every rule of the assignment problem that a plan breaks.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    problem
+        What it answers.
+
+    Returns
+    -------
+    list[Violation]
+        Empty if it is valid.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1-4.
+    """
     return list(_violations(plan, problem))
 
 
@@ -31,7 +49,29 @@ def assignment_cost_s(
     activation_bytes: Sequence[float],
     gradient_bytes: Sequence[float],
 ) -> float:
-    """Eq. 1 in seconds; both directions of every link are averaged here."""
+    """Eq. 1 in seconds; both directions of every link are averaged here.
+
+    Parameters
+    ----------
+    groups
+        Devices of every stage.
+    network
+        N devices.
+    activation_bytes
+        Over each boundary (S - 1).
+    gradient_bytes
+        Of each stage (S).
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1-4.
+    """
     latency = (network.latency_s + network.latency_s.T) / 2
     bandwidth = (network.bandwidth_bytes_per_s + network.bandwidth_bytes_per_s.T) / 2
     exchange = 0.0
@@ -52,7 +92,18 @@ def assignment_cost_s(
 
 
 def smallest_bottleneck(cost: Floats) -> float:
-    """Smallest possible largest entry of a matching that covers the smaller side."""
+    """Smallest possible largest entry of a matching that covers the smaller side.
+
+    Parameters
+    ----------
+    cost
+        ``float[n, m]``.
+
+    Returns
+    -------
+    float
+        In the unit of ``cost``.
+    """
     if cost.shape[0] > cost.shape[1]:
         cost = cost.T
     levels = np.unique(cost)
@@ -126,7 +177,22 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
 def grid_violations(
     plan: AssignmentPlan, network: Network, activation_bytes: Sequence[float]
 ) -> Iterator[Violation]:
-    """Whether the columns are the groups and the rows realise the bottleneck matchings."""
+    """Whether the columns are the groups and the rows realise the bottleneck matchings.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    network
+        N devices.
+    activation_bytes
+        Over each boundary (S - 1).
+
+    Yields
+    ------
+    Violation
+        One for each boundary whose matching is not the best.
+    """
     grid = plan.grid
     assert grid is not None
     if tuple(tuple(sorted(column)) for column in grid.T.tolist()) != tuple(

@@ -17,10 +17,26 @@ TOLERANCE = 1e-9
 """Relative excess over a limit that counts as rounding."""
 
 
-def check_averaging(
-    plan: AveragingPlan, problem: AveragingProblem, tolerance: float = TOLERANCE
-) -> list[Violation]:
-    """Everything that is wrong with the plan; empty if it is valid and attains what it says."""
+def check_averaging(plan: AveragingPlan, problem: AveragingProblem) -> list[Violation]:
+    """Everything that is wrong with the plan; empty if it is valid and attains what it says.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    problem
+        What it answers.
+
+    Returns
+    -------
+    list[Violation]
+        Empty if it is valid.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 1 and
+    6.
+    """
     n = len(problem.samples_per_s)
     shapes = {
         "computes": (plan.computes, (n,)),
@@ -48,9 +64,9 @@ def check_averaging(
         return wrong
     return [
         *_roles(plan, problem, n),
-        *_flows(plan, n, tolerance),
-        *_limits(plan, problem, n, tolerance),
-        *_totals(plan, problem, n, tolerance),
+        *_flows(plan, n),
+        *_limits(plan, problem, n),
+        *_totals(plan, problem, n),
     ]
 
 
@@ -66,12 +82,12 @@ def _roles(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viola
     return wrong
 
 
-def _flows(plan: AveragingPlan, n: int, tolerance: float) -> list[Violation]:
+def _flows(plan: AveragingPlan, n: int) -> list[Violation]:
     """a_ki = c_k r_i, g_ij = r_i, and eq. 6: shares in proportion to the rates."""
     wrong = []
     rates = np.array(plan.rates, dtype=float)
     total = math.fsum(rates)
-    near = tolerance * max(total, 1e-300)
+    near = TOLERANCE * max(total, 1e-300)
     a, g, shares = np.array(plan.a), np.array(plan.g), np.array(plan.shares)
     for i in range(n):
         sent = np.where(plan.computes, rates[i], 0.0)
@@ -82,15 +98,13 @@ def _flows(plan: AveragingPlan, n: int, tolerance: float) -> list[Violation]:
             found = f"g[{i}, {j}] is {g[i, j]:g}, expected r_i = {rates[i]:g}"
             wrong.append(Violation("g = r", f"peer {i} to {j}", found))
         share = rates[i] / total if total > 0 else 0.0
-        if abs(shares[i] - share) > tolerance:
+        if abs(shares[i] - share) > TOLERANCE:
             found = f"share {shares[i]:g}, expected r_i / R = {share:g}"
             wrong.append(Violation("eq. 6", f"peer {i}", found))
     return wrong
 
 
-def _limits(
-    plan: AveragingPlan, problem: AveragingProblem, n: int, tolerance: float
-) -> list[Violation]:
+def _limits(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Violation]:
     """The limits of eq. 1; what stays on a peer is free."""
     wrong = []
     a, g = np.array(plan.a, dtype=float), np.array(plan.g, dtype=float)
@@ -102,19 +116,17 @@ def _limits(
             ("upload u_i", math.fsum(used[i]), float(problem.upload_bytes_per_s[i])),
             ("download d_i", math.fsum(used[:, i]), float(problem.download_bytes_per_s[i])),
         ):
-            if total > limit * (1 + tolerance):
+            if total > limit * (1 + TOLERANCE):
                 found = f"uses {total:g} B/s of {limit:g}"
                 wrong.append(Violation(name, f"peer {i}", found))
     if links is not None:
-        for i, j in np.argwhere(used > np.array(links) * (1 + tolerance)):
+        for i, j in np.argwhere(used > np.array(links) * (1 + TOLERANCE)):
             found = f"uses {used[i, j]:g} B/s of {links[i, j]:g}"
             wrong.append(Violation("link t_ij", f"peer {i} to {j}", found))
     return wrong
 
 
-def _totals(
-    plan: AveragingPlan, problem: AveragingProblem, n: int, tolerance: float
-) -> list[Violation]:
+def _totals(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Violation]:
     """The objective of eq. 1 and what each peer is expected to compute."""
     wrong = []
     speed = math.fsum(float(problem.samples_per_s[i]) for i in range(n) if plan.computes[i])
@@ -127,13 +139,13 @@ def _totals(
         steps = min(compute, average)
     else:
         steps = 1 / (1 / compute + 1 / average)
-    if abs(plan.steps_per_s - steps) > tolerance * steps:
+    if abs(plan.steps_per_s - steps) > TOLERANCE * steps:
         found = f"says {plan.steps_per_s:.12g} per second, attains {steps:.12g}"
         wrong.append(Violation("steps_per_s", "plan", found))
     for i in range(n):
         mine = float(problem.samples_per_s[i]) if plan.computes[i] else 0.0
         expected = problem.batch_size * mine / speed if speed > 0 else 0.0
-        if abs(float(plan.samples_per_step[i]) - expected) > tolerance * problem.batch_size:
+        if abs(float(plan.samples_per_step[i]) - expected) > TOLERANCE * problem.batch_size:
             found = f"gives {plan.samples_per_step[i]:g} samples, expected B s_i / S = {expected:g}"
             wrong.append(Violation("samples_per_step", f"peer {i}", found))
     return wrong

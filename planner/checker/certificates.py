@@ -14,11 +14,45 @@ TOLERANCE = 1e-6
 def same(
     actual: float, stored: float | None, rule: str, where: str, tolerance: float = TOLERANCE
 ) -> Iterator[Violation]:
+    """A stored time that is not the recomputed one.
+
+    Parameters
+    ----------
+    actual
+        Recomputed.
+    stored
+        As the plan has it.
+    rule
+        Of the violation.
+    where
+        Field of the plan.
+    tolerance
+        Relative excess that counts as rounding.
+
+    Yields
+    ------
+    Violation
+        One, or none.
+    """
     if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
         yield Violation(rule, where, f"recomputed {actual:.9g} s, found {stored} s")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
+    """A gap or a status that does not follow from objective and bound.
+
+    Parameters
+    ----------
+    c
+        The certificate.
+    where
+        Field of the plan.
+
+    Yields
+    ------
+    Violation
+        At most two.
+    """
     gap = relative_gap(c.objective, c.bound)
     if (gap is None) != (c.gap is None) or (gap is not None and abs(gap - (c.gap or 0.0)) > 1e-9):
         yield Violation("gap", where, f"objective and bound give gap {gap}, found {c.gap}")

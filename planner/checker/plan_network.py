@@ -6,7 +6,20 @@ from planner.training_plan.model import TrainingPlan
 
 
 def pair_rate(plan: TrainingPlan, i: int, j: int) -> float:
-    """Bytes per second of one message, within the limits of devices and sites."""
+    """Bytes per second of one message, within the limits of devices and sites.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    i, j
+        From device i to device j.
+
+    Returns
+    -------
+    float
+        Bytes per second.
+    """
     cluster = plan.cluster
     rate = cluster.network.bandwidth_bytes_per_s[i, j]
     if cluster.upload_bytes_per_s is not None:
@@ -22,12 +35,45 @@ def pair_rate(plan: TrainingPlan, i: int, j: int) -> float:
 
 
 def pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
-    """Seconds of one message."""
+    """Seconds of one message.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    i, j
+        From device i to device j.
+    message_bytes
+        Size of the message.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return float(plan.cluster.network.latency_s[i, j]) + message_bytes / pair_rate(plan, i, j)
 
 
 def mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
-    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent."""
+    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    i, j
+        From device i to device j.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    References
+    ----------
+    "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks" (2025), section 3.1.
+    """
     latency = plan.cluster.network.latency_s
     rate = (pair_rate(plan, i, j) + pair_rate(plan, j, i)) / 2
     w = plan.workload

@@ -38,7 +38,18 @@ class Standing:
 
 
 def standings(plan: TrainingPlan) -> Iterator[Standing]:
-    """One for each certificate of a valid plan."""
+    """One for each certificate of a valid plan.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+
+    Yields
+    ------
+    Standing
+        In the plan's order.
+    """
     for part, certificate in plan.certificates.items():
         again = None if certificate.witness is None else recomputed_s(plan, part)
         yield Standing(part, certificate.bound, again, certificate.basis)

@@ -24,6 +24,13 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     witness
         ``kind`` "straight step", ``shapes``: per shape its ``layers`` and ``microbatch_samples``.
         The plan's own must be among them.
+    plan
+        What is judged.
+
+    Returns
+    -------
+    float or None
+        Seconds that no placement in these shapes beats.
     """
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
     found: list[float] = []

@@ -27,7 +27,17 @@ class _Activity:
 
 @dataclass(frozen=True)
 class Forecast:
-    """When an activity ends, unless its ``version`` has changed by then."""
+    """When an activity ends, unless its ``version`` has changed by then.
+
+    Attributes
+    ----------
+    time
+        When the activity ends, in seconds.
+    key
+        Which one.
+    version
+        Outdated when the activity has a newer one.
+    """
 
     time: float
     key: Key
@@ -51,7 +61,26 @@ class Fluid:
     def add(
         self, key: Key, work: float, limit: float, resources: tuple[Resource, ...], now: float
     ) -> list[Forecast]:
-        """Start an activity that runs at most at ``limit``; returns all forecasts that changed."""
+        """Start an activity that runs at most at ``limit``; returns all forecasts that changed.
+
+        Parameters
+        ----------
+        key
+            The activity's name.
+        work
+            What is left to do, in bytes.
+        limit
+            Its largest rate in bytes per second.
+        resources
+            Those it shares with others.
+        now
+            Seconds.
+
+        Returns
+        -------
+        list[Forecast]
+            One for each activity whose rate changed.
+        """
         limited = tuple(r for r in resources if r in self._capacity)
         self._active[key] = _Activity(work, limit, limited, since=now)
         for resource in limited:
@@ -64,7 +93,20 @@ class Fluid:
         return activity is not None and activity.version == forecast.version
 
     def remove(self, key: Key, now: float) -> list[Forecast]:
-        """End an activity; returns the new forecasts of those that shared with it."""
+        """End an activity; returns the new forecasts of those that shared with it.
+
+        Parameters
+        ----------
+        key
+            The activity's name.
+        now
+            Seconds.
+
+        Returns
+        -------
+        list[Forecast]
+            One for each activity whose rate changed.
+        """
         gone = self._active.pop(key)
         neighbours: dict[Key, None] = {}
         for resource in gone.resources:

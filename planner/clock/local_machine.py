@@ -24,7 +24,23 @@ USABLE = 0.9
 
 
 def as_executed(plan: TrainingPlan) -> Workload:
-    """The workload in the executor's 32-bit activations."""
+    """The workload in the executor's 32-bit activations.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+
+    Returns
+    -------
+    Workload
+        The same model, 4 bytes an activation.
+
+    Raises
+    ------
+    PlanError
+        The executor cannot build the workload.
+    """
     w = plan.workload
     if w.architecture is None:
         raise PlanError(
@@ -41,7 +57,20 @@ def as_executed(plan: TrainingPlan) -> Workload:
 
 
 def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
-    """Memory of all ranks together: processes, weights, gradients, moments, activations."""
+    """Memory of all ranks together: processes, weights, gradients, moments, activations.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
     total = len(plan.cluster) * PROCESS_BYTES
     held = [s.most_live() for s in plan.schedules]
     heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
@@ -62,7 +91,20 @@ def available_bytes() -> float:
 
 
 def require_memory(plan: TrainingPlan, workload: Workload) -> None:
-    """Refuse a plan that this machine cannot hold, with the numbers."""
+    """Refuse a plan that this machine cannot hold, with the numbers.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+
+    Raises
+    ------
+    PlanError
+        It needs more than this machine has.
+    """
     need, have = need_bytes(plan, workload), available_bytes()
     if need > USABLE * have:
         raise PlanError(
@@ -77,6 +119,20 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
     """Step time of every iteration of the cycle on this machine.
 
     Measured compute times, its cores shared, its own links.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    workload
+        What is trained.
+    calibration
+        What was measured on this machine.
+
+    Returns
+    -------
+    list[float]
+        Seconds, one entry an iteration of the cycle.
     """
     n = len(plan.cluster)
     off = np.ones((n, n))

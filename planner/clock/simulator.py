@@ -116,7 +116,18 @@ def simulate_cycle(
 
 
 def pair_bandwidth(cluster: Cluster) -> Floats:
-    """N x N bytes per second one message gets, within the limits of devices and sites."""
+    """N x N bytes per second one message gets, within the limits of devices and sites.
+
+    Parameters
+    ----------
+    cluster
+        Where.
+
+    Returns
+    -------
+    ndarray
+        ``float[N, N]``, infinite on the diagonal.
+    """
     return cluster.limited_network().bandwidth_bytes_per_s
 
 
@@ -125,6 +136,25 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
 
     In the first half every contributor sends each member its share, in the second every member
     sends its sum to all others; a device's messages go one after the other.
+
+    Parameters
+    ----------
+    plan
+        What is simulated.
+    cluster
+        Where.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    dict[int, float]
+        Seconds by stage.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 2.
     """
     bandwidth, latency = pair_bandwidth(cluster), cluster.network.latency_s
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)

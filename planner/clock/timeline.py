@@ -26,7 +26,19 @@ NAMES = {
 
 
 class Op(NamedTuple):
-    """One operation of a device: F, H or B of a microbatch; A and U have microbatch -1."""
+    """One operation of a device: F, H or B of a microbatch; A and U have microbatch -1.
+
+    Attributes
+    ----------
+    microbatch
+        Whose.
+    device
+        Where.
+    kind
+        F, H or B.
+    start_s, end_s
+        Begin and end, seconds from the begin of the iteration.
+    """
 
     microbatch: int
     device: int
@@ -36,7 +48,21 @@ class Op(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One message: ``kind`` is that of the operation that waits for it."""
+    """One message: ``kind`` is that of the operation that waits for it.
+
+    Attributes
+    ----------
+    microbatch
+        Whose.
+    kind
+        F, H or B.
+    source, destination
+        From and to.
+    message_bytes
+        Its size.
+    start_s, end_s
+        Begin and end, seconds from the begin of the iteration.
+    """
 
     microbatch: int
     kind: str
@@ -95,7 +121,13 @@ class Timeline:
         return self.makespan_s + self.averaging_s / self.averaging_every + self.update_s
 
     def to_chrome_trace(self, path: str | Path) -> None:
-        """Write Trace Event JSON for ui.perfetto.dev: a process a device, flows for messages."""
+        """Write Trace Event JSON for ui.perfetto.dev: a process a device, flows for messages.
+
+        Parameters
+        ----------
+        path
+            Of the JSON file.
+        """
         write_text(path, json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"}))
 
     def _events(self) -> list[dict[str, Any]]:
@@ -139,7 +171,15 @@ class Timeline:
         return events
 
     def gantt(self, path: str | Path, title: str = "") -> None:
-        """Draw the iteration, a row a device, to a PNG, SVG or PDF file."""
+        """Draw the iteration, a row a device, to a PNG, SVG or PDF file.
+
+        Parameters
+        ----------
+        path
+            Of the file; its suffix chooses the format.
+        title
+            Above the picture.
+        """
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
 
@@ -193,7 +233,22 @@ def sorted_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
 
 
 def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]], every: int) -> Timeline:
-    """From ``[microbatch, device, kind, start_s, end_s]`` records of an executor."""
+    """From ``[microbatch, device, kind, start_s, end_s]`` records of an executor.
+
+    Parameters
+    ----------
+    ids
+        Names of the devices.
+    records
+        ``[microbatch, device, kind, start_s, end_s]``, seconds from the iteration's begin.
+    every
+        Number of steps that they cover.
+
+    Returns
+    -------
+    Timeline
+        Operations only, on average over the steps.
+    """
     ops = sorted_ops(
         Op(int(b), int(d), str(kind), float(start), float(end))
         for b, d, kind, start, end in records

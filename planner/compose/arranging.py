@@ -24,6 +24,12 @@ class Arranged(NamedTuple):
 
     Attributes
     ----------
+    shape
+        With the layers chosen.
+    assignment
+        Devices of every stage.
+    certificate
+        Of eq. 1.
     made
         The plan around it, where it was priced on the way.
     """
@@ -37,10 +43,29 @@ class Arranged(NamedTuple):
 def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
     """Devices on stages by DT-FM's cost alone; layers stay as the shape has them.
 
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Arranged
+        Not priced.
+
     Raises
     ------
     ProblemError
         Memory does not hold a stage and one microbatch.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), section 3.
     """
     if is_uniform(question.cluster):
         # equal devices hold a stage or do not, whoever they are: refuse before searching
@@ -56,6 +81,25 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
 
     Starts from the network alone and from speed alone, improved for both together; layers follow
     the devices. The fastest predicted step is taken.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Arranged
+        Priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
     """
     third = stop.portion(1 / 3)
     by_network = _solve(question, shape, third)

@@ -21,6 +21,10 @@ def averaging_rounds(
 
     Parameters
     ----------
+    cluster
+        N devices.
+    group
+        Devices of the stage.
     shares
         ``"equal"``: everybody sums the same part. ``"adaptive"``: the parts that make averaging
         fastest when all messages flow at the same time (`planner.lp`), by the devices' limits or,
@@ -28,6 +32,21 @@ def averaging_rounds(
     group_size
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
+
+    Returns
+    -------
+    Rounds
+        Per round, its disjoint groups.
+
+    Raises
+    ------
+    ProblemError
+        The groups do not give the exact mean, or no rate is feasible.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
+    Appendix C.
     """
     members = [tuple(group)]
     rounds = [members]
@@ -53,7 +72,29 @@ def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...
 
 
 def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
-    """Shares by which all members' gradients are averaged at the highest rate (eq. 6)."""
+    """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    members
+        Devices.
+
+    Returns
+    -------
+    AveragingGroup
+        Everybody contributes.
+
+    Raises
+    ------
+    ProblemError
+        No rate is feasible.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 6.
+    """
     from planner.lp.capacity import Limits
     from planner.lp.rates import best_rates
 

@@ -14,7 +14,17 @@ from planner.problems.answers import AssignmentPlan
 
 @dataclass(frozen=True)
 class RandomPlacements:
-    """Means over random grids, whose rows are taken as they fall (nothing re-matched)."""
+    """Means over random grids, whose rows are taken as they fall (nothing re-matched).
+
+    Attributes
+    ----------
+    count
+        Placements drawn.
+    mean_cost_s
+        Of eq. 1 with the rows as drawn.
+    mean_step_s
+        Of the simulated step.
+    """
 
     count: int
     mean_cost_s: float
@@ -26,10 +36,22 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
 
     Parameters
     ----------
+    question
+        What is asked, of what.
     shape
         Equal stages in straight pipelines.
     count
         Placements drawn, from the question's seed.
+
+    Returns
+    -------
+    RandomPlacements
+        Means over the placements.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
     """
     rng = np.random.default_rng(question.seed)
     problem = assignment_problem(question.cluster, question.workload, shape)

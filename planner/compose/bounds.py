@@ -18,7 +18,17 @@ from planner.search.certificate import Witness
 
 
 class StepBound(NamedTuple):
-    """Seconds that no step beats, and what says so."""
+    """Seconds that no step beats, and what says so.
+
+    Attributes
+    ----------
+    seconds
+        The bound.
+    basis
+        The argument, in plain words.
+    witness
+        What the checker recomputes it from; None: it takes our word.
+    """
 
     seconds: float
     basis: str
@@ -26,7 +36,20 @@ class StepBound(NamedTuple):
 
 
 def step_bound(question: Question, shape: Shape) -> StepBound | None:
-    """A bound for every placement with this shape; None where compute times were measured."""
+    """A bound for every placement with this shape; None where compute times were measured.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    StepBound or None
+        Of the simulated step.
+    """
     request, cluster, workload = question.request, question.cluster, question.workload
     if request.calibration is not None:
         return None
@@ -59,6 +82,18 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
     one through the same stages. Averaging: every device exchanges its share of eq. 2 with
     ``pipelines - 1`` others, at best its nearest ones; other than in one round of equal shares and
     full precision it is bounded by 0.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     cluster = question.cluster
     fastest = float(cluster.flops.max())

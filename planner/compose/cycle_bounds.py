@@ -29,10 +29,23 @@ def cycle_bound_s(
 
     Parameters
     ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    stage_sizes
+        Devices of every stage.
+    microbatches_per_start
+        Microbatches that a device of stage 0 starts.
     share_of
         Share of the iterations whose paths have so many stages; the shares sum to 1.
     equal_shares
         Averaging in one round of full precision with equal shares; otherwise it is bounded by 0.
+
+    Returns
+    -------
+    float
+        Seconds a step.
     """
     from planner.mapf.arranged_bounds import arranged_bound_s
 
@@ -68,6 +81,25 @@ def averaging_bound_s(cluster: Cluster, workload: Workload, stage_sizes: Sequenc
 
     A device of a stage of m devices exchanges 1/m of the gradient with m - 1 others. A stage has m
     devices, so at least the m-th cheapest of all; and every device has some stage.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    stage_sizes
+        Devices of every stage.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 2.
     """
     gradients = workload.gradient_bytes(workload.even_split(len(stage_sizes)), 0)
     mean = cluster.network.symmetrised()

@@ -15,6 +15,10 @@ class Candidate:
 
     Attributes
     ----------
+    stages, pipelines
+        Its stages and pipelines.
+    microbatch_samples
+        Samples that travel together.
     step_s
         Predicted step time; None where it is refused.
     bound_s
@@ -32,12 +36,28 @@ class Candidate:
 
     @classmethod
     def of(cls, question: Question, result: Result[TrainingPlan]) -> Candidate:
-        """A shape that was planned."""
+        """A shape that was planned.
+
+        Parameters
+        ----------
+        question
+            What is asked, of what.
+        result
+            Of that shape.
+        """
         return replace(cls.refusal(question, ""), step_s=result.objective, bound_s=result.bound)
 
     @classmethod
     def refusal(cls, question: Question, why: str) -> Candidate:
-        """A shape that does not fit."""
+        """A shape that does not fit.
+
+        Parameters
+        ----------
+        question
+            What is asked, of what.
+        why
+            In words.
+        """
         stages = question.request.stages
         assert isinstance(stages, int)
         samples = question.workload.microbatch_samples
@@ -53,6 +73,16 @@ def candidates(question: Question) -> list[Question]:
 
     Microbatches are powers of two times the workload's own, as long as every pipeline gets one; or
     of the size that was asked for.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    list[Question]
+        One a shape, all else as asked.
     """
     n, workload = len(question.cluster), question.workload
     fixed, batch = question.request.microbatch_samples is not None, workload.batch_samples

@@ -25,6 +25,22 @@ def balanced_split(
     A stage takes its FLOPs, with the head's where it runs, over its group's slowest device. Of
     equally good splits, the one whose stage times have the smallest sum of squares.
 
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    groups
+        Devices of every stage.
+    head_stage
+        The stage that runs head and loss.
+
+    Returns
+    -------
+    tuple[tuple[int, int], ...]
+        ``(start, stop)`` of every stage.
+
     Raises
     ------
     ProblemError

@@ -14,14 +14,49 @@ from planner.workload.compute_times import ComputeTimes
 
 
 def straight_plan(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
-    """The plan of straight pipelines for an assignment with a grid."""
+    """The plan of straight pipelines for an assignment with a grid.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+
+    Returns
+    -------
+    TrainingPlan
+        Priced.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
     times = compute_times(question, shape, assignment)
     schedule = straight_schedule(question, shape, assignment, times)
     return priced(question, shape, assignment, times, (schedule,))
 
 
 def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) -> ComputeTimes:
-    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs."""
+    """Seconds of every device on its stage: measured if there is a calibration, else by FLOPs.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+
+    Returns
+    -------
+    ComputeTimes
+        Seconds per device.
+    """
     cluster, workload, groups = question.cluster, question.workload, assignment.groups
     calibration = question.request.calibration
     if calibration is None:
@@ -36,7 +71,26 @@ def priced(
     times: ComputeTimes,
     schedules: tuple[Schedule, ...],
 ) -> TrainingPlan:
-    """The plan with these schedules, its averaging and its simulated times."""
+    """The plan with these schedules, its averaging and its simulated times.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+    schedules
+        Of the cycle.
+
+    Returns
+    -------
+    TrainingPlan
+        Its bound on the step is not there yet.
+    """
     cluster, request = question.cluster, question.request
     unpriced = TrainingPlan(
         cluster=cluster,

@@ -19,7 +19,7 @@ FULL_EVERY = 10
 
 
 class Order(enum.StrEnum):
-    """In which order a device of a straight pipeline works; see `planner.compose.schedules`."""
+    """In which order a device of a straight pipeline works; see `planner.compose.straight`."""
 
     EAGER_1F1B = "eager-1f1b"
     ONE_F_ONE_B = "1f1b"
@@ -211,7 +211,18 @@ class PlanRequest:
         return 1 if self.max_swaps is None else self.max_swaps
 
     def cycle(self, stages: int) -> tuple[int, ...]:
-        """Schedules of successive iterations: 0 is the usual one, 1 the full one that ends them."""
+        """Schedules of successive iterations: 0 is the usual one, 1 the full one that ends them.
+
+        Parameters
+        ----------
+        stages
+            Number of stages.
+
+        Returns
+        -------
+        tuple[int, ...]
+            Indices of schedules.
+        """
         if not self.skips:
             return (0,)
         every = FULL_EVERY if self.full_every is None else self.full_every
@@ -266,7 +277,31 @@ class Question:
         seed: int,
         changes: dict[str, Any],
     ) -> Question:
-        """From the arguments of `planner.plan`, refused if they are something else."""
+        """From the arguments of `planner.plan`, refused if they are something else.
+
+        Parameters
+        ----------
+        cluster
+            N devices.
+        workload
+            What is trained.
+        request
+            What is asked for; None: everything left open.
+        seed
+            Of every random choice.
+        changes
+            Fields of the request that replace its own.
+
+        Returns
+        -------
+        Question
+            With the request's microbatches in its workload.
+
+        Raises
+        ------
+        ProblemError
+            An argument is something else, or contradicts another.
+        """
         of_kind(Cluster, cluster, "cluster")
         of_kind(Workload, workload, "workload")
         asked = PlanRequest() if request is None else of_kind(PlanRequest, request, "request")

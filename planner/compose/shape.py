@@ -31,6 +31,8 @@ class Shape:
         Per stage, its layers ``(start, stop)`` and its number of devices.
     microbatches
         Of one step, over all pipelines.
+    head
+        Whether the first or the last stage runs head and loss.
     """
 
     layers: Layers
@@ -54,16 +56,48 @@ class Shape:
         return self.head.stage(self.stages)
 
     def with_layers(self, layers: Sequence[tuple[int, int]]) -> Shape:
-        """The same shape with other layers in its stages."""
+        """The same shape with other layers in its stages.
+
+        Parameters
+        ----------
+        layers
+            Layers ``(start, stop)`` of every stage.
+
+        Returns
+        -------
+        Shape
+            All else the same.
+        """
         return replace(self, layers=tuple(layers))
 
     def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
-        """What each stage costs."""
+        """What each stage costs.
+
+        Parameters
+        ----------
+        workload
+            What is trained.
+
+        Returns
+        -------
+        tuple[StageCosts, ...]
+            One entry a stage.
+        """
         return split_costs(workload, self.layers, self.head_stage)
 
 
 def shape_of(question: Question) -> Shape:
     """The shape that a request with a number of stages asks for.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    Shape
+        Validated.
 
     Raises
     ------
@@ -192,6 +226,25 @@ def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> As
     c_PP is one microbatch's activations, as the paper defines it: once the pipeline is full,
     transfers of further microbatches overlap, so counting all of them (as its public code does)
     would trade slow averaging for hops that cost little. c_DP is the gradients of one stage.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    AssignmentProblem
+        Bytes of a microbatch over each boundary, gradients of each stage.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1-4.
     """
     costs = shape.costs(workload)
     return AssignmentProblem(

@@ -34,10 +34,33 @@ def skipping_schedules(
 ) -> tuple[tuple[Schedule, ...], list[Result[PathPlan]]]:
     """One schedule for each kind of iteration in the cycle, and what the path solver said of it.
 
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+    next_stop
+        Called for the stopping rule of each search.
+
+    Returns
+    -------
+    tuple[tuple[Schedule, ...], list[Result[PathPlan]]]
+        The schedules and the path solver's results.
+
     Raises
     ------
     ProblemError
         There are no such paths within memory.
+
+    References
+    ----------
+    "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks" (2025), section 3.6.
     """
     from planner.mapf.solve import solve_paths
 
@@ -64,7 +87,24 @@ def skipping_schedules(
 def path_problem(
     question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
-    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers."""
+    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+
+    Returns
+    -------
+    PathProblem
+        Seconds and microbatches of the plan's own devices.
+    """
     cluster, workload, request = question.cluster, question.workload, question.request
     assert request.path_stages is not None
     room = memory_room(cluster, workload, shape, assignment.groups)
@@ -95,7 +135,24 @@ def _name(problem: PathProblem) -> str:
 def paths_certificate(
     question: Question, made: TrainingPlan, solved: Sequence[Result[PathPlan]], run: StopRun
 ) -> Certificate:
-    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement."""
+    """Mean over the cycle in the path solver's seconds, with its bounds for this arrangement.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    made
+        The plan.
+    solved
+        Results of the path solver, one a schedule.
+    run
+        The stopping rule at work.
+
+    Returns
+    -------
+    Certificate
+        Mean over the cycle.
+    """
     incumbent: Incumbent[TrainingPlan] = Incumbent(
         run, made.content_hash, method=str(solved[0].method), seed=made.seed
     )
@@ -129,6 +186,16 @@ def path_solver_s(made: TrainingPlan) -> float:
 
     Simulated on a network that has them, so that it is what the planned orders take, never more
     than the solver's own makespans.
+
+    Parameters
+    ----------
+    made
+        The plan.
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     w = made.workload
     largest = max(layer.output_bytes for layer in w.layers)

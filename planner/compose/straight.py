@@ -30,6 +30,22 @@ def straight_schedule(
 ) -> Schedule:
     """Every microbatch along a row of the grid, in the order that was asked for.
 
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    times
+        Seconds of every device on its stage.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
+
     Raises
     ------
     ProblemError
@@ -67,7 +83,20 @@ def straight_schedule(
 
 
 def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
-    """Microbatch b takes pipeline ``b mod pipelines``."""
+    """Microbatch b takes pipeline ``b mod pipelines``.
+
+    Parameters
+    ----------
+    grid
+        ``int[pipelines, stages]``.
+    microbatches
+        Microbatches of an iteration.
+
+    Returns
+    -------
+    Paths
+        One path a microbatch.
+    """
     rows = [tuple(int(d) for d in row) for row in grid]
     return tuple(rows[b % len(rows)] for b in range(microbatches))
 
@@ -79,6 +108,24 @@ def fixed_schedule(
 
     1F1B lets ``S - j`` microbatches be in flight at stage j, what fills a pipeline whose transfers
     are free.
+
+    Parameters
+    ----------
+    order
+        GPipe or 1F1B.
+    grid
+        ``int[pipelines, stages]``.
+    microbatches
+        Microbatches of an iteration.
+    head
+        The place of head and loss.
+    devices
+        N.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
     """
     paths = straight_paths(grid, microbatches)
     orders: list[tuple[Operation, ...]] = [()] * devices
@@ -129,10 +176,21 @@ def eager_schedule(
 
     Parameters
     ----------
+    grid
+        ``int[pipelines, stages]``.
+    microbatches
+        Microbatches of an iteration.
+    head
+        The place of head and loss.
     times, hop_s
         What operations and transfers are expected to take.
     room
         Microbatches that each device may hold between their F and B.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
     """
     paths = straight_paths(grid, microbatches)
     blank = Schedule(Order.EAGER_1F1B, head, paths, ())

@@ -23,7 +23,22 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
-    """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups."""
+    """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     cluster, workload = question.cluster, question.workload
     try:
         layers = balanced_split(cluster, workload, groups, shape.head_stage)
@@ -41,7 +56,24 @@ def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
 
 
 def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRun) -> Groups:
-    """Exchange unlike devices of two stages while that lowers `estimated_step_s`."""
+    """Exchange unlike devices of two stages while that lowers `estimated_step_s`.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+    run
+        The stopping rule at work.
+
+    Returns
+    -------
+    Groups
+        As cheap or cheaper.
+    """
     cluster = question.cluster
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     best, cost = groups, estimated_step_s(question, shape, groups)
@@ -71,14 +103,40 @@ def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRu
 
 
 def sorted_by_speed(question: Question, shape: Shape) -> Groups:
-    """Stages of like devices, slowest first: the start that ignores the network."""
+    """Stages of like devices, slowest first: the start that ignores the network.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    Groups
+        Devices of every stage.
+    """
     order = np.lexsort((question.cluster.memory_bytes, question.cluster.flops))
     stages = order.reshape(shape.stages, shape.starts).tolist()
     return tuple(tuple(sorted(map(int, group))) for group in stages)
 
 
 def matched(problem: AssignmentProblem, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-    """The grid that realises the bottleneck matchings of given groups."""
+    """The grid that realises the bottleneck matchings of given groups.
+
+    Parameters
+    ----------
+    problem
+        Network, shape and bytes.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    AssignmentPlan
+        With a grid.
+    """
     from planner.matching import bottleneck_assignment
 
     grid = np.empty((len(groups[0]), len(groups)), dtype=np.int64)

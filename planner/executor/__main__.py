@@ -19,7 +19,7 @@ import torch.distributed as dist
 from planner.clock.timeline import from_records
 from planner.executor.binding import join
 from planner.executor.calibrate import calibrate
-from planner.executor.train import Worker
+from planner.executor.train import Optimizer, Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
 
@@ -43,7 +43,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
     parser.add_argument("--data", type=Path, help="text file; default: synthetic")
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from planner.executor.codec import decode, encode, message_length
 from planner.executor.transport import Pending, Transport
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import Range, share_ranges
 
@@ -37,7 +38,20 @@ WINDOW = 4
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:
-    """A slice in ``count`` nearly equal pieces."""
+    """A slice in ``count`` nearly equal pieces.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``.
+    count
+        Number of pieces.
+
+    Returns
+    -------
+    list[Range]
+        They follow each other.
+    """
     start, stop = part
     ends = [start + (stop - start) * c // count for c in range(count + 1)]
     return list(pairwise(ends))
@@ -49,18 +63,26 @@ def average_gradients(
     peers: int,
     rank: int,
     transport: Transport,
-    codec: str = "none",
+    codec: Codec = Codec.NONE,
 ) -> None:
     """Replace this rank's gradients by the sum over all peers of its stage.
 
     Parameters
     ----------
+    parameters
+        With their gradients.
     rounds
         This rank's group in every round. One round over all gives the sum, equal on all members bit
         for bit. In several rounds every group takes its mean; a valid plan's rounds give the
         mean of all.
     peers
         Devices of the stage.
+    rank
+        This process.
+    transport
+        Sends and receives.
+    codec
+        How vectors are written on the wire.
     """
     if peers == 1:
         # as below: what no microbatch of this iteration visits has a gradient of zero
@@ -87,9 +109,27 @@ def average_vector(
     group: AveragingGroup,
     rank: int,
     transport: Transport,
-    codec: str = "none",
+    codec: Codec = Codec.NONE,
 ) -> None:
-    """Replace a ``float32`` vector by the sum over the group's contributors, in place."""
+    """Replace a ``float32`` vector by the sum over the group's contributors, in place.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``, changed in place.
+    group
+        The rank's group.
+    rank
+        This process.
+    transport
+        Sends and receives.
+    codec
+        How vectors are written on the wire.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2.
+    """
     parts = share_ranges(len(vector), group.shares)
     largest = max(stop - start for start, stop in parts)
     count = min(MOST_CHUNKS, max(1, -(-4 * largest // CHUNK_BYTES)))
@@ -106,7 +146,7 @@ class _Exchange:
     group: AveragingGroup
     me: int
     transport: Transport
-    codec: str
+    codec: Codec
     chunks: Sequence[Sequence[Range]]
 
     def run(self, count: int) -> None:

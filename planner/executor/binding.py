@@ -23,7 +23,27 @@ class BindingError(ValueError):
 
 
 def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
-    """The rank of this process: the plan's index of the device it was named."""
+    """The rank of this process: the plan's index of the device it was named.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    devices
+        Names of this node's devices, in the order of its processes.
+    local_rank
+        Number of the process on its node.
+
+    Returns
+    -------
+    int
+        Index of the device in the plan.
+
+    Raises
+    ------
+    BindingError
+        The plan has no such device, one is named twice, or there are more processes than names.
+    """
     ids = plan.cluster.network.ids
     unknown = [name for name in devices if name not in ids]
     if unknown:
@@ -41,8 +61,20 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
-def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> int:
+def join(plan: TrainingPlan, devices: Sequence[str]) -> int:
     """Join the process group as the named device; returns the rank.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    devices
+        Names of this node's devices, in the order of its processes.
+
+    Returns
+    -------
+    int
+        Index of the device in the plan.
 
     Raises
     ------
@@ -70,5 +102,5 @@ def join(plan: TrainingPlan, devices: Sequence[str], backend: str = "gloo") -> i
             f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; "
             "give every node the same plan file"
         )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     return rank

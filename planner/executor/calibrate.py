@@ -27,6 +27,18 @@ def calibrate(worker: Worker, store: Store) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
     As many ranks measure at the same time as there are processors, as they will when training.
+
+    Parameters
+    ----------
+    worker
+        This rank.
+    store
+        Shared by all ranks.
+
+    Returns
+    -------
+    Calibration or None
+        On rank 0.
     """
     world = dist.get_world_size()
     together = max(1, cores() // torch.get_num_threads())
@@ -71,7 +83,18 @@ def cores() -> int:
 
 
 def measure_compute(worker: Worker) -> dict[str, float]:
-    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them."""
+    """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
+
+    Parameters
+    ----------
+    worker
+        This rank.
+
+    Returns
+    -------
+    dict[str, float]
+        Seconds by field.
+    """
     tokens = worker.data.tokens(0, 0)
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
@@ -124,7 +147,18 @@ def measure_compute(worker: Worker) -> dict[str, float]:
 
 
 def measure_link(worker: Worker) -> tuple[float, float]:
-    """One-way latency and bandwidth between ranks 0 and 1, from two message sizes."""
+    """One-way latency and bandwidth between ranks 0 and 1, from two message sizes.
+
+    Parameters
+    ----------
+    worker
+        This rank.
+
+    Returns
+    -------
+    tuple[float, float]
+        Seconds and bytes per second.
+    """
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
         rounds = [_ping_pong(worker, size) for _ in range(REPEATS + 1)]

@@ -9,20 +9,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from planner.training_plan.choices import Codec
+
 BLOCK = 1024
 LEVELS = 127
 
 
-def message_length(values: int, codec: str) -> int:
-    """Bytes of a message of so many values."""
-    if codec == "none":
+def message_length(values: int, codec: Codec) -> int:
+    """Bytes of a message of so many values.
+
+    Parameters
+    ----------
+    values
+        Elements of the vector.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    if codec is Codec.NONE:
         return 4 * values
     return values + 4 * -(-values // BLOCK)
 
 
-def encode(vector: Tensor, codec: str) -> Tensor:
-    """A ``uint8`` message from a ``float32`` vector."""
-    if codec == "none":
+def encode(vector: Tensor, codec: Codec) -> Tensor:
+    """A ``uint8`` message from a ``float32`` vector.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    Tensor
+        ``uint8[message_length]``.
+    """
+    if codec is Codec.NONE:
         return vector.contiguous().view(torch.uint8)
     blocks = _blocks(vector)
     scale = blocks.abs().amax(dim=1) / LEVELS
@@ -31,22 +59,29 @@ def encode(vector: Tensor, codec: str) -> Tensor:
     return torch.cat([scale.view(torch.uint8), levels.reshape(-1)[: len(vector)].view(torch.uint8)])
 
 
-def decode(message: Tensor, values: int, codec: str) -> Tensor:
-    """The vector that `encode` was given, up to the codec's error."""
-    if codec == "none":
+def decode(message: Tensor, values: int, codec: Codec) -> Tensor:
+    """The vector that `encode` was given, up to the codec's error.
+
+    Parameters
+    ----------
+    message
+        ``uint8``, as `encode` made it.
+    values
+        Elements of the vector.
+    codec
+        How they are written.
+
+    Returns
+    -------
+    Tensor
+        ``float32[values]``.
+    """
+    if codec is Codec.NONE:
         return message.view(torch.float32)
     head = 4 * -(-values // BLOCK)
     scale = message[:head].clone().view(torch.float32)
     levels = message[head:].view(torch.int8).to(torch.float32)
     return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
-
-
-def error_bound(vector: Tensor, codec: str) -> Tensor:
-    """Per value, how far `decode` of `encode` may be off: half a level of its block."""
-    if codec == "none":
-        return torch.zeros_like(vector)
-    half = _blocks(vector).abs().amax(dim=1) / (2 * LEVELS)
-    return half.repeat_interleave(BLOCK)[: len(vector)]
 
 
 def _blocks(vector: Tensor) -> Tensor:

@@ -47,7 +47,20 @@ class Microbatches:
             )
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
-        """Tokens of one microbatch."""
+        """Tokens of one microbatch.
+
+        Parameters
+        ----------
+        step
+            Iteration, from 0.
+        microbatch
+            Its number in the iteration.
+
+        Returns
+        -------
+        Tensor
+            ``int64[samples, sequence + 1]``; the last column is only a target.
+        """
         rng = np.random.default_rng((self.seed, step, microbatch))
         shape = (self.samples, self.sequence + 1)
         if self._successors is None:

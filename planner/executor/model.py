@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.workload.layers import Architecture
+from planner.workload.layers import Architecture, Family
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 def _norm(arch: Architecture) -> nn.Module:
-    return nn.LayerNorm(arch.hidden) if arch.kind == "gpt2" else RMSNorm(arch.hidden)
+    return nn.LayerNorm(arch.hidden) if arch.kind is Family.GPT2 else RMSNorm(arch.hidden)
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = arch.heads, arch.kv_heads
         self.size = arch.hidden // arch.heads
-        self.rotary = arch.kind == "llama"
-        bias = arch.kind == "gpt2"
+        self.rotary = arch.kind is Family.LLAMA
+        bias = arch.kind is Family.GPT2
         self.qkv = nn.Linear(arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias)
         self.out = nn.Linear(arch.hidden, arch.hidden, bias=bias)
 
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        bias = arch.kind == "gpt2"
+        bias = arch.kind is Family.GPT2
         self.gate = None if bias else nn.Linear(arch.hidden, arch.ffn, bias=False)
         self.up = nn.Linear(arch.hidden, arch.ffn, bias=bias)
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=bias)
@@ -108,7 +108,9 @@ class Stem(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.tokens = nn.Embedding(arch.vocabulary, arch.hidden)
-        self.positions = nn.Embedding(arch.sequence, arch.hidden) if arch.kind == "gpt2" else None
+        self.positions = (
+            nn.Embedding(arch.sequence, arch.hidden) if arch.kind is Family.GPT2 else None
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)
@@ -147,7 +149,22 @@ class Stage(nn.Module):
 
 
 def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
-    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too."""
+    """Layers ``start`` to ``stop - 1`` with the weights every other process gives them too.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+    start, stop
+        Layers ``start`` to ``stop - 1``.
+    seed
+        Of all weights.
+
+    Returns
+    -------
+    Stage
+        On the CPU.
+    """
     require_supported(arch)
     stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
     layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
@@ -155,12 +172,36 @@ def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
 
 
 def build_head(arch: Architecture, seed: int) -> Head:
-    """The head with the weights every other process gives it too."""
+    """The head with the weights every other process gives it too.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+    seed
+        Of all weights.
+
+    Returns
+    -------
+    Head
+        On the CPU.
+    """
     return _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
 
 
 def require_supported(arch: Architecture) -> None:
-    """Raise if the executor cannot build the architecture."""
+    """Raise if the executor cannot build the architecture.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+
+    Raises
+    ------
+    ValueError
+        Embedding and head are tied.
+    """
     if arch.tied:
         raise ValueError(
             "workload.architecture.tied: the executor keeps embedding and head on their own "

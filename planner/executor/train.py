@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
 from planner.executor.pipeline import PipelineWorker, Record
 from planner.executor.transport import Transport
+from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
@@ -25,9 +27,28 @@ from planner.workload.layers import Architecture
 WEIGHT_DECAY = 0.01
 
 
+class Optimizer(enum.StrEnum):
+    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+
+
 @dataclass(frozen=True)
 class StepReport:
-    """One iteration, the same on every rank but for the records."""
+    """One iteration, the same on every rank but for the records.
+
+    Attributes
+    ----------
+    step
+        Iteration, from 0.
+    loss
+        Sum over its samples, divided by the batch.
+    measured_s
+        Seconds of the slowest rank.
+    records
+        This rank's operations.
+    """
 
     step: int
     loss: float
@@ -36,7 +57,23 @@ class StepReport:
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
-    """Raise `PlanError` for what this release cannot carry out."""
+    """Raise `PlanError` for what this release cannot carry out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    Architecture
+        Of the plan's workload.
+
+    Raises
+    ------
+    PlanError
+        One line with the field and the remedy.
+    """
     arch = plan.workload.architecture
     if arch is None:
         raise PlanError(
@@ -57,7 +94,7 @@ class Worker:
     Parameters
     ----------
     optimizer
-        ``"adamw"`` or ``"sgd"``.
+        An `Optimizer` or its name.
     tickets
         If given, devices take microbatches from this store as fast as they can until the batch is
         complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
@@ -72,7 +109,7 @@ class Worker:
         *,
         learning_rate: float,
         data: Path | None = None,
-        optimizer: str = "adamw",
+        optimizer: str = Optimizer.ADAMW,
         tickets: Store | None = None,
     ) -> None:
         arch = require_executable(plan)
@@ -107,7 +144,18 @@ class Worker:
         self.peers = len(plan.assignment.groups[self.stage_index])
 
     def steps(self, count: int) -> Iterator[StepReport]:
-        """Train; yields after every step."""
+        """Train; yields after every step.
+
+        Parameters
+        ----------
+        count
+            Steps.
+
+        Yields
+        ------
+        StepReport
+            One report a step.
+        """
         for step in range(count):
             schedule = self.plan.schedules[self.plan.cycle[step % len(self.plan.cycle)]]
             pipeline = PipelineWorker(
@@ -160,12 +208,25 @@ class Worker:
 def make_optimizer(
     name: str, parameters: list[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
-    if name == "adamw":
+    """The optimizer of a rank's parameters.
+
+    Parameters
+    ----------
+    name
+        An `Optimizer` or its name.
+    parameters
+        What it updates.
+    learning_rate
+        Of every step.
+
+    Raises
+    ------
+    ValueError
+        There is no such optimizer.
+    """
+    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
         return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate)
-    raise ValueError(f"optimizer {name!r} is unknown; choose adamw or sgd")
+    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _sum(value: float) -> float:

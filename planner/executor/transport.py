@@ -43,7 +43,17 @@ class Transport:
     _outgoing: deque[Future[None]] = field(default_factory=deque)
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> None:
-        """Start sending; `drain` waits for it."""
+        """Start sending; `drain` waits for it.
+
+        Parameters
+        ----------
+        tensor
+            What is sent.
+        destination
+            Rank.
+        tag
+            Tells messages between two ranks apart.
+        """
         message = tensor.detach().to("cpu").contiguous()
         work = dist.isend(message, destination, tag=tag)
         if work is not None:
@@ -54,7 +64,29 @@ class Transport:
     def receive(
         self, shape: Sequence[int], source: int, tag: int, dtype: torch.dtype = torch.float32
     ) -> Pending:
-        """Ask for a message; returns at once."""
+        """Ask for a message; returns at once.
+
+        Parameters
+        ----------
+        shape
+            Of the message.
+        source
+            Rank it comes from, or goes to.
+        tag
+            Tells messages between two ranks apart.
+        dtype
+            Of the message.
+
+        Returns
+        -------
+        Pending
+            `wait` gives the tensor.
+
+        Raises
+        ------
+        RuntimeError
+            There is no such rank.
+        """
         buffer = torch.empty(tuple(shape), dtype=dtype)
         work = dist.irecv(buffer, source, tag=tag)
         if work is None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
+from numba.core.options import DefaultOptions
 from numpy.typing import NDArray
 
 from planner.genetic.arrangement import Arrangement, solve_boundary
@@ -38,8 +39,22 @@ def inlined(step: Step) -> Step:
 
     Passing a state of ten arrays and counting references to them would take longer than the move
     itself. What is compiled so may not make arrays.
+
+    Parameters
+    ----------
+    step
+        A function in the subset that numba compiles.
+
+    Returns
+    -------
+    Step
+        Callable from compiled code.
     """
-    options: dict[str, Any] = {"forceinline": True, "_nrt": False}
+    options: dict[str, Any] = {"forceinline": True}
+    # numba has no public name for leaving out its runtime, which counts the references; a release
+    # that drops this one refuses unknown options, and counts without it: slower, the same numbers
+    if hasattr(DefaultOptions, "_nrt"):
+        options["_nrt"] = False
     compiled: Step = njit(cache=True, nogil=True, **options)(step)
     return compiled
 
@@ -130,7 +145,28 @@ def anneal(
     word: Word,
     stint: Stint,
 ) -> float:
-    """Anneal in place; keep the best slots seen in ``best`` and return their cost."""
+    """Anneal in place; keep the best slots seen in ``best`` and return their cost.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    arrangement
+        Slots and matchings; changed in place.
+    best
+        ``int[N]``, the best slots so far; changed in place.
+    best_cost
+        Their cost in seconds.
+    word
+        ``uint64[1]``, state of the random generator.
+    stint
+        How long and how hot.
+
+    Returns
+    -------
+    float
+        Seconds of ``best``.
+    """
     n, stages = len(best), len(tables.sizes)
     state = _weighed(tables, arrangement)
     change = _room(stages)

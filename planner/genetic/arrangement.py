@@ -40,13 +40,46 @@ class Arrangement(NamedTuple):
 
 
 def cost_of(tables: Tables, slots: Ints) -> float:
-    """Eq. 1 in seconds for the groups that the slots make."""
+    """Eq. 1 in seconds for the groups that the slots make.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    slots
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 1-4.
+    """
     return float(exact_cost(tables, Arrangement.of(slots)))
 
 
 @jit
 def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> None:
-    """Replace one boundary's matching by a bottleneck matching (eq. 3)."""
+    """Replace one boundary's matching by a bottleneck matching (eq. 3).
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    arrangement
+        Changed in place.
+    boundary
+        Between stages ``boundary`` and ``boundary + 1``.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), eq. 3.
+    """
     device_at, after, before = arrangement
     hop = tables.hop[tables.hop_of[boundary]]
     left, middle = tables.first[boundary], tables.first[boundary + 1]
@@ -72,7 +105,15 @@ def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> N
 
 @jit
 def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
-    """Bottleneck matchings at every boundary."""
+    """Bottleneck matchings at every boundary.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    arrangement
+        Slots and matchings; changed in place.
+    """
     arrangement.after[:] = -1
     arrangement.before[:] = -1
     for boundary in range(len(tables.sizes) - 1):
@@ -81,7 +122,20 @@ def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
 
 @jit
 def exchange_cost(tables: Tables, device_at: Ints) -> float:
-    """Eq. 2 and its maximum over the stages."""
+    """Eq. 2 and its maximum over the stages.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    device_at
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     worst = 0.0
     for j in range(len(tables.sizes)):
         exchange = tables.exchange[tables.exchange_of[j]]
@@ -95,7 +149,20 @@ def exchange_cost(tables: Tables, device_at: Ints) -> float:
 
 @jit
 def current_cost(tables: Tables, arrangement: Arrangement) -> float:
-    """Eq. 1 with the arrangement's own matchings instead of the best ones."""
+    """Eq. 1 with the arrangement's own matchings instead of the best ones.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    arrangement
+        Slots and matchings; changed in place.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     device_at, after, _ = arrangement
     cost: float = exchange_cost(tables, device_at)
     for j in range(len(tables.sizes) - 1):
@@ -110,7 +177,20 @@ def current_cost(tables: Tables, arrangement: Arrangement) -> float:
 
 @jit
 def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
-    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind."""
+    """Eq. 1 for the groups in their order; leaves bottleneck matchings behind.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    arrangement
+        Slots and matchings; changed in place.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     solve_matchings(tables, arrangement)
     cost: float = current_cost(tables, arrangement)
     return cost
@@ -118,7 +198,20 @@ def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
 
 @jit
 def group_levels(tables: Tables, device_at: Ints) -> Floats:
-    """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4."""
+    """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    device_at
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    ndarray
+        ``float[S, S]``, seconds.
+    """
     stages = len(tables.sizes)
     k = tables.sizes[0]
     hop = tables.hop[0]

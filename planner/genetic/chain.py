@@ -94,7 +94,21 @@ class _Interval:
 
 @dataclass(frozen=True)
 class Question:
-    """Can the boundaries of ``mask`` be kept at ``level``, in an interval?"""
+    """Can the boundaries of ``mask`` be kept at ``level``, in an interval?
+
+    Attributes
+    ----------
+    interval
+        The range of the data-parallel cost it is asked for.
+    key, index
+        The kept set, and the index of its level.
+    mask
+        The boundaries as bits.
+    level
+        Seconds of a hop.
+    effort
+        CP-SAT's deterministic time for it.
+    """
 
     interval: _Interval
     key: Key
@@ -104,7 +118,20 @@ class Question:
     effort: float
 
     def answer(self, tables: Tables, limit_s: float = math.inf) -> bool | None:
-        """Ask CP-SAT; None: not decided."""
+        """Ask CP-SAT; None: not decided.
+
+        Parameters
+        ----------
+        tables
+            The costs as arrays.
+        limit_s
+            Seconds for CP-SAT.
+
+        Returns
+        -------
+        bool or None
+            Proven both ways.
+        """
         return can_keep(tables, self.mask, self.level, self.interval.ceiling, self.effort, limit_s)
 
 
@@ -140,9 +167,20 @@ class ChainBound:
         self.tighten(known)
 
     @staticmethod
-    def applies(tables: Tables, params: ChainParams | None = None) -> bool:
-        """Whether the instance is small enough for the decisions."""
-        limits = params or ChainParams()
+    def applies(tables: Tables) -> bool:
+        """Whether the instance is small enough for the decisions.
+
+        Parameters
+        ----------
+        tables
+            The costs as arrays.
+
+        Returns
+        -------
+        bool
+            Otherwise the decisions would take too long to build.
+        """
+        limits = ChainParams()
         stages = len(tables.sizes)
         cells = len(tables.stage) * stages
         return 1 < stages <= limits.most_stages and cells <= limits.most_cells
@@ -155,7 +193,18 @@ class ChainBound:
         self._refresh()
 
     def questions(self, count: int) -> list[Question]:
-        """The decisions most worth making next, at most ``count``; none if nothing is left."""
+        """The decisions most worth making next, at most ``count``; none if nothing is left.
+
+        Parameters
+        ----------
+        count
+            The most to return.
+
+        Returns
+        -------
+        list[Question]
+            The most worthwhile first.
+        """
         grain = self.params.grain * self.upper
         while True:
             interval = min(self.intervals, key=self._value)
@@ -181,7 +230,15 @@ class ChainBound:
         return [self._question(interval, key) for key in worthwhile[:count]]
 
     def learn(self, question: Question, answer: bool | None) -> None:
-        """Take in the answer to a question."""
+        """Take in the answer to a question.
+
+        Parameters
+        ----------
+        question
+            Of `questions`.
+        answer
+            Whether the boundaries can be kept; None: not decided.
+        """
         known = question.interval.known[question.key]
         if answer is False:
             known.stride *= 2

@@ -27,7 +27,18 @@ PRECISION = 1e-7
 
 
 def interchangeable(problem: AssignmentProblem) -> list[list[int]]:
-    """The classes of interchangeable devices, each ascending, in order of their first device."""
+    """The classes of interchangeable devices, each ascending, in order of their first device.
+
+    Parameters
+    ----------
+    problem
+        Network, shape and bytes.
+
+    Returns
+    -------
+    list[list[int]]
+        Devices of every class.
+    """
     latency, bandwidth = problem.network.latency_s, problem.network.bandwidth_bytes_per_s
     n = len(latency)
     # equivalent devices see the same multiset of links: compare in full only where that agrees
@@ -69,7 +80,20 @@ class ClassCosts:
 
     @classmethod
     def of(cls, tables: Tables, classes: Sequence[Sequence[int]]) -> ClassCosts:
-        """Costs between the classes of `interchangeable`."""
+        """Costs between the classes of `interchangeable`.
+
+        Parameters
+        ----------
+        tables
+            The costs as arrays.
+        classes
+            Of `interchangeable`.
+
+        Returns
+        -------
+        ClassCosts
+            Seconds.
+        """
         first = [members[0] for members in classes]
         second = [members[-1] for members in classes]
         return cls(
@@ -117,6 +141,10 @@ def solve_classes(
 
     Parameters
     ----------
+    tables
+        The costs as arrays.
+    costs
+        Between the classes.
     upper
         Cost of a known plan; only better plans or equal ones are looked for.
     hint
@@ -125,6 +153,11 @@ def solve_classes(
         Limit in seconds.
     effort
         Limit in CP-SAT's deterministic time: with it the same answer in any process.
+
+    Returns
+    -------
+    ClassOutcome
+        Counts and a bound.
     """
     asked = _ClassModel(tables, costs, upper)
     asked.hint(hint)
@@ -271,7 +304,20 @@ class _ClassModel:
 
 
 def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:
-    """Groups with ``counts[c, j]`` devices of class c in group j, taken in ascending order."""
+    """Groups with ``counts[c, j]`` devices of class c in group j, taken in ascending order.
+
+    Parameters
+    ----------
+    costs
+        Between the classes.
+    counts
+        ``int[C, S]``.
+
+    Returns
+    -------
+    list[list[int]]
+        Devices of every stage.
+    """
     groups: list[list[int]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(costs.members, counts, strict=True):
         taken = 0
@@ -282,7 +328,20 @@ def expand(costs: ClassCosts, counts: Ints) -> list[list[int]]:
 
 
 def counts_of(costs: ClassCosts, groups: Sequence[Sequence[int]]) -> Ints:
-    """``x[c, j]`` of given groups."""
+    """``x[c, j]`` of given groups.
+
+    Parameters
+    ----------
+    costs
+        Between the classes.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    ndarray
+        ``int[C, S]``.
+    """
     stage_of = {d: j for j, group in enumerate(groups) for d in group}
     counts = np.zeros((len(costs.members), len(groups)), dtype=np.int64)
     for c, members in enumerate(costs.members):

@@ -53,6 +53,16 @@ class KeptSets:
         """The chain of sets from all boundaries down to none, each by one smaller than the last.
 
         Its cost is the sum over its sets but the empty one (dynamic programming over sets).
+
+        Parameters
+        ----------
+        cost
+            Of every key but the empty one.
+
+        Returns
+        -------
+        tuple[float, list[Key]]
+            The cost of the chain and its keys.
         """
         best: dict[Key, tuple[float, Key | None]] = {self.keys[0]: (0.0, None)}
         for mask in range(1, len(self.keys)):

@@ -14,6 +14,18 @@ def best_order(tables: Tables, slots: Ints) -> Ints:
     """The slots with their groups in the cheapest order; unchanged where the order is not free.
 
     The order is free when all stages have the same size and costs.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    slots
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    ndarray
+        ``int[N]``, slots.
     """
     stages = len(tables.sizes)
     if not tables.free_order or not 2 < stages <= EXACT_NODES:

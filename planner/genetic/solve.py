@@ -135,6 +135,11 @@ def compile_kernels(evolution: bool) -> None:
 
     The first solve of a new installation waits some seconds here, so that a time limit is spent on
     the problem.
+
+    Parameters
+    ----------
+    evolution
+        Whether the genetic algorithm's kernels are needed too.
     """
     far = np.ones((4, 4))
     problem = AssignmentProblem(Network(far, far), 2, 2, 1.0, 1.0)
@@ -147,7 +152,22 @@ def compile_kernels(evolution: bool) -> None:
 
 
 def plan_of(problem: AssignmentProblem, tables: Tables, slots: Ints) -> AssignmentPlan:
-    """A plan from slots; with equal groups its grid realises the bottleneck matchings."""
+    """A plan from slots; with equal groups its grid realises the bottleneck matchings.
+
+    Parameters
+    ----------
+    problem
+        Network, shape and bytes.
+    tables
+        The costs as arrays.
+    slots
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    AssignmentPlan
+        The same for the same groups.
+    """
     groups = groups_of(tables, slots)
     if problem.pipelines is None:
         return AssignmentPlan.of_groups(groups)

@@ -20,13 +20,23 @@ def stage_sizes_for_skip(devices: int, stages: int, skip_ratio: float) -> tuple[
         |D| and s.
     skip_ratio
         k, share of the stages that a microbatch skips, ``0 <= k < (s - 1) / s``.
-
     Examples
+
     --------
+
     >>> stage_sizes_for_skip(18, 4, 0.25)
+
     (6, 4, 4, 4)
+
     >>> stage_sizes_for_skip(20, 6, 1 / 3)
+
     (5, 3, 3, 3, 3, 3)
+
+
+    References
+    ----------
+    "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+    Networks" (2025), eq. 1.
     """
     if stages < 1 or devices < stages:
         raise ProblemError(

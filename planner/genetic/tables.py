@@ -12,6 +12,9 @@ from planner.problems import AssignmentProblem
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+NEAR = 24
+"""Length of a device's list of near devices, from which the search draws partners."""
+
 
 class Tables(NamedTuple):
     """Costs of eq. 2 and 3 in seconds; equal matrices are stored once.
@@ -27,7 +30,7 @@ class Tables(NamedTuple):
     hop, hop_of
         ``float[kind, N, N]`` two times ``latency + bytes / bandwidth``; the kind of each boundary.
     near
-        ``int[N, <= near]`` the nearest devices by the first kind of hop, nearest first.
+        ``int[N, <= NEAR]`` the nearest devices by the first kind of hop, nearest first.
     """
 
     sizes: Ints
@@ -49,13 +52,18 @@ class Tables(NamedTuple):
         )
 
 
-def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
+def tables_of(problem: AssignmentProblem) -> Tables:
     """Tables for a problem.
 
     Parameters
     ----------
-    near
-        Length of a device's list of near devices, from which the search draws partners.
+    problem
+        Network, shape and bytes.
+
+    Returns
+    -------
+    Tables
+        Seconds.
     """
     n, stages = len(problem.network), problem.stages
     sizes = np.array(problem.stage_sizes, dtype=np.int64)
@@ -69,7 +77,7 @@ def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
         hop[kind] = 2 * problem.hop_s(problem.activation_bytes.index(size))
     hop_of = np.array([crossing.index(b) for b in problem.activation_bytes], dtype=np.int64)
     ranked = hop[0] + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
-    nearest = np.argsort(ranked, axis=1, kind="stable")[:, : max(1, min(n - 1, near))]
+    nearest = np.argsort(ranked, axis=1, kind="stable")[:, : max(1, min(n - 1, NEAR))]
     return Tables(
         sizes,
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -83,6 +91,19 @@ def tables_of(problem: AssignmentProblem, near: int = 24) -> Tables:
 
 
 def groups_of(tables: Tables, slots: Ints) -> list[list[int]]:
-    """Devices per stage."""
+    """Devices per stage.
+
+    Parameters
+    ----------
+    tables
+        The costs as arrays.
+    slots
+        ``int[N]``, the device of every slot.
+
+    Returns
+    -------
+    list[list[int]]
+        One list a stage.
+    """
     first = tables.first
     return [slots[first[j] : first[j + 1]].tolist() for j in range(len(tables.sizes))]

@@ -53,6 +53,11 @@ class Limits:
             ``bool[q, n]``, the contributors of each of q sets.
         total
             ``float[q]``, H in bytes per second.
+
+        Returns
+        -------
+        tuple of ndarray
+            ``float[q, n]`` each: bytes per second, and per byte per second of H.
         """
         c = computes.astype(np.float64)
         h = total[:, None]
@@ -71,7 +76,18 @@ class Limits:
         return np.clip(cap, 0.0, h), np.where(self.aggregates, slope, 0.0)
 
     def ceiling(self, computes: Bools) -> Floats:
-        """``float[q]``: the largest H at which every numerator of `caps` is still >= 0."""
+        """``float[q]``: the largest H at which every numerator of `caps` is still >= 0.
+
+        Parameters
+        ----------
+        computes
+            ``bool[q, n]``, the contributors of each of q sets.
+
+        Returns
+        -------
+        ndarray
+            Bytes per second.
+        """
         uploads = np.where(computes, self.upload, np.inf).min(axis=1)
         lone = (computes.sum(axis=1) == 1)[:, None] & computes & self.aggregates
         downloads = np.where(lone, np.inf, self.download).min(axis=1)
@@ -87,6 +103,11 @@ class Limits:
             ``bool[q, n]``; every set holds at least one peer.
         at_most
             Larger totals are of no interest.
+
+        Returns
+        -------
+        ndarray
+            ``float[q]``, bytes per second.
         """
         if self.n == 1:
             return np.full(len(computes), np.inf)
@@ -146,6 +167,18 @@ def largest_total(problem: AveragingProblem, computes: NDArray[np.bool_]) -> flo
     """Exact R for the given contributors of a problem without pairwise limits, in bytes per second.
 
     With pairwise limits it is an upper bound: those between two rates are left out.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    computes
+        ``bool[n]``, the contributors.
+
+    Returns
+    -------
+    float
+        Bytes per second.
     """
     chosen = np.asarray(computes, dtype=bool)[None, :]
     return float(Limits(problem).largest_total(chosen)[0])

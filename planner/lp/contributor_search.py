@@ -96,7 +96,13 @@ class ContributorSearch:
         return self.best * (1 + CLOSE)
 
     def solve(self, start: Bools | None = None) -> None:
-        """Run the stages; ``start`` is a set of contributors to begin from."""
+        """Run the stages; ``start`` is a set of contributors to begin from.
+
+        Parameters
+        ----------
+        start
+            ``bool[n]``; None: from nothing.
+        """
         if start is not None and start.any():
             self.try_set(start & self.able)
         self.try_set(self.able)
@@ -120,7 +126,18 @@ class ContributorSearch:
             self._branch()
 
     def try_set(self, computes: Bools) -> Rates:
-        """Exact rates for one set; it becomes the incumbent if it is better."""
+        """Exact rates for one set; it becomes the incumbent if it is better.
+
+        Parameters
+        ----------
+        computes
+            ``bool[n]``, the contributors.
+
+        Returns
+        -------
+        Rates
+            Attained ones, with a proven bound on R.
+        """
         key = np.packbits(computes).tobytes()
         if key not in self._tried:
             samples = float(self.problem.samples_per_s[computes].sum())
@@ -137,7 +154,20 @@ class ContributorSearch:
         return self._tried[key]
 
     def value(self, computes: Bools, found: Rates) -> float:
-        """Steps per second of a set at its best rates."""
+        """Steps per second of a set at its best rates.
+
+        Parameters
+        ----------
+        computes
+            ``bool[n]``, the contributors.
+        found
+            Its best rates.
+
+        Returns
+        -------
+        float
+            0 for a set that attains no rate.
+        """
         samples = float(self.problem.samples_per_s[computes].sum())
         total = math.inf if len(self.problem) == 1 else found.total
         return self.problem.steps_of(samples, total)
@@ -425,7 +455,18 @@ class ContributorSearch:
 
 
 def all_sets(able: Bools) -> Bools:
-    """``bool[2^e - 1, n]``: every set of at least one of the e possible contributors."""
+    """``bool[2^e - 1, n]``: every set of at least one of the e possible contributors.
+
+    Parameters
+    ----------
+    able
+        ``bool[n]``, the possible contributors.
+
+    Returns
+    -------
+    ndarray
+        One row a set.
+    """
     index = np.flatnonzero(able)
     numbers = np.arange(1, 2 ** len(index), dtype=np.int64)
     sets = np.zeros((len(numbers), len(able)), dtype=bool)

@@ -35,7 +35,15 @@ NODES = 200
 
 
 class Choice(NamedTuple):
-    """Contributors, and r_i in bytes per second."""
+    """Contributors, and r_i in bytes per second.
+
+    Attributes
+    ----------
+    computes
+        ``bool[n]``.
+    rates
+        ``float[n]``, bytes per second.
+    """
 
     computes: Bools
     rates: Floats
@@ -48,10 +56,21 @@ def with_fewest_reducers(
 
     Parameters
     ----------
+    problem
+        Peers with their speeds and limits.
+    steps
+        Steps per second.
     found
         A plan that does; it is returned where rounding leaves no other, or time is up.
     others
         ``bool[q, n]``, further sets of contributors that may be as fast.
+    run
+        The stopping rule at work.
+
+    Returns
+    -------
+    Choice
+        ``found``, or a plan as fast with fewer reducers.
     """
     limits = Limits(problem)
     if limits.n == 1:
@@ -76,7 +95,22 @@ def with_fewest_reducers(
 
 
 def fast_sets(problem: AveragingProblem, sets: Bools, steps: float) -> Bools:
-    """Those sets of contributors that may make ``steps`` per second."""
+    """Those sets of contributors that may make ``steps`` per second.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    sets
+        ``bool[q, n]``, sets of contributors.
+    steps
+        Steps per second.
+
+    Returns
+    -------
+    ndarray
+        Rows of ``sets``.
+    """
     limits, target = Limits(problem), steps * (1 - SLACK)
     samples = sets @ problem.samples_per_s
     sets = sets[samples >= target * problem.batch_size]

@@ -32,7 +32,25 @@ GRID = 200_001
 
 
 def rounds_needed(peers: int, group_size: int) -> int:
-    """ceil(log_m n), in whole numbers: rounds until everyone can have met everyone's data."""
+    """ceil(log_m n), in whole numbers: rounds until everyone can have met everyone's data.
+
+    Parameters
+    ----------
+    peers
+        n, at least 1.
+    group_size
+        m, from 2 to n.
+
+    Returns
+    -------
+    int
+        0 for a single peer.
+
+    Raises
+    ------
+    ProblemError
+        A number that makes no sense.
+    """
     _check(peers, group_size, 0.0)
     rounds, reach = 0, 1
     while reach < peers:
@@ -42,7 +60,20 @@ def rounds_needed(peers: int, group_size: int) -> int:
 
 
 def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
-    """Sizes of the ceil(n / m) groups of one round, as even as possible, the larger first."""
+    """Sizes of the ceil(n / m) groups of one round, as even as possible, the larger first.
+
+    Parameters
+    ----------
+    peers
+        n, at least 1.
+    group_size
+        m, from 2 to n.
+
+    Returns
+    -------
+    tuple[int, ...]
+        They sum to n.
+    """
     count = -(-peers // group_size)
     small, more = divmod(peers, count)
     return (small + 1,) * more + (small,) * (count - more)
@@ -62,6 +93,20 @@ def expected_operations(
     wait_for_slowest
         A round ends when its slowest group has succeeded. False: each group restarts and goes on
         alone, and the number is that of one group's chain.
+
+    Returns
+    -------
+    float
+        Infinite where success is all but impossible.
+
+    Raises
+    ------
+    ProblemError
+        A number that makes no sense.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), Appendix C.
     """
     _check(peers, group_size, failure_probability)
     rounds = rounds_needed(peers, group_size)
@@ -110,6 +155,22 @@ def optimal_group_size(
         n, ``>= 1``; a single peer is its own group.
     failure_probability
         p, see `expected_operations`.
+    wait_for_slowest
+        Whether a round ends when its slowest group has succeeded; see `expected_operations`.
+
+    Returns
+    -------
+    int
+        m.
+
+    Raises
+    ------
+    ProblemError
+        A number that makes no sense.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), Appendix C.
     """
     if whole("peers", peers) == 1:
         _check(2, 2, failure_probability)
@@ -124,7 +185,20 @@ def optimal_group_size(
 
 
 def smallest_size(peers: int, rounds: int) -> int:
-    """The smallest m >= 2 with m^rounds >= n."""
+    """The smallest m >= 2 with m^rounds >= n.
+
+    Parameters
+    ----------
+    peers
+        n, at least 1.
+    rounds
+        Number of rounds.
+
+    Returns
+    -------
+    int
+        m.
+    """
     size = max(2, int(peers ** (1 / rounds)))
     while math.pow(size, rounds) < peers:
         size += 1
@@ -134,7 +208,26 @@ def smallest_size(peers: int, rounds: int) -> int:
 def group_size_table(
     peers: Sequence[int], failure_probabilities: Sequence[float], wait_for_slowest: bool = True
 ) -> NDArray[np.int64]:
-    """Optimal m per n (rows) and p (columns), as in Figure 8."""
+    """Optimal m per n (rows) and p (columns), as in Figure 8.
+
+    Parameters
+    ----------
+    peers
+        Values of n.
+    failure_probabilities
+        Values of p.
+    wait_for_slowest
+        Whether a round ends when its slowest group has succeeded; see `expected_operations`.
+
+    Returns
+    -------
+    ndarray
+        ``int[len(peers), len(failure_probabilities)]``.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), Figure 8.
+    """
     return np.array(
         [
             [optimal_group_size(n, p, wait_for_slowest) for p in failure_probabilities]
@@ -151,6 +244,27 @@ def group_schedule(peers: int, group_size: int) -> tuple[Round, ...]:
     is full, and the average after the last round exact, where n is a product of ceil(log_m n)
     factors of at most m each, a power of m among them. Elsewhere its last cells stay empty, and
     `schedule_error` says what is left.
+
+    Parameters
+    ----------
+    peers
+        n, at least 1.
+    group_size
+        m, from 2 to n.
+
+    Returns
+    -------
+    tuple[Round, ...]
+        Per round, its groups of peers.
+
+    Raises
+    ------
+    ProblemError
+        A number that makes no sense.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), Appendix C.
     """
     _check(peers, group_size, 0.0)
     sides = _sides(peers, group_size, rounds_needed(peers, group_size))
@@ -188,25 +302,25 @@ def _factors(product: int, largest: int, count: int) -> tuple[int, ...] | None:
     return None
 
 
-def average_in_groups(
-    values: ArrayLike, groups: Round, failed: Sequence[int] = ()
-) -> NDArray[np.float64]:
-    """One round: every group takes its mean; a group with a failed peer keeps what it had.
+def average_in_groups(values: ArrayLike, groups: Round) -> Floats:
+    """One round: every group takes its mean.
 
     Parameters
     ----------
     values
         ``[n, ...]``: one row per peer.
-    failed
-        Peers that fail in this round. Other groups than theirs do not notice.
+    groups
+        The round's groups.
+
+    Returns
+    -------
+    ndarray
+        ``float[n, ...]``: the values after the round.
     """
-    before = np.array(values, dtype=np.float64)
-    after = before.copy()
-    lost = set(failed)
+    averaged = np.array(values, dtype=np.float64)
     for members in groups:
-        if not lost.intersection(members):
-            after[list(members)] = before[list(members)].mean(axis=0)
-    return after
+        averaged[list(members)] = averaged[list(members)].mean(axis=0)
+    return averaged
 
 
 def schedule_error(peers: int, group_size: int, rounds: int) -> float:
@@ -214,6 +328,25 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
 
     In units of the standard deviation of independent values before the first round; the schedule
     is repeated from its start where ``rounds`` is larger than it. 0: the average is exact.
+
+    Parameters
+    ----------
+    peers
+        n, at least 1.
+    group_size
+        m, from 2 to n.
+    rounds
+        Number of rounds.
+
+    Returns
+    -------
+    float
+        At least 0.
+
+    Raises
+    ------
+    ProblemError
+        A number that makes no sense.
     """
     schedule = group_schedule(peers, group_size)
     if whole("rounds", rounds) < 0:
@@ -224,35 +357,6 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
     left = mixing - 1.0 / peers
     error = float(np.sqrt((left**2).sum() / max(peers - 1, 1)))
     return error if error > 1e-12 else 0.0
-
-
-def simulate_operations(
-    peers: int,
-    group_size: int,
-    failure_probability: float,
-    trials: int,
-    seed: int = 0,
-    wait_for_slowest: bool = True,
-) -> Floats:
-    """Group operations until the global average in ``trials`` simulated runs.
-
-    Every peer fails independently in every attempt; a failure repeats the attempt of its own group
-    and of no other.
-    """
-    _check(peers, group_size, failure_probability)
-    rng = np.random.default_rng(seed)
-    sizes = np.array(group_sizes(peers, group_size))
-    totals = np.zeros(trials)
-    for trial in range(trials):
-        for _ in range(rounds_needed(peers, group_size)):
-            attempts = np.zeros(len(sizes), dtype=np.int64)
-            waiting = np.arange(len(sizes))
-            while len(waiting):
-                attempts[waiting] += 1
-                lost = [(rng.random(sizes[g]) < failure_probability).any() for g in waiting]
-                waiting = waiting[np.array(lost, dtype=bool)]
-            totals[trial] += attempts.max() if wait_for_slowest else attempts[0]
-    return totals
 
 
 def _check(peers: int, group_size: int, failure_probability: float) -> None:

@@ -34,6 +34,10 @@ def knapsack(limits: Limits, total: float, fewest: int) -> Knapsack:
 
     Parameters
     ----------
+    limits
+        The problem's limits as the solvers use them.
+    total
+        Total rate in bytes per second.
     fewest
         At least this many contributors, >= 2.
 
@@ -83,6 +87,22 @@ def split_caps(
 
     A_i is 0 where the upload does not even carry the peer's own gradients. With ``highest`` the
     caps hold for every total rate from ``total`` to there.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    total
+        Total rate in bytes per second.
+    fewest
+        At least this many contributors.
+    highest
+        The largest total rate for which the caps hold; None: ``total`` alone.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``float[n]`` each, bytes per second.
     """
     n = limits.n
     room = limits.download - total

@@ -6,6 +6,7 @@ divided alike, so that xi stays in steps per second times `Literal.pace`.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from numpy.typing import NDArray
 
 from planner.lp.lp5_rows import big_m
 from planner.problems import AveragingProblem, ProblemError
-from planner.problems.quantities import of_kind
+from planner.problems.quantities import choice, of_kind
 from planner.search.highs import milp
 
 Floats = NDArray[np.float64]
-SOLVERS = ("highs", "cbc")
+
+
+class Solver(enum.StrEnum):
+    """What solves the models: HiGHS as SciPy brings it, or CBC as PuLP brings it."""
+
+    HIGHS = "highs"
+    CBC = "cbc"
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,16 @@ class Literal:
         """Write the model; the suffix ``.lp`` or ``.mps`` chooses the format.
 
         MPS has no maximum that every solver reads as one, so that file minimises ``-xi``.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Raises
+        ------
+        ProblemError
+            Another suffix.
         """
         import pulp
 
@@ -61,13 +78,28 @@ class Literal:
         else:
             raise ProblemError(f"no format for {kind or 'a file without suffix'}; use .lp or .mps")
 
-    def solve(self, solver: str = "highs") -> LiteralSolution:
-        """Solve with ``"highs"`` (the one in SciPy) or ``"cbc"`` (the one in PuLP)."""
-        if solver == "cbc":
-            return self._read(self._cbc())
-        if solver == "highs":
-            return self._read(_highs(self.model))
-        raise ProblemError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    def solve(self, solver: str = Solver.HIGHS) -> LiteralSolution:
+        """Solve the model.
+
+        Parameters
+        ----------
+        solver
+            A `Solver` or its name.
+
+        Returns
+        -------
+        LiteralSolution
+            Values in SI units.
+
+        Raises
+        ------
+        ProblemError
+            There is no such solver.
+        RuntimeError
+            The solver did not reach the optimum.
+        """
+        cbc = choice(Solver, "solver", solver) is Solver.CBC
+        return self._read(self._cbc() if cbc else _highs(self.model))
 
     def _cbc(self) -> dict[str, float]:
         import pulp
@@ -91,7 +123,17 @@ class Literal:
 
 @dataclass(frozen=True)
 class LiteralSolution:
-    """Values of the paper's variables: xi in steps per second, a and g in bytes per second."""
+    """Values of the paper's variables.
+
+    Attributes
+    ----------
+    xi
+        Steps per second.
+    a, g
+        ``float[n, n]``, bytes per second.
+    c
+        ``float[n]``, whether a peer contributes.
+    """
 
     xi: float
     a: Floats
@@ -142,6 +184,27 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     "Some peers are unable to compute gradients or perform aggregation" (Appendix B): such peers
     have c_i = 0 and g_ij = a_ki = 0. The diagonal of a and g uses no network. Equal to eq. 1-5 for
     delayed parameter updates; other problems are refused.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    binary
+        Whether c is 0 or 1 (eq. 2) or between (eq. 5).
+
+    Returns
+    -------
+    Literal
+        Not solved yet.
+
+    Raises
+    ------
+    ProblemError
+        No averaging problem, or one that the printed form does not cover.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 2-5.
     """
     import pulp
 

@@ -26,7 +26,22 @@ from planner.problems.quantities import of_kind
 
 
 def solve_relaxed(problem: AveragingProblem) -> RelaxedSolution:
-    """LP (5); see the module for the two forms. Same problem, same answer in any process."""
+    """LP (5); see the module for the two forms. Same problem, same answer in any process.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+
+    Returns
+    -------
+    RelaxedSolution
+        The value of (5) and its variables.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 2-5.
+    """
     n = len(of_kind(AveragingProblem, problem))
     if n == 1:
         steps = problem.steps_per_s([0.0], [True])
@@ -56,12 +71,43 @@ def _everyone_in_time(s: Scaled) -> RelaxedSolution | None:
 
 
 def lp_bound(problem: AveragingProblem) -> float:
-    """The value of LP (5) in steps per second, an upper bound on every plan (delayed updates)."""
+    """The value of LP (5) in steps per second, an upper bound on every plan (delayed updates).
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+
+    Returns
+    -------
+    float
+        Steps per second.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 5.
+    """
     return solve_relaxed(problem).xi
 
 
 def solve_in_full(s: Scaled) -> RelaxedSolution:
-    """The full form: 2 n^2 variables and 3 n^2 rows."""
+    """The full form: 2 n^2 variables and 3 n^2 rows.
+
+    Parameters
+    ----------
+    s
+        The problem in units that put the numbers near 1.
+
+    Returns
+    -------
+    RelaxedSolution
+        The value of (5) and its variables.
+
+    Raises
+    ------
+    RuntimeError
+        HiGHS found no optimum.
+    """
     n, m = s.n, np.arange(len(s.source))
     a0 = 1 + 2 * n
     g0 = a0 + len(m)

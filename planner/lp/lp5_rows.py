@@ -83,7 +83,13 @@ class Rows:
         self.count = 0
 
     def add(self, right: Floats, *entries: tuple[Any, Any, Any]) -> None:
-        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays."""
+        """A block of ``len(right)`` rows; entries are (row in block, column, value) arrays.
+
+        Parameters
+        ----------
+        right
+            Right-hand sides of the block.
+        """
         for rows, columns, values in entries:
             at, where, what = np.broadcast_arrays(rows, columns, values)
             self._rows.append(at.astype(np.int64).ravel() + self.count)
@@ -104,6 +110,18 @@ class Rows:
         """Maximise one column with ``0 <= z <= upper``; SciPy's result.
 
         ``milp`` without integers is HiGHS with less work around it than ``linprog``.
+
+        Parameters
+        ----------
+        upper
+            Upper limit of every column.
+        gain
+            The column.
+
+        Returns
+        -------
+        OptimizeResult
+            As `scipy.optimize.milp` returns it.
         """
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import csr_array
@@ -131,6 +149,20 @@ def big_m(problem: AveragingProblem) -> Floats:
 
     "Any large positive number as long as the constraint is not saturated for c_k = 0": no reducer
     returns more than u_i / (n - 1), and with a single contributor that can exceed its download.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 4.
     """
     others = max(len(problem) - 1, 1)
     big: Floats = np.maximum(problem.download_bytes_per_s, problem.upload_bytes_per_s / others)
@@ -138,7 +170,23 @@ def big_m(problem: AveragingProblem) -> Floats:
 
 
 def eq4_rows(rows: Rows, s: Scaled, a0: int, source: Index, target: Index) -> None:
-    """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given."""
+    """xi <= sum_i s_i c_i / B, and q_i <= a_ki + (1 - c_k) M_i for the pairs (k, i) given.
+
+    Parameters
+    ----------
+    rows
+        Takes the new rows.
+    s
+        The problem in units that put the numbers near 1.
+    a0
+        Column of the first a.
+    source, target
+        k and i of the pairs, indices alike in number.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 4.
+    """
     m = np.arange(len(source))
     rows.add(np.zeros(1), (0, 0, 1.0), (0, s.c, -s.value))
     rows.add(

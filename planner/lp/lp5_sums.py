@@ -44,7 +44,18 @@ NEARLY = 1.01
 
 
 def solve_by_sums(s: Scaled) -> RelaxedSolution | None:
-    """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them."""
+    """The aggregated form and its cuts; None if they do not settle within `ROUNDS` of them.
+
+    Parameters
+    ----------
+    s
+        The problem in units that put the numbers near 1.
+
+    Returns
+    -------
+    RelaxedSolution or None
+        Variables of the full form.
+    """
     form = FormBySums(s)
     for _ in range(ROUNDS):
         z = form.solve()
@@ -99,7 +110,17 @@ class FormBySums:
             self._base = self._without_cuts()
 
     def cut(self, suppliers: Index, receivers: Index, by_link: NDArray[np.bool_]) -> None:
-        """Add (S, J); ``by_link`` says for which pairs the link is the narrower limit."""
+        """Add (S, J); ``by_link`` says for which pairs the link is the narrower limit.
+
+        Parameters
+        ----------
+        suppliers
+            S.
+        receivers
+            J.
+        by_link
+            ``bool[n, n]``.
+        """
         self.cuts.append((suppliers, receivers))
         pairs = np.ix_(suppliers, receivers)
         self.thin[pairs] |= by_link[pairs]
@@ -144,7 +165,13 @@ class FormBySums:
         return rows, upper
 
     def solve(self) -> Floats | None:
-        """The columns of an optimum without w."""
+        """The columns of an optimum without w.
+
+        Returns
+        -------
+        Floats or None
+            None if HiGHS found no optimum.
+        """
         s, (base, upper) = self.s, self._base
         if not self.cuts:
             found = base.solve(upper, 0)

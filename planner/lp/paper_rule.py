@@ -36,7 +36,22 @@ class PaperRule(NamedTuple):
 
 
 def eq6_shares(solution: RelaxedSolution) -> Floats:
-    """Eq. 6: ``fraction_i = min_j g_ij / sum_k min_j g_kj``; all 0 if every minimum is 0."""
+    """Eq. 6: ``fraction_i = min_j g_ij / sum_k min_j g_kj``; all 0 if every minimum is 0.
+
+    Parameters
+    ----------
+    solution
+        Of LP (5).
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``, sums to 1 or is 0.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 6.
+    """
     least = solution.g.min(axis=1)
     total = least.sum()
     shares: Floats = least / total if total > 0 else np.zeros_like(least)
@@ -47,6 +62,21 @@ def paper_rule(problem: AveragingProblem) -> PaperRule:
     """Solve (5), let peers with c != 1 disregard their gradients, divide by eq. 6.
 
     The relaxation often leaves every c below 1: then nobody contributes and the rule attains 0.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+
+    Returns
+    -------
+    PaperRule
+        What the rule promises and what it attains.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
+    Appendix B.
     """
     solution = solve_relaxed(problem)
     computes = (solution.c >= 1 - WHOLE) & problem.contributors

@@ -40,7 +40,22 @@ class Rates(NamedTuple):
 
 
 def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
-    """Whether the rates respect every pair limit."""
+    """Whether the rates respect every pair limit.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    computes
+        ``bool[n]``, the contributors.
+    rates
+        ``float[n]``, r_i in bytes per second.
+
+    Returns
+    -------
+    bool
+        Rounding is allowed for.
+    """
     if limits.links is None:
         return True
     used = np.where(computes[:, None], rates[None, :] + rates[:, None], rates[:, None])
@@ -49,7 +64,20 @@ def links_fit(limits: Limits, computes: Bools, rates: Floats) -> bool:
 
 
 def level(caps: Floats, total: float) -> Floats:
-    """Rates ``min(cap_i, level)`` that sum to ``total``: the most even ones under the caps."""
+    """Rates ``min(cap_i, level)`` that sum to ``total``: the most even ones under the caps.
+
+    Parameters
+    ----------
+    caps
+        ``float[n]``, bytes per second.
+    total
+        Their sum in bytes per second.
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``, bytes per second.
+    """
     order = np.argsort(caps, kind="stable")
     ascending = caps[order]
     n = len(caps)
@@ -61,7 +89,22 @@ def level(caps: Floats, total: float) -> Floats:
 
 
 def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rates:
-    """The largest total rate R, up to ``at_most``, with the contributors ``computes``."""
+    """The largest total rate R, up to ``at_most``, with the contributors ``computes``.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    computes
+        ``bool[n]``, the contributors.
+    at_most
+        Larger totals are of no interest, in bytes per second.
+
+    Returns
+    -------
+    Rates
+        Attained rates and a proven bound.
+    """
     total = float(limits.largest_total(computes[None, :], at_most)[0])
     if total <= 0 or not np.isfinite(total):
         return Rates(0.0, 0.0, np.zeros(limits.n))
@@ -72,7 +115,22 @@ def best_rates(limits: Limits, computes: Bools, at_most: float = np.inf) -> Rate
 
 
 def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
-    """The most even rates that sum to ``total``, pair limits between two rates left out."""
+    """The most even rates that sum to ``total``, pair limits between two rates left out.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    computes
+        ``bool[n]``, the contributors.
+    total
+        Their sum in bytes per second.
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``, bytes per second.
+    """
     caps, _ = limits.caps(computes[None, :], np.array([total]))
     floor = np.zeros(limits.n)
     if computes.sum() == 1:
@@ -89,19 +147,24 @@ def even_rates(limits: Limits, computes: Bools, total: float) -> Floats:
     return rates
 
 
-def solve_rates(
-    limits: Limits, computes: Bools, at_most: float, start: Floats, weights: Floats | None = None
-) -> Rates:
+def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) -> Rates:
     """The LP, scaled so that ``at_most`` is 1; pair rows enter as solutions break them.
 
     Parameters
     ----------
+    limits
+        The problem's limits as the solvers use them.
+    computes
+        ``bool[n]``, the contributors.
     at_most
         Upper bound on R, positive and finite.
     start
         Rates whose broken pair limits make the first rows.
-    weights
-        Minimise ``weights @ r`` at R = ``at_most`` instead of maximising R.
+
+    Returns
+    -------
+    Rates
+        Attained rates and a proven bound.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, diags_array, hstack, vstack
@@ -122,8 +185,8 @@ def solve_rates(
     right = np.minimum(np.concatenate([limits.upload, limits.download]) / at_most, 4.0 * n)
     equal = csr_array(np.append(np.ones(n), -1.0)[None, :])
     highest = np.append(np.minimum(limits.largest_rate / at_most, 1.0), 1.0)
-    lowest = np.append(np.zeros(n), 0.0 if weights is None else 1.0)
-    gain = np.append(np.zeros(n), 1.0) if weights is None else np.append(-weights, 0.0)
+    lowest = np.zeros(n + 1)
+    gain = np.append(np.zeros(n), 1.0)
     pairs = np.zeros((0, 2), dtype=np.int64)
     rates = start / at_most
     while True:
@@ -170,6 +233,20 @@ def attained_scale(problem: AveragingProblem, computes: Bools, rates: Floats) ->
 
     All limits are linear in r without constant, so that the factor is the smallest quotient of
     limit and use.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    computes
+        ``bool[n]``, the contributors.
+    rates
+        ``float[n]``, r_i in bytes per second.
+
+    Returns
+    -------
+    float
+        Infinite where nothing is used.
     """
     scale = np.inf
     for limit, used in (
@@ -190,6 +267,20 @@ def attained_rates(problem: AveragingProblem, computes: Bools, shares: Floats) -
     """The largest rates r_i = shares_i R that the limits allow for fixed shares and contributors.
 
     This is what an executor with these shares attains (eq. 6 says nothing about it).
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    computes
+        ``bool[n]``, the contributors.
+    shares
+        ``float[n]``, fractions of the vector.
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``, bytes per second.
     """
     scale = attained_scale(problem, computes, shares)
     rates: Floats = shares * scale if np.isfinite(scale) else np.zeros(len(shares))

@@ -28,11 +28,29 @@ def replan_averaging(
 
     Parameters
     ----------
+    problem
+        Peers as they are now.
     previous
         The plan that was running.
     was
         Per peer of ``problem`` its index in ``previous``, None for a newcomer. A peer that left
         appears nowhere.
+    stop
+        As of `planner.solve_averaging`.
+
+    Returns
+    -------
+    Result[AveragingPlan]
+        As of `planner.solve_averaging`.
+
+    Raises
+    ------
+    ProblemError
+        ``was`` does not fit the problem or the previous plan.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.1.
     """
     of_kind(AveragingProblem, problem)
     if len(was) != len(problem):

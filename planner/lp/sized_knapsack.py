@@ -56,7 +56,24 @@ class SizedKnapsack(NamedTuple):
 
 
 def sized_knapsack(limits: Limits, total: float, fewest: int, most: int) -> SizedKnapsack:
-    """The relaxation; see the module."""
+    """The relaxation; see the module.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    total
+        Total rate in bytes per second.
+    fewest
+        At least this many contributors.
+    most
+        At most this many contributors.
+
+    Returns
+    -------
+    SizedKnapsack
+        Its bound and a set near it.
+    """
     value = limits.problem.samples_per_s
     able = limits.problem.contributors & (limits.upload >= total)
     idle, busy = split_caps(limits, total, fewest)
@@ -110,6 +127,24 @@ def attainable(
     """Every k at which ``need`` samples per second are not excluded, and its relaxation.
 
     Nothing: no set of ``fewest`` to ``most`` contributors computes ``need`` at this rate.
+
+    Parameters
+    ----------
+    limits
+        The problem's limits as the solvers use them.
+    total
+        Total rate in bytes per second.
+    need
+        Samples per second.
+    fewest
+        At least this many contributors.
+    most
+        At most this many contributors.
+
+    Yields
+    ------
+    tuple[SizedKnapsack, int]
+        The relaxation and k.
     """
     waiting = [(fewest, most)]
     while waiting:
@@ -129,8 +164,19 @@ def exchange(limits: Limits, found: SizedKnapsack, need: float, most: int) -> Bo
 
     Parameters
     ----------
+    limits
+        The problem's limits as the solvers use them.
+    found
+        The relaxation at this rate.
+    need
+        Samples per second.
     most
         The k for which ``found`` was made.
+
+    Returns
+    -------
+    Bools or None
+        ``bool[n]``.
     """
     value, weight, chosen = limits.problem.samples_per_s, found.weight, found.computes
     short = need - float(value[chosen].sum())

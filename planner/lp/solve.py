@@ -76,7 +76,22 @@ def solve_averaging(
 def solve_from(
     problem: AveragingProblem, start: NDArray[np.bool_] | None, stop: StoppingCriterion | None
 ) -> Result[AveragingPlan]:
-    """The exact method from a known set of contributors (None: from nothing)."""
+    """The exact method from a known set of contributors (None: from nothing).
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    start
+        ``bool[n]``.
+    stop
+        When to end; None: when the plan is proven optimal.
+
+    Returns
+    -------
+    Result[AveragingPlan]
+        As of `solve_averaging`.
+    """
     run = started(TargetGap(0.0) if stop is None else stop, STEPS_PER_EFFORT)
     search = ContributorSearch(problem, run)
     with run.interruptible():
@@ -109,7 +124,22 @@ def _of_plans(result: Result[Choice], plan: AveragingPlan | None) -> Result[Aver
 def plan_of(
     problem: AveragingProblem, computes: NDArray[np.bool_], rates: NDArray[np.float64]
 ) -> AveragingPlan:
-    """The plan with these contributors and rates, and what it attains."""
+    """The plan with these contributors and rates, and what it attains.
+
+    Parameters
+    ----------
+    problem
+        Peers with their speeds and limits.
+    computes
+        ``bool[n]``, the contributors.
+    rates
+        ``float[n]``, r_i in bytes per second.
+
+    Returns
+    -------
+    AveragingPlan
+        With the rate that it attains.
+    """
     samples = np.where(computes, problem.samples_per_s, 0.0)
     total = float(samples.sum())
     expected = samples / total * problem.batch_size if total > 0 else samples

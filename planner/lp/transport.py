@@ -21,6 +21,15 @@ def transport(
 
     A greedy pass usually ends it; a maximum flow along shortest augmenting paths decides the rest.
 
+    Parameters
+    ----------
+    supply
+        ``float[n]``, what every source can give.
+    need
+        ``float[n]``, what every target must get.
+    room
+        ``float[n, n]``, the most from source to target.
+
     Returns
     -------
     tuple

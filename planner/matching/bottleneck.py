@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from planner.problems.quantities import short
+from planner.network.values import short
 
 
 class MatchingError(ValueError):

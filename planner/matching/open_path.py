@@ -102,7 +102,20 @@ def open_path(
 
 
 def path_length(cost: NDArray[np.float64], order: tuple[int, ...]) -> float:
-    """Sum of the costs along ``order``."""
+    """Sum of the costs along ``order``.
+
+    Parameters
+    ----------
+    cost
+        ``float[n, n]``.
+    order
+        Nodes in the order visited.
+
+    Returns
+    -------
+    float
+        In the unit of ``cost``.
+    """
     return float(sum(cost[i, j] for i, j in itertools.pairwise(order)))
 
 

@@ -41,6 +41,16 @@ def list_networks() -> dict[str, str]:
 def load_network(name_or_path: str | Path) -> Network:
     """A shipped network by name, or one from a ``.csv`` or ``.json`` file.
 
+    Parameters
+    ----------
+    name_or_path
+        A name that `list_networks` has, or a file's path.
+
+    Returns
+    -------
+    Network
+        Validated; pairs may be missing.
+
     Raises
     ------
     NetworkError
@@ -60,7 +70,18 @@ def load_network(name_or_path: str | Path) -> Network:
 
 
 def intra_link(name: str) -> Link | None:
-    """The link inside one region that a network's source assumes, None if it states none."""
+    """The link inside one region that a network's source assumes, None if it states none.
+
+    Parameters
+    ----------
+    name
+        Of a shipped network.
+
+    Returns
+    -------
+    Link or None
+        Latency in seconds one way, bandwidth in bytes per second.
+    """
     entry = _catalog()["measured"].get(name, {})
     return _link(entry["intra"]) if "intra" in entry else None
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.gpus import GPUS
 from planner.network.network import Network
+from planner.network.values import mapping, of_kind, real, several
 
 Floats = NDArray[np.float64]
 
@@ -50,15 +51,49 @@ class Devices:
 
     @classmethod
     def of_gpu(cls, name: str, utilization: float = 0.4) -> Devices:
-        """Devices of one type from the table of GPUs, at a fraction of their peak."""
-        if name not in GPUS:
+        """Devices of one type from the table of GPUs, at a fraction of their peak.
+
+        Parameters
+        ----------
+        name
+            One of `planner.GPUS`.
+        utilization
+            Fraction of the peak that training attains, in (0, 1].
+
+        Returns
+        -------
+        Devices
+            FLOP/s and memory, the same for all.
+
+        Raises
+        ------
+        ValueError
+            No such GPU, or no such fraction.
+        """
+        if not isinstance(name, str) or name not in GPUS:
             raise ValueError(f"no GPU {name!r} in the table; it has {', '.join(GPUS)}")
-        if not 0 < utilization <= 1:
+        if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
         return cls(GPUS[name].peak_flops * utilization, GPUS[name].memory_bytes)
 
     def broadcast(self, n: int) -> Devices:
-        """The same with every field an array of ``n``, validated."""
+        """The same with every field an array of ``n``, validated.
+
+        Parameters
+        ----------
+        n
+            Number of devices.
+
+        Returns
+        -------
+        Devices
+            Arrays of ``n``, read-only.
+
+        Raises
+        ------
+        ValueError
+            One line with field, value and rule.
+        """
         for field in ("flops", "memory_bytes"):
             if getattr(self, field) is None:
                 raise ValueError("devices.flops and devices.memory_bytes must both be given")
@@ -66,7 +101,7 @@ class Devices:
         for field in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
             changes[field] = self._positive(field, n)
         for field in ("can_compute", "can_aggregate"):
-            changes[field] = self._array(field, n, np.bool_)
+            changes[field] = self._flags(field, n)
         price = self._array("usd_per_hour", n, np.float64)
         if price is not None and not (np.isfinite(price) & (price >= 0)).all():
             raise ValueError("devices.usd_per_hour must be >= 0 and finite; correct it")
@@ -96,17 +131,28 @@ class Devices:
             )
         return full
 
+    def _flags(self, field: str, n: int) -> NDArray[np.bool_]:
+        value = np.asarray(getattr(self, field))
+        # 0 and 1 come from files
+        if value.dtype != np.bool_ and not np.isin(value, (0, 1)).all():
+            raise ValueError(f"devices.{field} must hold true and false, found {value.tolist()!r}")
+        return np.asarray(self._array(field, n, np.bool_))
+
     def _site_fields(self, n: int) -> dict[str, Any]:
-        sites = None if self.sites is None else tuple(str(site) for site in self.sites)
+        sites = (
+            None
+            if self.sites is None
+            else tuple(str(site) for site in several("devices.sites", self.sites))
+        )
         if sites is not None and len(sites) != n:
             raise ValueError(f"devices.sites must name {n} sites, found {len(sites)}; one a device")
         fields: dict[str, Any] = {"sites": sites}
         for field in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
-            given = dict(getattr(self, field) or {})
+            given = mapping(f"devices.{field}", getattr(self, field) or {})
             for site, rate in given.items():
                 if site not in (sites or ()):
                     raise ValueError(f"devices.{field} names {site!r}, where no device stands")
-                if not 0 < float(rate) < np.inf:
+                if real(f"devices.{field} of {site!r}", rate, 0) == 0:
                     raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
             fields[field] = given or None
         return fields
@@ -114,13 +160,27 @@ class Devices:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A network and its devices; every field of ``devices`` becomes an array of N."""
+    """A network and its devices; every field of ``devices`` becomes an array of N.
+
+    Attributes
+    ----------
+    network
+        N devices.
+    devices
+        What they can do; scalars are spread over all.
+
+    Raises
+    ------
+    ValueError
+        A field of ``devices`` does not fit the network.
+    """
 
     network: Network
     devices: Devices
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", self.devices.broadcast(len(self.network)))
+        n = len(of_kind(Network, self.network, "network"))
+        object.__setattr__(self, "devices", of_kind(Devices, self.devices, "devices").broadcast(n))
 
     def __len__(self) -> int:
         return len(self.network)
@@ -148,7 +208,13 @@ class Cluster:
         return None if value is None else np.asarray(value, dtype=np.float64)
 
     def limited_network(self) -> Network:
-        """The network in which no pair gets more than its devices' limits allow."""
+        """The network in which no pair gets more than its devices' limits allow.
+
+        Returns
+        -------
+        Network
+            The same devices; bandwidths at most the limits of devices and sites.
+        """
         network, rate = self.network, self.network.bandwidth_bytes_per_s
         if self.upload_bytes_per_s is not None:
             rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
@@ -167,5 +233,18 @@ class Cluster:
             yield sites != site, sites == site, rate
 
     def replace(self, *, network: Network | None = None, devices: Devices | None = None) -> Cluster:
-        """A copy with the network or the devices changed."""
+        """A copy with the network or the devices changed.
+
+        Parameters
+        ----------
+        network
+            The new network; None keeps it.
+        devices
+            The new devices; None keeps them.
+
+        Returns
+        -------
+        Cluster
+            Validated again.
+        """
         return replace(self, network=network or self.network, devices=devices or self.devices)

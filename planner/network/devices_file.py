@@ -32,6 +32,18 @@ class DeviceRow:
         Devices of this kind at a place that the network knows as one.
     flops
         FLOP/s that training attains.
+    memory_bytes
+        Memory of each device.
+    upload_bytes_per_s, download_bytes_per_s
+        Limits on the sum over a device's peers.
+    site
+        Where it stands; devices of one site share its line.
+    site_upload_bytes_per_s, site_download_bytes_per_s
+        Limits on what leaves and enters the site.
+    can_compute, can_aggregate
+        Whether it can hold a stage, and whether it can sum gradients.
+    usd_per_hour
+        Price of each device.
     """
 
     name: str
@@ -74,6 +86,11 @@ def load_devices(
         Share of a GPU's peak that training attains.
     inside
         The link between devices of one place, needed where ``count`` is over 1.
+
+    Returns
+    -------
+    Cluster
+        Devices in the file's order, a region's in the network's.
 
     Raises
     ------

@@ -38,6 +38,10 @@ class Matrices(NamedTuple):
     ----------
     latency_s, bandwidth_bytes_per_s
         N x N, row is the source.
+    ids
+        Names of the N devices.
+    regions
+        Where each stands; None: at its id.
     """
 
     latency_s: Any
@@ -47,7 +51,23 @@ class Matrices(NamedTuple):
 
 
 def read(path: str | Path) -> Matrices:
-    """Read a ``.csv`` or ``.json`` file."""
+    """Read a ``.csv`` or ``.json`` file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with the path and what is wrong.
+    """
     path = Path(path)
     readers = {".csv": from_csv_text, ".json": from_json_text}
     if path.suffix not in readers:
@@ -65,7 +85,20 @@ def read(path: str | Path) -> Matrices:
 
 
 def write(network: Matrices, path: str | Path) -> None:
-    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written."""
+    """Write a ``.csv`` (one row an ordered pair) or ``.json`` file; nothing half written.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+    path
+        Of the file.
+
+    Raises
+    ------
+    NetworkError
+        The suffix is neither of the two.
+    """
     path = Path(path)
     writers = {".csv": to_csv_text, ".json": to_json_text}
     if path.suffix not in writers:
@@ -74,26 +107,87 @@ def write(network: Matrices, path: str | Path) -> None:
 
 
 def from_csv_text(text: str) -> Matrices:
-    """Parse ``source,destination,<latency column>,<bandwidth column>`` with a header row."""
+    """Parse ``source,destination,<latency column>,<bandwidth column>`` with a header row.
+
+    Parameters
+    ----------
+    text
+        What the file holds.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
+    """
     reader = csv.DictReader(io.StringIO(text))
     return from_rows(reader, columns=reader.fieldnames or [])
 
 
 def from_frame(frame: Any) -> Matrices:
-    """From a pandas frame with the same columns as the CSV files."""
+    """From a pandas frame with the same columns as the CSV files.
+
+    Parameters
+    ----------
+    frame
+        A pandas frame.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
+    """
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return from_rows(rows, columns=[str(c) for c in frame.columns])
 
 
 def to_frame(network: Matrices) -> Any:
-    """A pandas frame: one row an ordered pair, SI units."""
+    """A pandas frame: one row an ordered pair, SI units.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns ``source, destination, latency_s, bandwidth_bytes_per_s``.
+    """
     import pandas
 
     return pandas.read_csv(io.StringIO(to_csv_text(network)))
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matrices:
-    """From records, one an ordered pair; pairs without a row are missing."""
+    """From records, one an ordered pair; pairs without a row are missing.
+
+    Parameters
+    ----------
+    rows
+        Records by column name.
+    columns
+        Names of the columns.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
+    """
     names = [c.strip() for c in columns]
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
     bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
@@ -156,7 +250,18 @@ def _number(value: Any, factor: float, column: str, line: int) -> float:
 
 
 def to_csv_text(network: Matrices) -> str:
-    """CSV in SI units, with every digit; missing values are empty."""
+    """CSV in SI units, with every digit; missing values are empty.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["source", "destination", "latency_s", "bandwidth_bytes_per_s"])
@@ -171,7 +276,18 @@ def to_csv_text(network: Matrices) -> str:
 
 
 def to_dict(network: Matrices) -> dict[str, Any]:
-    """JSON-ready form: matrices with null where not measured and on the diagonal."""
+    """JSON-ready form: matrices with null where not measured and on the diagonal.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+
+    Returns
+    -------
+    dict[str, Any]
+        Keys ``format, schema_version, ids, regions, latency_s, bandwidth_bytes_per_s``.
+    """
 
     def rows(array: np.ndarray[Any, Any]) -> list[list[float | None]]:
         return [[x if math.isfinite(x) else None for x in row] for row in array.tolist()]
@@ -187,7 +303,23 @@ def to_dict(network: Matrices) -> dict[str, Any]:
 
 
 def from_dict(data: Any) -> Matrices:
-    """From the form that `to_dict` makes."""
+    """From the form that `to_dict` makes.
+
+    Parameters
+    ----------
+    data
+        Parsed JSON.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
+    """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise NetworkError(f"not a network: field 'format' must be {FORMAT!r}")
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -213,12 +345,39 @@ def from_dict(data: Any) -> Matrices:
 
 
 def to_json_text(network: Matrices) -> str:
-    """Canonical JSON text."""
+    """Canonical JSON text.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     return json.dumps(to_dict(network), allow_nan=False) + "\n"
 
 
 def from_json_text(text: str) -> Matrices:
-    """Parse what `to_json_text` wrote."""
+    """Parse what `to_json_text` wrote.
+
+    Parameters
+    ----------
+    text
+        What the file holds.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
+    """
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -230,6 +389,21 @@ def from_networkx(graph: Any) -> Matrices:
     """From a NetworkX graph with edge attributes in any of the CSV files' units.
 
     An undirected edge counts for both directions; a node attribute ``region`` is taken over.
+
+    Parameters
+    ----------
+    graph
+        A NetworkX graph, directed or not.
+
+    Returns
+    -------
+    Matrices
+        Matrices with NaN where a pair was not measured; not validated yet.
+
+    Raises
+    ------
+    NetworkError
+        One line with what is wrong.
     """
     place = {node: k for k, node in enumerate(graph.nodes)}
     if not place:
@@ -249,7 +423,18 @@ def from_networkx(graph: Any) -> Matrices:
 
 
 def to_networkx(network: Matrices) -> Any:
-    """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges."""
+    """A ``networkx.DiGraph`` with ``latency_s`` and ``bandwidth_bytes_per_s`` on measured edges.
+
+    Parameters
+    ----------
+    network
+        Matrices as `Network` keeps them.
+
+    Returns
+    -------
+    networkx.DiGraph
+        An edge per measured pair, a node attribute ``region``.
+    """
     import networkx
 
     graph: Any = networkx.DiGraph()

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """One direction of a link, SI units."""
+    """One direction of a link, SI units.
+
+    Attributes
+    ----------
+    latency_s
+        One-way latency.
+    bandwidth_bytes_per_s
+        What one message gets.
+    """
 
     latency_s: float
     bandwidth_bytes_per_s: float

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network import formats
 from planner.network.error import NetworkError
+from planner.network.values import count, mapping, real, several
 
 Floats = NDArray[np.float64]
 
@@ -35,9 +36,15 @@ class Network:
         Unique names, by default ``"0"`` ... ``"N-1"``.
     regions
         Where each device stands, by default its id.
-
     The diagonals are ignored: they are stored as latency 0 and bandwidth infinity, so that a
+
     transfer from a device to itself takes no time.
+
+
+    Raises
+    ------
+    NetworkError
+        Shapes, names or values that are no network.
     """
 
     latency_s: Floats
@@ -60,8 +67,8 @@ class Network:
                 f"latency_s is {n} x {n} but bandwidth_bytes_per_s is {len(bandwidth)} x "
                 f"{len(bandwidth)}; give both for the same devices"
             )
-        names = tuple(str(i) for i in range(n)) if ids is None else tuple(str(i) for i in ids)
-        places = names if regions is None else tuple(str(r) for r in regions)
+        names = _names("ids", range(n) if ids is None else ids)
+        places = names if regions is None else _names("regions", regions)
         for field, values in (("ids", names), ("regions", places)):
             if len(values) != n:
                 raise NetworkError(
@@ -91,6 +98,16 @@ class Network:
     def from_networkx(cls, graph: Any) -> Network:
         """From a NetworkX graph whose edges have a latency and a bandwidth, unit in the name.
 
+        Parameters
+        ----------
+        graph
+            A NetworkX graph, directed or not.
+
+        Returns
+        -------
+        Network
+            Its nodes in their order.
+
         Raises
         ------
         NetworkError
@@ -100,17 +117,61 @@ class Network:
 
     @classmethod
     def from_pandas(cls, frame: Any) -> Network:
-        """From a pandas frame with the columns of the CSV files, a row an ordered pair."""
+        """From a pandas frame with the columns of the CSV files, a row an ordered pair.
+
+        Parameters
+        ----------
+        frame
+            A pandas frame.
+
+        Returns
+        -------
+        Network
+            Devices in the order in which they first appear.
+
+        Raises
+        ------
+        NetworkError
+            One line with what is wrong.
+        """
         return cls(*formats.from_frame(frame))
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Network:
-        """From records with the columns of the CSV files; pairs without a row are missing."""
+        """From records with the columns of the CSV files; pairs without a row are missing.
+
+        Parameters
+        ----------
+        rows
+            Records by column name.
+        columns
+            Names of the columns.
+
+        Returns
+        -------
+        Network
+            Devices in the order in which they first appear.
+
+        Raises
+        ------
+        NetworkError
+            One line with what is wrong.
+        """
         return cls(*formats.from_rows(rows, columns))
 
     @classmethod
     def load(cls, path: str | Path) -> Network:
         """From a ``.csv`` or ``.json`` file.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Returns
+        -------
+        Network
+            What the file holds, validated.
 
         Raises
         ------
@@ -140,7 +201,18 @@ class Network:
         return formats.to_dict(self.matrices())
 
     def save(self, path: str | Path) -> None:
-        """Write a ``.csv`` or ``.json`` file that `planner.load_network` reads."""
+        """Write a ``.csv`` or ``.json`` file that `planner.load_network` reads.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Raises
+        ------
+        NetworkError
+            The suffix is neither of the two.
+        """
         formats.write(self.matrices(), path)
 
     def __len__(self) -> int:
@@ -187,13 +259,40 @@ class Network:
             )
 
     def transfer_s(self, message_bytes: float) -> Floats:
-        """N x N seconds for one message: ``latency_s + bytes / bandwidth``; 0 on the diagonal."""
+        """N x N seconds for one message: ``latency_s + bytes / bandwidth``; 0 on the diagonal.
+
+        Parameters
+        ----------
+        message_bytes
+            Size of the message.
+
+        Returns
+        -------
+        ndarray
+            ``float[N, N]``, row is the source; NaN where a pair was not measured.
+        """
         seconds: Floats = self.latency_s + message_bytes / self.bandwidth_bytes_per_s
         return seconds
 
     def subset(self, devices: Sequence[int] | Sequence[str]) -> Network:
-        """The network of some devices, given by index or id, in that order."""
-        index = [self.index_of(d) for d in devices]
+        """The network of some devices, given by index or id, in that order.
+
+        Parameters
+        ----------
+        devices
+            Indices or ids, each once.
+
+        Returns
+        -------
+        Network
+            The devices named, in the order named.
+
+        Raises
+        ------
+        NetworkError
+            There is no such device.
+        """
+        index = [self.index_of(d) for d in several("devices", devices, error=NetworkError)]
         grid = np.ix_(index, index)
         return Network(
             self.latency_s[grid],
@@ -203,7 +302,23 @@ class Network:
         )
 
     def index_of(self, device: int | str) -> int:
-        """Index of a device given by index or id."""
+        """Index of a device given by index or id.
+
+        Parameters
+        ----------
+        device
+            Index (0 to N - 1) or id.
+
+        Returns
+        -------
+        int
+            0 to N - 1.
+
+        Raises
+        ------
+        NetworkError
+            There is no such device.
+        """
         if isinstance(device, str):
             if device not in self.ids:
                 raise NetworkError(
@@ -211,15 +326,21 @@ class Network:
                     + (", ..." if len(self) > 8 else "")
                 )
             return self.ids.index(device)
-        if not 0 <= device < len(self):
-            raise NetworkError(f"no device {device}; indices run from 0 to {len(self) - 1}")
-        return int(device)
+        index = count("a device's index", device, 0, error=NetworkError)
+        if index >= len(self):
+            raise NetworkError(f"no device {index}; indices run from 0 to {len(self) - 1}")
+        return index
 
     def complete(self) -> Network:
         """The largest sub-network without missing pairs.
 
         Exact (a minimum vertex cover of the missing pairs); of several largest ones, the one that
         drops the lexicographically smallest set of indices.
+
+        Returns
+        -------
+        Network
+            Devices in their old order.
         """
         dropped = _minimum_cover({(min(p), max(p)) for p in self.missing_pairs()})
         return self.subset([i for i in range(len(self)) if i not in dropped])
@@ -244,29 +365,34 @@ class Network:
         -------
         Network
             Devices ``"Oregon/0"``, ``"Oregon/1"``, ... with region ``"Oregon"``.
+
+        Raises
+        ------
+        NetworkError
+            No regions, an unknown one, or a count or value that is none.
         """
         sources: list[int] = []
         ids: list[str] = []
-        for region, count in counts.items():
-            if isinstance(count, bool) or int(count) != count or count < 1:
-                raise NetworkError(
-                    f"region {region!r} asks for {count} devices; give a whole number of at least 1"
-                )
-            index = self.index_of(region)
-            sources += [index] * int(count)
-            ids += [f"{region}/{k}" for k in range(int(count))]
+        for region, asked in mapping("counts", counts, error=NetworkError).items():
+            size = count(f"counts of region {region!r}", asked, error=NetworkError)
+            sources += [self.index_of(region)] * size
+            ids += [f"{region}/{k}" for k in range(size)]
         if not sources:
             raise NetworkError("replicate() got no regions; name at least one, such as {'a': 8}")
         grid = np.ix_(sources, sources)
         latency, bandwidth = self.latency_s[grid], self.bandwidth_bytes_per_s[grid]
         regions = [self.ids[i] for i in sources]
         same = np.equal.outer(sources, sources)
-        for array, inside in (
-            (latency, intra_latency_s),
-            (bandwidth, intra_bandwidth_bytes_per_s),
+        for field, array, inside in (
+            ("intra_latency_s", latency, intra_latency_s),
+            ("intra_bandwidth_bytes_per_s", bandwidth, intra_bandwidth_bytes_per_s),
         ):
+            of = dict(inside) if isinstance(inside, Mapping) else dict.fromkeys(regions, inside)
             per_device = np.array(
-                [float(inside[r] if isinstance(inside, Mapping) else inside) for r in regions]
+                [
+                    real(f"{field} of region {r!r}", of.get(r), 0, error=NetworkError)
+                    for r in regions
+                ]
             )
             array[same] = np.broadcast_to(per_device[:, None], same.shape)[same]
         return Network(latency, bandwidth, ids, regions)
@@ -289,6 +415,10 @@ class Network:
             "regions": self.regions,
         }
         return Network(**{**fields, **changes})
+
+
+def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(str(v) for v in several(field, values, error=NetworkError))
 
 
 def _square(field: str, values: ArrayLike) -> Floats:

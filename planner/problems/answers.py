@@ -28,7 +28,18 @@ class AssignmentPlan:
 
     @classmethod
     def of_grid(cls, grid: Sequence[Sequence[int]] | NDArray[np.int64]) -> AssignmentPlan:
-        """From a grid; its rows are put in order of their first device."""
+        """From a grid; its rows are put in order of their first device.
+
+        Parameters
+        ----------
+        grid
+            ``int[pipelines, stages]``.
+
+        Returns
+        -------
+        AssignmentPlan
+            Its groups are sorted.
+        """
         array = np.array(grid, dtype=np.int64)
         array = array[np.argsort(array[:, 0], kind="stable")]
         array.setflags(write=False)
@@ -36,7 +47,18 @@ class AssignmentPlan:
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[int]]) -> AssignmentPlan:
-        """Groups of unequal size: there is no grid."""
+        """Groups of unequal size: there is no grid.
+
+        Parameters
+        ----------
+        groups
+            Devices of every stage.
+
+        Returns
+        -------
+        AssignmentPlan
+            Without a grid.
+        """
         return cls(tuple(tuple(sorted(map(int, group))) for group in groups), None)
 
     def __eq__(self, other: object) -> bool:
@@ -122,7 +144,19 @@ class AveragingPlan:
 
 
 class PathOp(NamedTuple):
-    """One operation of a microbatch on a device: F, H or B."""
+    """One operation of a microbatch on a device: F, H or B.
+
+    Attributes
+    ----------
+    microbatch
+        From 0.
+    device
+        Its index.
+    kind
+        F, H or B.
+    start_s, end_s
+        Begin and end.
+    """
 
     microbatch: int
     device: int
@@ -148,7 +182,20 @@ class PathPlan:
 
     @classmethod
     def of(cls, paths: Sequence[Sequence[int]], ops: Sequence[PathOp]) -> PathPlan:
-        """Canonical: plain integers, operations in order of start, device, kind, microbatch."""
+        """Canonical: plain integers, operations in order of start, device, kind, microbatch.
+
+        Parameters
+        ----------
+        paths
+            Devices of every microbatch.
+        ops
+            In any order.
+
+        Returns
+        -------
+        PathPlan
+            Equal decisions give equal plans.
+        """
         return cls(
             tuple(tuple(int(d) for d in path) for path in paths),
             tuple(sorted(ops, key=lambda o: (o.start_s, o.device, o.kind, o.microbatch))),
@@ -160,7 +207,18 @@ class PathPlan:
         return max((op.end_s for op in self.ops), default=0.0)
 
     def order(self, devices: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-        """Per device, its operations ``(kind, microbatch)`` in order, as a plan file has them."""
+        """Per device, its operations ``(kind, microbatch)`` in order, as a plan file has them.
+
+        Parameters
+        ----------
+        devices
+            N.
+
+        Returns
+        -------
+        tuple[tuple[tuple[str, int], ...], ...]
+            N tuples.
+        """
         rows: list[list[tuple[str, int]]] = [[] for _ in range(devices)]
         # what takes no time comes in the order F, H, B
         for op in sorted(self.ops, key=lambda o: (o.start_s, o.end_s, "FHB".index(o.kind))):

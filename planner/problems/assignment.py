@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
+from planner.network.values import short
 from planner.problems.error import ProblemError
-from planner.problems.quantities import of_kind, per_item, short, whole
+from planner.problems.quantities import of_kind, per_item, whole
 
 Floats = NDArray[np.float64]
 
@@ -28,19 +29,29 @@ class AssignmentProblem:
     ----------
     network
         Complete network of N devices. Both directions are averaged here, as the paper does.
-    stages, pipelines
-        Equal groups: ``stages * pipelines == N``.
     stage_sizes
         Instead of the two: devices per stage, summing to N.
     activation_bytes
         c_PP, bytes over one boundary: a scalar, or one per boundary (S - 1).
     gradient_bytes
         c_DP, bytes of one stage's gradients: a scalar, or one per stage (S).
+    stages, pipelines
+        Equal groups: ``stages * pipelines == N``.
 
     Attributes
     ----------
     network
         The network with both directions averaged.
+
+    Raises
+    ------
+    ProblemError
+        The network lacks pairs, or sizes and bytes do not fit it.
+
+    References
+    ----------
+    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
+    (DT-FM, 2022), section 3, eq. 1-4.
     """
 
     network: Network
@@ -128,16 +139,49 @@ class AssignmentProblem:
         )
 
     def exchange_s(self, stage: int) -> Floats:
-        """N x N: one pair's summand of eq. 2 in ``stage``, 0 on the diagonal."""
+        """N x N: one pair's summand of eq. 2 in ``stage``, 0 on the diagonal.
+
+        Parameters
+        ----------
+        stage
+            j, from 0.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         share = self.gradient_bytes[stage] / self.stage_sizes[stage]
         return 2 * self.network.transfer_s(share)
 
     def hop_s(self, boundary: int) -> Floats:
-        """N x N: ``latency + activation_bytes / bandwidth`` between stages j and j + 1."""
+        """N x N: ``latency + activation_bytes / bandwidth`` between stages j and j + 1.
+
+        Parameters
+        ----------
+        boundary
+            j, between stages j and j + 1.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         return self.network.transfer_s(self.activation_bytes[boundary])
 
     def data_parallel_s(self, groups: Sequence[Sequence[int]]) -> float:
-        """Eq. 2 and its maximum over the stages."""
+        """Eq. 2 and its maximum over the stages.
+
+        Parameters
+        ----------
+        groups
+            Devices of every stage, in pipeline order.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         worst = 0.0
         for stage, group in enumerate(groups):
             if len(group) > 1:
@@ -146,7 +190,20 @@ class AssignmentProblem:
         return worst
 
     def boundary_s(self, boundary: int, left: Sequence[int], right: Sequence[int]) -> float:
-        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side."""
+        """B_j of eq. 3: smallest largest hop over matchings that cover the smaller side.
+
+        Parameters
+        ----------
+        boundary
+            j, between stages j and j + 1.
+        left, right
+            Devices of stage j and of stage j + 1.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -163,11 +220,33 @@ class AssignmentProblem:
         return float(levels[low])
 
     def pipeline_s(self, groups: Sequence[Sequence[int]]) -> float:
-        """Eq. 4 for the groups in the given order: the sum of ``2 B_j``."""
+        """Eq. 4 for the groups in the given order: the sum of ``2 B_j``.
+
+        Parameters
+        ----------
+        groups
+            Devices of every stage, in pipeline order.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return sum(2 * self.boundary_s(j, groups[j], groups[j + 1]) for j in range(len(groups) - 1))
 
     def cost(self, groups: Sequence[Sequence[int]]) -> float:
-        """COMM-COST of eq. 1 in seconds for groups in pipeline order."""
+        """COMM-COST of eq. 1 in seconds for groups in pipeline order.
+
+        Parameters
+        ----------
+        groups
+            Devices of every stage, in pipeline order.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.data_parallel_s(groups) + self.pipeline_s(groups)
 
     def replace(self, **changes: Any) -> AssignmentProblem:

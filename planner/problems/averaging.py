@@ -41,6 +41,11 @@ class AveragingProblem:
         True: delayed parameter updates, a step takes the longer of computing and averaging.
         False: it takes their sum.
 
+    Raises
+    ------
+    ProblemError
+        A value that is none, or arrays that do not fit each other.
+
     Notes
     -----
     Reducer i works at the rate r_i: every contributor k (c_k = 1) sends it a_ki = c_k r_i, it
@@ -51,6 +56,11 @@ class AveragingProblem:
     * uses links ``c_i r_j + r_i                                <= t_ij`` for j != i,
 
     and the collaboration makes ``min(sum_i s_i c_i / B, R / P)`` steps per second.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
+    Appendix B.
     """
 
     samples_per_s: Floats
@@ -152,19 +162,58 @@ class AveragingProblem:
         return self.can_compute & (self.samples_per_s > 0)
 
     def upload_of(self, rates: ArrayLike, computes: ArrayLike) -> Floats:
-        """Bytes per second that each peer uploads at the rates r_i: the left side of eq. 2."""
+        """Bytes per second that each peer uploads at the rates r_i: the left side of eq. 2.
+
+        Parameters
+        ----------
+        rates
+            ``float[n]``, r_i in bytes per second.
+        computes
+            ``bool[n]``, c_i.
+
+        Returns
+        -------
+        ndarray
+            ``float[n]``.
+        """
         r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
         used: Floats = c * (r.sum() - r) + (len(self) - 1) * r
         return used
 
     def download_of(self, rates: ArrayLike, computes: ArrayLike) -> Floats:
-        """Bytes per second that each peer downloads at the rates r_i."""
+        """Bytes per second that each peer downloads at the rates r_i.
+
+        Parameters
+        ----------
+        rates
+            ``float[n]``, r_i in bytes per second.
+        computes
+            ``bool[n]``, c_i.
+
+        Returns
+        -------
+        ndarray
+            ``float[n]``.
+        """
         r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
         used: Floats = (c.sum() - c) * r + (r.sum() - r)
         return used
 
     def link_of(self, rates: ArrayLike, computes: ArrayLike) -> Floats:
-        """``a_ij + g_ij`` in bytes per second; 0 on the diagonal."""
+        """``a_ij + g_ij`` in bytes per second; 0 on the diagonal.
+
+        Parameters
+        ----------
+        rates
+            ``float[n]``, r_i in bytes per second.
+        computes
+            ``bool[n]``, c_i.
+
+        Returns
+        -------
+        ndarray
+            ``float[n, n]``.
+        """
         r, c = np.asarray(rates, dtype=np.float64), np.asarray(computes, dtype=np.float64)
         used: Floats = np.outer(c, r) + r[:, None]
         np.fill_diagonal(used, 0.0)
@@ -174,13 +223,38 @@ class AveragingProblem:
         """Steps per second at the rates r_i with the contributors c_i (not checked for limits).
 
         A single peer averages with nobody, so that only its computing counts.
+
+        Parameters
+        ----------
+        rates
+            ``float[n]``, r_i in bytes per second.
+        computes
+            ``bool[n]``, c_i.
+
+        Returns
+        -------
+        float
+            Steps per second.
         """
         total = float(np.sum(np.asarray(rates, dtype=np.float64)))
         samples = float(self.samples_per_s[np.asarray(computes, dtype=bool)].sum())
         return self.steps_of(samples, np.inf if len(self) == 1 else total)
 
     def steps_of(self, samples_per_s: float, total_rate: float) -> float:
-        """Steps per second from ``sum_i s_i c_i`` and R, overlapped or one after the other."""
+        """Steps per second from ``sum_i s_i c_i`` and R, overlapped or one after the other.
+
+        Parameters
+        ----------
+        samples_per_s
+            Of all contributors together.
+        total_rate
+            R in bytes per second.
+
+        Returns
+        -------
+        float
+            0 where nothing is computed or averaged.
+        """
         if samples_per_s <= 0 or total_rate <= 0:
             return 0.0
         if self.overlap:
@@ -203,7 +277,18 @@ class AveragingProblem:
         return AveragingProblem(**{**fields, **changes})
 
     def subset(self, peers: Sequence[int]) -> AveragingProblem:
-        """The problem of some peers, in that order: what is left when the others leave."""
+        """The problem of some peers, in that order: what is left when the others leave.
+
+        Parameters
+        ----------
+        peers
+            Indices, each once.
+
+        Returns
+        -------
+        AveragingProblem
+            Validated again.
+        """
         index = [int(i) for i in peers]
         links = self.link_bytes_per_s
         return self.replace(

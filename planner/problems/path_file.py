@@ -33,7 +33,18 @@ class PathFile:
     ignored: tuple[str, ...]
 
     def with_changes(self, changes: Mapping[str, Any]) -> PathFile:
-        """With the values of options that were given, those that are not None."""
+        """With the values of options that were given, those that are not None.
+
+        Parameters
+        ----------
+        changes
+            Values by field; None leaves one as it is.
+
+        Returns
+        -------
+        PathFile
+            A copy.
+        """
         given = {name: value for name, value in changes.items() if value is not None}
         return PathFile(self.path, {**self.values, **given}, self.ignored)
 
@@ -89,7 +100,23 @@ class PathFile:
 
 
 def load_path_file(path: str | Path) -> PathFile:
-    """Read the JSON; what the fields say is checked when a problem is made of them."""
+    """Read the JSON; what the fields say is checked when a problem is made of them.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    PathFile
+        Fields as they stand in the file.
+
+    Raises
+    ------
+    ProblemError
+        One line with the path and what is wrong.
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -19,7 +19,19 @@ TRUTH = {"": True, "yes": True, "true": True, "1": True, "no": False, "false": F
 
 @dataclass(frozen=True)
 class Peers:
-    """Named peers, in the order of their file; SI units."""
+    """Named peers, in the order of their file; SI units.
+
+    Attributes
+    ----------
+    names
+        Unique names.
+    samples_per_s
+        s_i: samples per second that a peer computes.
+    upload_bytes_per_s, download_bytes_per_s
+        u_i and d_i.
+    can_compute, can_aggregate
+        Whether a peer may contribute, and whether it may sum.
+    """
 
     names: tuple[str, ...]
     samples_per_s: tuple[float, ...]
@@ -31,7 +43,29 @@ class Peers:
     def problem(
         self, batch_samples: float, gradient_bytes: float, links: Network | None, overlap: bool
     ) -> AveragingProblem:
-        """The averaging problem; ``links`` gives the pairwise limits by the peers' names."""
+        """The averaging problem; ``links`` gives the pairwise limits by the peers' names.
+
+        Parameters
+        ----------
+        batch_samples
+            Samples per optimiser step.
+        gradient_bytes
+            Bytes of the vector that is averaged.
+        links
+            A network that has the peers' names; None: no pairwise limits.
+        overlap
+            Whether computing and averaging run at the same time.
+
+        Returns
+        -------
+        AveragingProblem
+            In the order of the peers.
+
+        Raises
+        ------
+        NetworkError
+            The network lacks a peer or a pair.
+        """
         pairs = None
         if links is not None:
             mine = links.subset(self.names)
@@ -51,7 +85,23 @@ class Peers:
 
 
 def load_peers(path: str | Path) -> Peers:
-    """Read ``name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]``."""
+    """Read ``name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]``.
+
+    Parameters
+    ----------
+    path
+        Of the CSV file.
+
+    Returns
+    -------
+    Peers
+        In SI units.
+
+    Raises
+    ------
+    ProblemError
+        One line with the path, the row and what is wrong.
+    """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)

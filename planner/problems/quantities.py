@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import operator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.network import values
+from planner.network.values import Choice, Kind, short
 from planner.problems.error import ProblemError
-
-Kind = TypeVar("Kind")
-Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:
@@ -20,8 +18,24 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
 
     Parameters
     ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+    count
+        Number of items.
     item
         What an entry belongs to, for the message: "peer", "device", "stage".
+
+    Returns
+    -------
+    ndarray
+        ``float[count]``, a copy.
+
+    Raises
+    ------
+    ProblemError
+        Another shape, no numbers, or one below 0 or not finite.
     """
     try:
         given = np.asarray(value, dtype=np.float64)
@@ -43,7 +57,25 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
 
 
 def positive(field: str, value: Any) -> float:
-    """A finite number ``> 0``, refused if it is not one."""
+    """A finite number ``> 0``, refused if it is not one.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    ProblemError
+        It is none, or not above 0.
+    """
     number = real(field, value)
     if not (np.isfinite(number) and number > 0):
         raise ProblemError(f"{field} is {value}; it must be > 0 and finite")
@@ -51,7 +83,25 @@ def positive(field: str, value: Any) -> float:
 
 
 def real(field: str, value: Any) -> float:
-    """A number, refused if it is text, a truth value, an array or nothing."""
+    """A number, refused if it is text, a truth value, an array or nothing.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    ProblemError
+        It is none.
+    """
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
             raise TypeError
@@ -62,32 +112,37 @@ def real(field: str, value: Any) -> float:
 
 def of_kind(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
     """A value of the kind that a function takes, refused if it is something else."""
-    if not isinstance(value, kind):
-        raise ProblemError(f"{field} must be of type {kind.__name__}, found {short(value)}")
-    return value
+    return values.of_kind(kind, value, field, error=ProblemError)
 
 
 def choice(kind: type[Choice], field: str, value: Any) -> Choice:
     """One of an enum's words, refused if it is none of them."""
-    try:
-        return kind(value)
-    except ValueError:
-        raise ProblemError(
-            f"{field} {short(value)} is unknown; choose one of {', '.join(kind)}"
-        ) from None
-
-
-def short(value: Any) -> str:
-    """The value for a message of one line."""
-    text = repr(value)
-    if len(text) > 40 or "\n" in text:
-        return f"a value of type {type(value).__name__}"
-    return text
+    return values.choice(kind, field, value, error=ProblemError)
 
 
 def whole(field: str, value: Any) -> int:
-    """A whole number, refused if it is not one."""
+    """A whole number, refused if it is not one.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    ProblemError
+        It is none.
+    """
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         return operator.index(value)
     except TypeError:
         raise ProblemError(f"{field} must be a whole number, found {short(value)}") from None

@@ -37,7 +37,34 @@ class StageNumbers:
 
     @classmethod
     def of(cls, cluster: Cluster, workload: Workload, stages: int) -> StageNumbers:
-        """For ``stages`` equal cuts of a workload on a cluster."""
+        """For ``stages`` equal cuts of a workload on a cluster.
+
+        Parameters
+        ----------
+        cluster
+            N devices.
+        workload
+            What is trained.
+        stages
+            Number of equal cuts.
+
+        Returns
+        -------
+        StageNumbers
+            Seconds and microbatches.
+
+        Raises
+        ------
+        NetworkError
+            A pair was not measured.
+        ValueError
+            More stages than layers.
+
+        References
+        ----------
+        "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
+        Networks" (2025), section 3.1.
+        """
         cluster.network.require_complete()
         shape = (stages, len(cluster))
         forward, backward, last = np.empty(shape), np.empty(shape), np.empty(shape)

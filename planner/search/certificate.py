@@ -24,7 +24,20 @@ class Status(enum.StrEnum):
 
 
 def relative_gap(objective: float | None, bound: float | None) -> float | None:
-    """``|objective - bound| / max(|objective|, 1e-12)``, or None if either is missing."""
+    """``|objective - bound| / max(|objective|, 1e-12)``, or None if either is missing.
+
+    Parameters
+    ----------
+    objective
+        Of the plan.
+    bound
+        Proven, in the same unit.
+
+    Returns
+    -------
+    float or None
+        At least 0.
+    """
     if objective is None or bound is None:
         return None
     return abs(objective - bound) / max(abs(objective), 1e-12)
@@ -38,8 +51,16 @@ class Certificate:
     ----------
     method
         The solver that made the part.
+    status
+        Follows from the gap.
     objective, bound, gap
         See `planner.search.result.Result`; ``gap`` is None where there is no bound.
+    stop_reason
+        What ended the search.
+    runtime_s
+        Seconds it took.
+    seed
+        It was started with.
     basis
         What the bound stands on: an argument, or the solver whose word it is.
     witness

@@ -22,12 +22,19 @@ def solver_for(
 
     Parameters
     ----------
+    seed
+        Of its random choices.
     workers
         Threads; the same decisions every time only with one.
     max_s
         Seconds; infinite: no limit.
     max_work
         CP-SAT's deterministic time, which a busy machine does not change; infinite: no limit.
+
+    Returns
+    -------
+    cp_model.CpSolver
+        Ready for `solve_interruptibly`.
     """
     from ortools.sat.python import cp_model
 
@@ -61,6 +68,25 @@ def solve_interruptibly(
 
     CP-SAT would swallow the signal, and a call into it would hold back Python's handler, so the
     solve runs beside the main thread.
+
+    Parameters
+    ----------
+    solver
+        With its limits.
+    model
+        What to solve.
+    callback
+        Hears of solutions and bounds; None: nobody does.
+
+    Returns
+    -------
+    Any
+        CP-SAT's status.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Raised again once the solver has stopped.
     """
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -16,6 +16,11 @@ def fingerprint(problem: Any) -> str:
     ----------
     problem
         Frozen data: dataclasses, arrays, networks, sequences, plain values.
+
+    Returns
+    -------
+    str
+        For messages, not for security.
     """
     digest = hashlib.sha256()
     _feed(digest, problem)

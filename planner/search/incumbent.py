@@ -82,8 +82,15 @@ class Incumbent(Generic[PlanT]):
 
         Parameters
         ----------
+        objective
+            Its objective.
         plan
             The plan, or what makes it, called only if it is kept.
+
+        Returns
+        -------
+        bool
+            Whether it is the best so far.
 
         Raises
         ------
@@ -132,7 +139,20 @@ class Incumbent(Generic[PlanT]):
                 self._require_consistent(basis)
 
     def close(self, basis: str, witness: Witness | None = None) -> None:
-        """State that no plan is better than the incumbent: the search excluded all others."""
+        """State that no plan is better than the incumbent: the search excluded all others.
+
+        Parameters
+        ----------
+        basis
+            The argument, in plain words.
+        witness
+            What a checker needs to recompute it.
+
+        Raises
+        ------
+        WrongBoundError
+            An earlier bound contradicts it.
+        """
         with self._lock:
             assert self.plan is not None
             self._set_bound(self.objective, basis, witness)
@@ -216,7 +236,20 @@ class Incumbent(Generic[PlanT]):
         )
 
     def without_plan(self, status: Status, why: str) -> Result[PlanT]:
-        """The outcome where there is no plan: INFEASIBLE or UNKNOWN, and why."""
+        """The outcome where there is no plan: INFEASIBLE or UNKNOWN, and why.
+
+        Parameters
+        ----------
+        status
+            INFEASIBLE or UNKNOWN.
+        why
+            The stop reason.
+
+        Returns
+        -------
+        Result[PlanT]
+            Without objective and bound.
+        """
         return Result(
             None,
             status,
@@ -249,6 +282,11 @@ class Incumbent(Generic[PlanT]):
 
     def contradict(self, what: str) -> NoReturn:
         """State that a proof or a model excludes the best plan, which there is.
+
+        Parameters
+        ----------
+        what
+            The proof or the model, in plain words.
 
         Raises
         ------

@@ -34,10 +34,16 @@ class Result(Generic[PlanT]):
     bound
         Proven: no plan is better than this. Below the objective when minimising,
         above it when maximising. None when there is none.
-    history
-        ``(time_s, objective)`` of each improvement.
+    runtime_s
+        Seconds it took.
+    stop_reason
+        What ended the search.
+    seed
+        It was started with.
     method
         Name of the solver that produced the plan.
+    history
+        ``(time_s, objective)`` of each improvement.
     candidates
         The table that a choice was made from, if there was one.
     basis
@@ -75,7 +81,38 @@ class Result(Generic[PlanT]):
         basis: str = "",
         witness: Witness | None = None,
     ) -> Result[PlanT]:
-        """A result with a plan; its status follows from the gap."""
+        """A result with a plan; its status follows from the gap.
+
+        Parameters
+        ----------
+        plan
+            None when there is none.
+        objective
+            Of the plan.
+        bound
+            Proven, in the same unit; None if there is none.
+        runtime_s
+            Seconds it took.
+        stop_reason
+            What ended the search.
+        seed
+            It was started with.
+        method
+            That was used.
+        history
+            ``(time_s, objective)`` of each improvement.
+        candidates
+            What was compared, where several were.
+        basis
+            The argument of the bound.
+        witness
+            What a checker needs to recompute it.
+
+        Returns
+        -------
+        Result[PlanT]
+            OPTIMAL exactly when the gap is within 1e-6.
+        """
         gap = relative_gap(objective, bound)
         status = Status.OPTIMAL if gap is not None and gap <= OPTIMAL_GAP else Status.FEASIBLE
         return cls(

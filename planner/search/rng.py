@@ -33,5 +33,18 @@ def next_unit(state: NDArray[np.uint64]) -> Any:
 
 @njit(cache=True, nogil=True)
 def next_below(state: NDArray[np.uint64], n: int) -> Any:
-    """Uniform in 0..n-1 for n below 2 ** 32."""
+    """Uniform in 0..n-1 for n below 2 ** 32.
+
+    Parameters
+    ----------
+    state
+        ``uint64[1]``; moves on.
+    n
+        At least 1.
+
+    Returns
+    -------
+    Any
+        ``int64``.
+    """
     return np.int64(((next_word(state) >> _S32) * np.uint64(n)) >> _S32)

@@ -16,6 +16,18 @@ class Head(enum.StrEnum):
         return 0 if self is Head.FIRST else stages - 1
 
 
+class Wiring(enum.StrEnum):
+    """Whether microbatches take planned paths or are routed while running."""
+
+    FIXED = "fixed"
+
+
+class OuterStep(enum.StrEnum):
+    """What takes the outer step where gradients are not averaged every step."""
+
+    NESTEROV = "nesterov"
+
+
 class Codec(enum.StrEnum):
     """How gradients are written on the wire."""
 

@@ -21,7 +21,7 @@ from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import (
     FORMAT,
@@ -39,7 +39,23 @@ from planner.workload.workload import Workload
 
 
 def from_dict(data: Any) -> TrainingPlan:
-    """Validate and build; raises `PlanError` at the first rule broken."""
+    """Validate and build; raises `PlanError` at the first rule broken.
+
+    Parameters
+    ----------
+    data
+        Parsed JSON.
+
+    Returns
+    -------
+    TrainingPlan
+        Validated.
+
+    Raises
+    ------
+    PlanError
+        One line with the field, the value and the remedy.
+    """
     _require_version(data)
     for error in schema.errors(data, schema.load_schema("plan")):
         raise PlanError(str(error))
@@ -60,7 +76,15 @@ def from_dict(data: Any) -> TrainingPlan:
 
 
 def save_plan(plan: TrainingPlan, path: str | Path) -> None:
-    """Write the plan file; nothing half written."""
+    """Write the plan file; nothing half written.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    path
+        Of the file.
+    """
     # a line per top-level field, so that plans can be read and compared
     lines = (
         f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
@@ -71,6 +95,16 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
 
 def load_plan(path: str | Path) -> TrainingPlan:
     """Read and validate a plan file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    TrainingPlan
+        Validated.
 
     Raises
     ------
@@ -188,7 +222,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         },
         cycle=tuple(int(k) for k in paths["cycle"]),
         codec=Codec(data["averaging"]["codec"]),
-        wiring=data["wiring"]["kind"],
+        wiring=Wiring(data["wiring"]["kind"]),
         sync=Sync(int(sync["every_steps"]), outer),
         package_version=data["package_version"],
     )

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster
+from planner.network.values import choice, count, of_kind, real, several
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Codec, Head, OuterStep, Wiring
+from planner.training_plan.error import PlanError
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
@@ -30,6 +32,8 @@ class Schedule:
 
     Attributes
     ----------
+    name
+        What made it, for people.
     head
         The device of each path that runs head and loss.
     paths
@@ -44,7 +48,11 @@ class Schedule:
     order: tuple[tuple[Operation, ...], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "head", Head(self.head))
+        object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
+        for name in ("paths", "order"):
+            rows = several(name, getattr(self, name), error=PlanError)
+            rows = tuple(several(name, row, error=PlanError) for row in rows)
+            object.__setattr__(self, name, rows)
 
     def head_device(self, microbatch: int) -> int:
         """The device that runs H of a microbatch."""
@@ -73,48 +81,149 @@ class Schedule:
 
 @dataclass(frozen=True)
 class AveragingGroup:
-    """Devices that average together: member k sums ``shares[k]`` of the vector."""
+    """Devices that average together (DeDLOC, 3.2).
+
+    Attributes
+    ----------
+    members
+        Devices.
+    shares
+        Per member, the fraction of the vector that it sums; they sum to 1 (eq. 6).
+    contributes
+        Per member, c_k: whether it gives its gradients. All members receive the average.
+
+    Raises
+    ------
+    PlanError
+        No lists of devices, numbers and truth values.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2.
+    """
 
     members: tuple[int, ...]
     shares: tuple[float, ...]
     contributes: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("members", "shares", "contributes"):
+            object.__setattr__(self, name, several(name, getattr(self, name), error=PlanError))
+        for member in self.members:
+            count("a member of an averaging group", member, 0, error=PlanError)
+        for share in self.shares:
+            real("a share of an averaging group", share, 0, error=PlanError)
+        for flag in self.contributes:
+            of_kind(bool, flag, "contributes", error=PlanError)
+
     @classmethod
     def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
-        """Everybody contributes and everybody sums the same share."""
+        """Everybody contributes and everybody sums the same share.
+
+        Parameters
+        ----------
+        members
+            Devices, at least one.
+
+        Returns
+        -------
+        AveragingGroup
+            Shares of 1 / n.
+
+        Raises
+        ------
+        PlanError
+            There are no members.
+        """
+        if not members:
+            raise PlanError("an averaging group has no members; give at least one")
         n = len(members)
         return cls(members, (1.0 / n,) * n, (True,) * n)
 
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """DiLoCo's outer step."""
+    """DiLoCo's outer step.
 
-    optimizer: str
+    Attributes
+    ----------
+    optimizer
+        What takes the step; a string is turned into an `OuterStep`.
+    learning_rate
+        Of the outer step, on the mean change of the parameters.
+    momentum
+        Of the outer step, ``>= 0``.
+
+    Raises
+    ------
+    PlanError
+        An unknown optimizer, or no numbers.
+
+    References
+    ----------
+    J. Kolehmainen et al., "DiLoCo-SWARM" (2024), after A. Douillard et al., "DiLoCo" (2023).
+    """
+
+    optimizer: OuterStep
     learning_rate: float
     momentum: float
 
     def __post_init__(self) -> None:
         # one form of every number, so that equal plans have equal hashes
-        object.__setattr__(self, "learning_rate", float(self.learning_rate))
-        object.__setattr__(self, "momentum", float(self.momentum))
+        kind = choice(OuterStep, "outer optimizer", self.optimizer, error=PlanError)
+        object.__setattr__(self, "optimizer", kind)
+        for name in ("learning_rate", "momentum"):
+            number = real(f"outer {name}", getattr(self, name), 0, error=PlanError)
+            object.__setattr__(self, name, number)
 
 
 @dataclass(frozen=True)
 class Sync:
-    """Average every ``every_steps`` steps, with an outer optimizer if more than one."""
+    """Average every ``every_steps`` steps, with an outer optimizer if more than one.
+
+    Attributes
+    ----------
+    every_steps
+        H, at least 1.
+    outer
+        What takes the outer step where H > 1.
+
+    Raises
+    ------
+    PlanError
+        H is no whole number of at least 1.
+    """
 
     every_steps: int = 1
     outer: OuterOptimizer | None = None
 
+    def __post_init__(self) -> None:
+        count("every_steps", self.every_steps, error=PlanError)
+        if self.outer is not None:
+            of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
+
 
 @dataclass(frozen=True)
 class Predicted:
-    """Simulated seconds of one step, on average over the cycle of schedules."""
+    """Simulated seconds of one step, on average over the cycle of schedules.
+
+    Attributes
+    ----------
+    pipeline_s
+        From the step's begin to the end of its last operation.
+    averaging_s
+        The longest averaging of a stage.
+    step_s
+        The whole step.
+    """
 
     pipeline_s: float
     averaging_s: float
     step_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("pipeline_s", "averaging_s", "step_s"):
+            real(f"predicted.{name}", getattr(self, name), error=PlanError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +240,14 @@ class TrainingPlan:
         Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
     averaging
         Per stage, rounds of disjoint groups.
+    predicted
+        Simulated seconds.
+    codec
+        How gradients are written on the wire.
     wiring, sync
-        ``"fixed"`` paths; how often gradients are averaged.
+        How microbatches find their way; how often gradients are averaged.
+    package_version
+        Release that made the plan.
     certificates
         Per part. ``paths``: mean makespan over the cycle with both directions of every link
         averaged, as the path solver counts, and a bound for this arrangement.
@@ -151,12 +266,24 @@ class TrainingPlan:
     certificates: Mapping[str, Certificate]
     cycle: tuple[int, ...] = (0,)
     codec: Codec = Codec.NONE
-    wiring: str = "fixed"
+    wiring: Wiring = Wiring.FIXED
     sync: Sync = field(default_factory=Sync)
     package_version: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", Codec(self.codec))
+        for kind, name in (
+            (Cluster, "cluster"),
+            (Workload, "workload"),
+            (ComputeTimes, "compute_times"),
+            (AssignmentPlan, "assignment"),
+            (Predicted, "predicted"),
+            (Sync, "sync"),
+            (Mapping, "certificates"),
+        ):
+            of_kind(kind, getattr(self, name), name, error=PlanError)
+        for words, name in ((Codec, "codec"), (Wiring, "wiring")):
+            word = choice(words, name, getattr(self, name), error=PlanError)
+            object.__setattr__(self, name, word)
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 

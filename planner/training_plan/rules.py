@@ -14,7 +14,18 @@ WEIGHT_TOLERANCE = 1e-9
 
 
 def contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """Rules between fields that a schema cannot state."""
+    """Rules between fields that a schema cannot state.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Yields
+    ------
+    str
+        One line each: field, rule, remedy.
+    """
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
     arch = plan.workload.architecture

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.network.values import count, mapping, of_kind, real, several
 from planner.workload.compute_times import FIELDS, ComputeTimes
 from planner.workload.workload import Workload
 
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
-
-
-def _require(path: str | Path, field: str, value: float, least: float) -> None:
-    if not (math.isfinite(value) and value >= least):
-        raise ValueError(f"{path}: {field} is {value}; it must be >= {least}, calibrate again")
 
 
 @dataclass(frozen=True)
@@ -27,18 +22,25 @@ class Calibration:
 
     Attributes
     ----------
-    software
-        Versions, processor, threads.
     date
         ISO date of the measurement.
+    software
+        Versions, processor, threads.
+    workload
+        Name of the workload that was timed.
+    microbatch_samples
+        Samples of the microbatches that were timed.
     times
         Per device id: seconds by field of `ComputeTimes`, for the stage it held.
     layers
-        Per device id: the layer range it held when it was measured.
-    microbatch_samples
-        Samples of the microbatches that were timed.
+        Per device id: the layer range ``(start, stop)`` it held when it was measured.
     link_latency_s, link_bandwidth_bytes_per_s
         Between two of the measured processes.
+
+    Raises
+    ------
+    ValueError
+        A field is missing, negative or something else.
     """
 
     date: str
@@ -49,6 +51,28 @@ class Calibration:
     layers: Mapping[str, tuple[int, int]]
     link_latency_s: float
     link_bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        of_kind(str, self.date, "date")
+        of_kind(str, self.workload, "workload")
+        for field in ("software", "times", "layers"):
+            mapping(field, getattr(self, field))
+        count("microbatch_samples", self.microbatch_samples)
+        real("link_latency_s", self.link_latency_s, 0)
+        real("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, 1)
+        for name, times in self.times.items():
+            lacks = [f for f in FIELDS if f not in mapping(f"devices.{name}", times)]
+            if lacks or name not in self.layers:
+                missing = lacks[0] if lacks else "layers"
+                raise ValueError(f"devices.{name}.{missing} is missing; give every field")
+            for field in FIELDS:
+                real(f"devices.{name}.{field}", times[field], 0)
+            ends = several(f"devices.{name}.layers", self.layers[name])
+            ends = tuple(count(f"devices.{name}.layers", end, 0) for end in ends)
+            if len(ends) != 2 or ends[0] >= ends[1]:
+                raise ValueError(
+                    f"devices.{name}.layers is {list(ends)}; it must be an ascending range"
+                )
 
     def to_json_text(self) -> str:
         """JSON text of the calibration file."""
@@ -76,7 +100,23 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        """Read a calibration file."""
+        """Read a calibration file.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Returns
+        -------
+        Calibration
+            Validated.
+
+        Raises
+        ------
+        ValueError
+            One line with the path, the field and what is wrong.
+        """
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, json.JSONDecodeError) as error:
@@ -89,7 +129,9 @@ class Calibration:
                 f"{SCHEMA_VERSION}"
             )
         try:
-            found = cls(
+            for name in ("cores", "threads_per_rank"):
+                real(f"software.{name}", data["software"][name], 1)
+            return cls(
                 str(data["date"]),
                 data["software"],
                 str(data["workload"]),
@@ -105,25 +147,12 @@ class Calibration:
                 float(data["link_latency_s"]),
                 float(data["link_bandwidth_bytes_per_s"]),
             )
-            for name in ("cores", "threads_per_rank"):
-                _require(path, f"software.{name}", float(data["software"][name]), 1)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"{path}: field {error} is missing or malformed; calibrate again"
             ) from None
-        _require(path, "microbatch_samples", found.microbatch_samples, 1)
-        _require(path, "link_latency_s", found.link_latency_s, 0)
-        _require(path, "link_bandwidth_bytes_per_s", found.link_bandwidth_bytes_per_s, 1)
-        for name, times in found.times.items():
-            start, stop = found.layers[name]
-            if not 0 <= start < stop:
-                raise ValueError(
-                    f"{path}: devices.{name}.layers is [{start}, {stop}]; it must be an ascending "
-                    "range, calibrate again"
-                )
-            for field, value in times.items():
-                _require(path, f"devices.{name}.{field}", value, 0)
-        return found
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}; calibrate again") from None
 
     def compute_times(
         self,
@@ -133,6 +162,22 @@ class Calibration:
         layers: Sequence[tuple[int, int]],
     ) -> ComputeTimes:
         """The measured times for a plan's devices, scaled by FLOPs where the stage differs.
+
+        Parameters
+        ----------
+        ids
+            Names of the N devices.
+        workload
+            What is trained.
+        groups
+            Devices of every stage.
+        layers
+            Layers ``(start, stop)`` of every stage.
+
+        Returns
+        -------
+        ComputeTimes
+            Seconds per device; its source says whether they were scaled.
 
         Raises
         ------

@@ -19,6 +19,8 @@ class ComputeTimes:
 
     Attributes
     ----------
+    source
+        Where the seconds come from.
     forward_s, backward_s
         F and B of the stage that the device holds.
     head_s
@@ -45,8 +47,17 @@ class ComputeTimes:
 
         Parameters
         ----------
+        cluster
+            N devices.
+        workload
+            What is trained.
         groups, layers
             Per stage, its devices and its layers ``(start, stop)``.
+
+        Returns
+        -------
+        ComputeTimes
+            Tuples of N seconds; 0 where a device holds no stage.
         """
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n

@@ -69,6 +69,16 @@ class StageCosts:
         """Microbatches that so much memory holds between their F and B.
 
         Infinite where nothing is kept, 0 where not even the stage itself fits.
+
+        Parameters
+        ----------
+        memory_bytes
+            Of the device.
+
+        Returns
+        -------
+        float
+            Microbatches, a whole number or infinite.
         """
         left = memory_bytes - self.state_bytes - self.scratch_bytes
         if self.saved_bytes == 0:
@@ -79,7 +89,22 @@ class StageCosts:
 def stage_costs(
     workload: Workload, start: int, stop: int, *, with_head: bool = False
 ) -> StageCosts:
-    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding."""
+    """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    start, stop
+        Layers ``start`` to ``stop - 1``.
+    with_head
+        Whether head and loss run here too.
+
+    Returns
+    -------
+    StageCosts
+        FLOPs and bytes of one microbatch, and of the stage itself.
+    """
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
     parameters = load.parameters + (head.parameters if with_head else 0)
     return StageCosts(
@@ -96,7 +121,22 @@ def stage_costs(
 def split_costs(
     workload: Workload, split: Sequence[tuple[int, int]], head_stage: int
 ) -> tuple[StageCosts, ...]:
-    """Costs of every stage of a split, head and loss on ``head_stage``."""
+    """Costs of every stage of a split, head and loss on ``head_stage``.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    split
+        Layers ``(start, stop)`` of every stage.
+    head_stage
+        The stage that runs head and loss.
+
+    Returns
+    -------
+    tuple[StageCosts, ...]
+        One entry a stage.
+    """
     return tuple(
         stage_costs(workload, *part, with_head=j == head_stage) for j, part in enumerate(split)
     )

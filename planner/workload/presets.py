@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.workload.layers import Architecture, Layer
+from planner.network.values import of_kind, real
+from planner.workload.layers import Architecture, Family, Layer
 
 Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
@@ -35,21 +36,38 @@ def transformer(
 
     Parameters
     ----------
+    name
+        Of the workload.
+    arch
+        Sizes of the transformer.
     batch_samples, microbatch_samples
         Samples of one optimizer step, and of what travels together.
     activation_bytes_per_element
         2 where training is in 16 bits, 4 in 32.
+    source
+        Where its figures come from.
+
+    Returns
+    -------
+    Fields
+        Fields of a `Workload`.
+
+    Raises
+    ------
+    ValueError
+        Something else than an architecture or a number was given.
+
+    References
+    ----------
+    D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM" (2021), 5.1; V. Korthikanti et al., "Reducing Activation Recomputation in Large
+    Transformer Models" (2022), eq. 1.
     """
-    if arch.kind not in ("gpt2", "llama"):
-        raise ValueError(f"architecture kind {arch.kind!r} is unknown; use 'gpt2' or 'llama'")
+    of_kind(Architecture, arch, "architecture")
+    real("activation_bytes_per_element", activation_bytes_per_element, 0)
     h, s = arch.hidden, arch.sequence
-    if h % arch.heads or arch.heads % arch.kv_heads:
-        raise ValueError(
-            f"hidden {h} must be a multiple of heads {arch.heads}, and heads one of kv_heads "
-            f"{arch.kv_heads}"
-        )
     kv = h // arch.heads * arch.kv_heads
-    if arch.kind == "gpt2":
+    if arch.kind is Family.GPT2:
         weights = h * (h + 2 * kv) + h * h + 2 * h * arch.ffn
         extra = (h + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
         stem_parameters = (arch.vocabulary + s) * h
@@ -91,7 +109,7 @@ def transformer(
 def _gpt(
     layers: int, hidden: int, heads: int, sequence: int, batch: int, source: str
 ) -> Callable[[str], Fields]:
-    arch = Architecture("gpt2", layers, hidden, heads, heads, 4 * hidden, 50257, sequence)
+    arch = Architecture(Family.GPT2, layers, hidden, heads, heads, 4 * hidden, 50257, sequence)
     return lambda name: transformer(name, arch, batch_samples=batch, source=source)
 
 
@@ -103,14 +121,15 @@ def _llama_ffn(hidden: int) -> int:
 def _llama(
     layers: int, hidden: int, heads: int, sequence: int, batch_tokens: int, source: str
 ) -> Callable[[str], Fields]:
-    arch = Architecture("llama", layers, hidden, heads, heads, _llama_ffn(hidden), 32000, sequence)
+    ffn = _llama_ffn(hidden)
+    arch = Architecture(Family.LLAMA, layers, hidden, heads, heads, ffn, 32000, sequence)
     batch = max(1, batch_tokens // sequence)
     return lambda name: transformer(name, arch, batch_samples=batch, source=source)
 
 
 def _swarm_encoder(hidden: int, heads: int, note: str) -> Callable[[str], Fields]:
     # no embedding or head: the paper times bare TransformerEncoderLayers
-    arch = Architecture("gpt2", 12, hidden, heads, heads, 4 * hidden, 1, 512)
+    arch = Architecture(Family.GPT2, 12, hidden, heads, heads, 4 * hidden, 1, 512)
 
     def build(name: str) -> Fields:
         bare = transformer(name, arch, batch_samples=1, source=note)
@@ -124,7 +143,7 @@ def _swarm_encoder(hidden: int, heads: int, note: str) -> Callable[[str], Fields
 def _albert_large(name: str) -> Fields:
     """All 24 layers share one set of weights, so only the first owns parameters."""
     hidden, ffn, embedding, vocabulary, s = 1024, 4096, 128, 30000, 512
-    arch = Architecture("gpt2", 24, hidden, 16, 16, ffn, vocabulary, s)
+    arch = Architecture(Family.GPT2, 24, hidden, 16, 16, ffn, vocabulary, s)
     like_gpt = transformer(name, arch, batch_samples=4096)
     first, *others = like_gpt["layers"]
     layers = (first, *(replace(layer, parameters=0) for layer in others))
@@ -215,7 +234,7 @@ PRESETS: dict[str, Callable[[str], Fields]] = {
     "llama-1.5b": _llama(24, 2048, 16, 4096, 184_320, _SKIP + "; batch of its Table 3"),
     "llama-3-1b": lambda name: transformer(
         name,
-        Architecture("llama", 16, 2048, 32, 8, 8192, 128256, 8192, tied=True),
+        Architecture(Family.LLAMA, 16, 2048, 32, 8, 8192, 128256, 8192, tied=True),
         batch_samples=61,
         source="SkipPipe paper, Table 2; key-value heads, width and vocabulary of Llama 3.2 1B "
         "(Dubey et al. 2024); 500k tokens a batch",
@@ -243,8 +262,27 @@ WORKLOAD_FIELDS = (
 
 
 def preset(name: str, **changes: Any) -> Fields:
-    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed."""
-    if name not in PRESETS:
+    """A preset by name; ``sequence`` and the fields of `WORKLOAD_FIELDS` may be changed.
+
+    Parameters
+    ----------
+    name
+        Of the workload.
+    changes
+        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
+        None leaves one as it is.
+
+    Returns
+    -------
+    Fields
+        Fields of a `Workload`.
+
+    Raises
+    ------
+    ValueError
+        No such preset or field.
+    """
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no workload {name!r}; choose one of {', '.join(PRESETS)}")
     return _changed(PRESETS[name](name), changes)
 
@@ -264,10 +302,9 @@ def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
             raise ValueError(
                 f"workload {workload['name']!r} has no sequence or element size to set"
             )
-        if sequence is not None and sequence < 1:
-            raise ValueError(f"sequence is {sequence}; it must be at least 1")
         arch = workload["architecture"]
-        arch = replace(arch, sequence=sequence or arch.sequence)
+        if sequence is not None:
+            arch = replace(arch, sequence=sequence)
         workload = transformer(
             workload["name"],
             arch,
@@ -280,7 +317,26 @@ def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
 
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
-    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2)."""
+    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2).
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    changes
+        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
+        None leaves one as it is.
+
+    Returns
+    -------
+    Fields
+        Fields of a `Workload`.
+
+    Raises
+    ------
+    ValueError
+        One line with the path, the field and what is wrong.
+    """
     try:
         config = json.loads(Path(path).read_text())
     except (OSError, json.JSONDecodeError) as error:
@@ -304,7 +360,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
         hidden = need("n_embd")
         heads = need("n_head")
         arch = Architecture(
-            "gpt2",
+            Family.GPT2,
             need("n_layer"),
             hidden,
             heads,
@@ -317,7 +373,7 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     elif kind in ("llama", "mistral", "qwen2"):
         heads = need("num_attention_heads")
         arch = Architecture(
-            "llama",
+            Family.LLAMA,
             need("num_hidden_layers"),
             need("hidden_size"),
             heads,

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.network.values import count, of_kind, real, several
 from planner.workload import presets
 from planner.workload.layers import Architecture, Layer, StageLoad
 
@@ -25,6 +26,14 @@ class Workload:
 
     Attributes
     ----------
+    name
+        Of the workload.
+    stem
+        What comes before the first layer: the embedding.
+    layers
+        The chain that can be cut into stages.
+    head
+        What comes after the last: norm, projection, loss.
     batch_samples
         Samples of one optimizer step, over all pipelines.
     microbatch_samples
@@ -37,6 +46,11 @@ class Workload:
         Set where the executor can build the model.
     source
         Where the figures come from.
+
+    Raises
+    ------
+    ValueError
+        No layers, or a value that is none.
     """
 
     name: str
@@ -51,14 +65,19 @@ class Workload:
     source: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "layers", several("layers", self.layers))
         if not self.layers:
             raise ValueError(f"workload {self.name!r} has no layers; give at least one")
-        for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for part, what in ((self.stem, "stem"), (self.head, "head")):
+            of_kind(Layer, part, what)
+        for k, layer in enumerate(self.layers):
+            of_kind(Layer, layer, f"layers[{k}]")
+        if self.architecture is not None:
+            of_kind(Architecture, self.architecture, "architecture")
+        for field in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
+            object.__setattr__(self, field, real(field, getattr(self, field), 0))
         for field in ("batch_samples", "microbatch_samples"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+            object.__setattr__(self, field, count(field, getattr(self, field)))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Workload:
@@ -72,6 +91,11 @@ class Workload:
             ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or fields of
             `planner.workload.presets.WORKLOAD_FIELDS`; None leaves one as it is.
 
+        Returns
+        -------
+        Workload
+            Ready to plan with.
+
         Raises
         ------
         ValueError
@@ -81,12 +105,50 @@ class Workload:
 
     @classmethod
     def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
-        """From a Hugging Face ``config.json``; see `planner.workload.presets.from_hf_config`."""
+        """From a Hugging Face ``config.json``; see `planner.workload.presets.from_hf_config`.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+        changes
+            As for `preset`.
+
+        Returns
+        -------
+        Workload
+            Ready to plan with.
+
+        Raises
+        ------
+        ValueError
+            One line with the path, the field and what is wrong.
+        """
         return cls(**presets.from_hf_config(path, **changes))
 
     @classmethod
     def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
-        """A decoder-only transformer; see `planner.workload.presets.transformer`."""
+        """A decoder-only transformer; see `planner.workload.presets.transformer`.
+
+        Parameters
+        ----------
+        name
+            Of the workload.
+        architecture
+            Sizes of the transformer.
+        fields
+            Of `planner.workload.presets.transformer`.
+
+        Returns
+        -------
+        Workload
+            Ready to plan with.
+
+        Raises
+        ------
+        ValueError
+            A value that is none.
+        """
         return cls(**presets.transformer(name, architecture, **fields))
 
     @cached_property
@@ -100,7 +162,18 @@ class Workload:
         return sum(layer.forward_flops for layer in (self.stem, *self.layers, self.head))
 
     def stage(self, start: int, stop: int) -> StageLoad:
-        """Load of the layers ``start`` to ``stop - 1``; layer 0 brings the stem."""
+        """Load of the layers ``start`` to ``stop - 1``; layer 0 brings the stem.
+
+        Parameters
+        ----------
+        start, stop
+            Layers ``start`` to ``stop - 1``.
+
+        Returns
+        -------
+        StageLoad
+            Figures per sample.
+        """
         inside = list(self.layers[start:stop])
         if start == 0:
             inside.insert(0, self.stem)
@@ -112,9 +185,25 @@ class Workload:
         )
 
     def even_split(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """Layer ranges of nearly equal length, the longer ones first."""
+        """Layer ranges of nearly equal length, the longer ones first.
+
+        Parameters
+        ----------
+        stages
+            Number of stages.
+
+        Returns
+        -------
+        tuple[tuple[int, int], ...]
+            ``(start, stop)`` of every stage.
+
+        Raises
+        ------
+        ValueError
+            More stages than layers, or none.
+        """
         n = len(self.layers)
-        if not 1 <= stages <= n:
+        if not 1 <= count("stages", stages) <= n:
             raise ValueError(
                 f"{self.name} has {n} layers and cannot be cut into {stages} stages; "
                 f"ask for 1 to {n}"
@@ -126,13 +215,37 @@ class Workload:
         return tuple(pairwise(cuts))
 
     def activation_bytes(self, split: Sequence[tuple[int, int]]) -> tuple[float, ...]:
-        """Bytes of one sample over each boundary of a split."""
+        """Bytes of one sample over each boundary of a split.
+
+        Parameters
+        ----------
+        split
+            Layers ``(start, stop)`` of every stage.
+
+        Returns
+        -------
+        tuple[float, ...]
+            S - 1 values.
+        """
         return tuple(self.layers[stop - 1].output_bytes for _, stop in split[:-1])
 
     def gradient_bytes(
         self, split: Sequence[tuple[int, int]], head_stage: int
     ) -> tuple[float, ...]:
-        """Bytes of each stage's gradients, the head's on ``head_stage``."""
+        """Bytes of each stage's gradients, the head's on ``head_stage``.
+
+        Parameters
+        ----------
+        split
+            Layers ``(start, stop)`` of every stage.
+        head_stage
+            The stage that runs head and loss.
+
+        Returns
+        -------
+        tuple[float, ...]
+            S values.
+        """
         return tuple(
             (self.stage(*part).parameters + (self.head.parameters if j == head_stage else 0))
             * self.gradient_bytes_per_parameter
@@ -151,7 +264,18 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        """From the form that `to_dict` makes (and that a plan file holds)."""
+        """From the form that `to_dict` makes (and that a plan file holds).
+
+        Parameters
+        ----------
+        data
+            As in a plan file, validated by its schema.
+
+        Returns
+        -------
+        Workload
+            Validated.
+        """
         known = {field.name for field in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])

@@ -190,11 +190,11 @@ def test_balanced_split_is_the_best_of_all(stages: int, seed: int) -> None:
     from itertools import combinations
 
     from planner.compose.layer_split import balanced_split
-    from planner.workload.layers import Architecture
+    from planner.workload.layers import Architecture, Family
 
     rng = np.random.default_rng(seed)
     workload = pl.Workload.transformer(
-        "w", Architecture("gpt2", 8, 32, 4, 4, 64, 61, 16), batch_samples=1
+        "w", Architecture(Family.GPT2, 8, 32, 4, 4, 64, 61, 16), batch_samples=1
     )
     cluster = pl.Cluster(random_network(stages), pl.Devices(rng.uniform(1e9, 5e9, stages), 16e9))
     groups = [[d] for d in range(stages)]

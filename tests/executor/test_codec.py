@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from planner.executor.averaging import chunk_ranges  # noqa: E402
-from planner.executor.codec import decode, encode, error_bound, message_length  # noqa: E402
+from planner.executor.codec import decode, encode, message_length  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.shares import share_ranges  # noqa: E402
+from tests.executor.codec_error import error_bound  # noqa: E402
 
 
 @given(st.integers(0, 3000), st.sampled_from(list(Codec)), st.integers(0, 1000))
-def test_round_trip_is_within_the_stated_error(values: int, codec: str, seed: int) -> None:
+def test_round_trip_is_within_the_stated_error(values: int, codec: Codec, seed: int) -> None:
     """Also for zeros and for values of very different size."""
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(values, generator=generator)
@@ -26,7 +27,7 @@ def test_round_trip_is_within_the_stated_error(values: int, codec: str, seed: in
     assert len(message) == message_length(values, codec)
     off = (decode(message, values, codec) - vector).abs()
     assert bool((off <= error_bound(vector, codec) * (1 + 1e-5)).all())
-    if codec == "none":
+    if codec is Codec.NONE:
         assert bool((off == 0).all())
 
 

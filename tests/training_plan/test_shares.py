@@ -11,32 +11,23 @@ from hypothesis import strategies as st
 
 from planner.training_plan.shares import integer_parts, share_ranges
 
-METHODS = ["largest_remainder", "hagenbach_bischoff"]
 
-
-@pytest.mark.parametrize("method", METHODS)
 @given(
     st.lists(st.floats(0, 10), min_size=1, max_size=12).filter(lambda x: sum(x) > 1e-3),
     st.integers(1, 10**9),
-    st.integers(1, 50),
 )
-def test_parts_sum_to_the_length_and_respect_the_minimum(
-    method: str, shares: Any, length: Any, smallest: Any
-) -> None:
-    """Every part is empty or large enough, unless a single one takes all."""
-    parts = integer_parts(shares, length, smallest, method)
+def test_parts_sum_to_the_length(shares: Any, length: Any) -> None:
+    """Who has no share gets nothing."""
+    parts = integer_parts(shares, length)
     assert parts.sum() == length
     assert (parts >= 0).all() and not parts[np.array(shares) == 0].any()
-    used = parts[parts > 0]
-    assert len(used) == 1 or (used >= smallest).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_hand_computed_parts(method: str) -> None:
+def test_hand_computed_parts() -> None:
     """Exact shares stay exact; ties go to the smaller index."""
-    assert integer_parts([0.5, 0.25, 0.25], 8, method=method).tolist() == [4, 2, 2]
-    assert integer_parts([1, 1, 1], 10, method=method).tolist() == [4, 3, 3]
-    assert integer_parts([6, 3, 1], 10, 2, method=method).tolist() == [7, 3, 0]
+    assert integer_parts([0.5, 0.25, 0.25], 8).tolist() == [4, 2, 2]
+    assert integer_parts([1, 1, 1], 10).tolist() == [4, 3, 3]
+    assert integer_parts([6, 3, 1], 10).tolist() == [6, 3, 1]
 
 
 def test_largest_remainder_stays_within_one_of_the_quota() -> None:
@@ -71,18 +62,16 @@ def test_empty_parts_are_no_reason_to_drop_their_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "length", "smallest", "method", "message"),
+    ("shares", "length", "message"),
     [
-        ([0, 0], 8, 1, "largest_remainder", "positive sum"),
-        ([1, -1], 8, 1, "largest_remainder", ">= 0"),
-        ([1, 1], 0, 1, "largest_remainder", "whole numbers >= 1, found 0 and 1"),
-        ([1, 1], 2.5, 1, "largest_remainder", "whole numbers >= 1, found 2.5 and 1"),
-        ([1, 1], "8", 1, "largest_remainder", "whole numbers >= 1, found '8' and 1"),
-        ([1, 1], 8, 1.5, "largest_remainder", "whole numbers >= 1, found 8 and 1.5"),
-        ([1, 1], 8, 1, "dhondt", "hagenbach_bischoff"),
+        ([0, 0], 8, "positive sum"),
+        ([1, -1], 8, ">= 0"),
+        ([1, 1], 0, "length is 0; it must be a whole number of at least 1"),
+        ([1, 1], 2.5, "length is 2.5; it must be a whole number"),
+        ([1, 1], "8", "length is '8'; it must be a whole number"),
     ],
 )
-def test_bad_input(shares: Any, length: Any, smallest: Any, method: str, message: str) -> None:
+def test_bad_input(shares: Any, length: Any, message: str) -> None:
     """Named with rule and value."""
     with pytest.raises(ValueError, match=message):
-        integer_parts(shares, length, smallest, method)
+        integer_parts(shares, length)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.workload.layers import Architecture
+from planner.workload.layers import Architecture, Family
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
@@ -85,7 +85,7 @@ def test_changes_and_bad_changes() -> None:
     with pytest.raises(ValueError, match="has no sequence"):
         Workload.preset("resnet-50", sequence=3)
     with pytest.raises(ValueError, match="multiple of heads"):
-        Workload.transformer("x", Architecture("gpt2", 1, 10, 3, 3, 4, 5, 6), batch_samples=1)
+        Workload.transformer("x", Architecture(Family.GPT2, 1, 10, 3, 3, 4, 5, 6), batch_samples=1)
 
 
 def test_hugging_face_configs(tmp_path: Path) -> None:

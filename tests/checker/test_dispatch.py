@@ -1,79 +1,21 @@
-"""The checker: own arithmetic against brute force, and every rule must be able to fail."""
+"""Results and plans as a whole: every rule must be able to fail."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from planner.checker.assignment import assignment_cost_s, smallest_bottleneck
+from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
 from planner.network.cluster import Cluster, Devices
-from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.search.result import Result
 from planner.training_plan.model import Predicted
+from tests.checker.test_assignment import problem4
 from tests.conftest import make_plan, random_network
-
-
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10_000))
-def test_smallest_bottleneck_against_all_matchings(rows: int, columns: int, seed: int) -> None:
-    """Rectangular, with ties."""
-    cost = np.random.default_rng(seed).integers(0, 6, (rows, columns)).astype(float)
-    small = cost if rows <= columns else cost.T
-    best = min(
-        max(small[i, j] for i, j in enumerate(chosen))
-        for chosen in permutations(range(small.shape[1]), small.shape[0])
-    )
-    assert smallest_bottleneck(cost) == best
-
-
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10_000))
-def test_cost_agrees_with_the_problems_definition(stages: int, pipelines: int, seed: int) -> None:
-    """Two implementations of eq. 1-4, with bytes that differ per stage and boundary."""
-    rng = np.random.default_rng(seed)
-    n = stages * pipelines
-    network = random_network(n, seed)
-    activations = rng.uniform(1e6, 1e8, stages - 1).tolist()
-    gradients = rng.uniform(1e6, 1e8, stages).tolist()
-    problem = AssignmentProblem(network, stages, pipelines, activations, gradients)
-    groups = rng.permutation(n).reshape(stages, pipelines).tolist()
-    assert assignment_cost_s(groups, network, activations, gradients) == pytest.approx(
-        problem.cost(groups), rel=1e-12
-    )
-
-
-def problem4() -> AssignmentProblem:
-    """Four devices, 2 x 2."""
-    return AssignmentProblem(random_network(4), 2, 2, 1e8, 1e8)
-
-
-@pytest.mark.parametrize(
-    ("plan", "rule"),
-    [
-        (AssignmentPlan.of_groups([[0, 1, 2], [3]]), "eq. 1"),
-        (AssignmentPlan(((0, 1), (1, 3)), np.array([[0, 1], [1, 3]])), "eq. 1"),
-        (AssignmentPlan(((0, 1), (2, 3)), None), "grid"),
-        (AssignmentPlan(((0, 1), (2, 3)), np.array([[0, 1], [2, 3]])), "grid"),
-    ],
-)
-def test_broken_assignments(plan: AssignmentPlan, rule: str) -> None:
-    """Wrong sizes, a device twice, no grid, another grid."""
-    assert rule in {v.rule for v in check(plan, problem4())}
-
-
-def test_rows_must_realise_the_matching() -> None:
-    """Of the two grids over the same groups exactly one has the smaller bottleneck."""
-    grids = [[[0, 2], [1, 3]], [[0, 3], [1, 2]]]
-    found = [check(AssignmentPlan.of_grid(grid), problem4()) for grid in grids]
-    assert sorted(len(violations) for violations in found) == [0, 1]
-    assert next(v for vs in found for v in vs).rule == "eq. 3"
 
 
 def test_results_must_state_their_own_cost() -> None:

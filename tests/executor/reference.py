@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from planner.executor.data import Microbatches
 from planner.executor.model import build_head, build_stage
-from planner.executor.train import make_optimizer, require_executable
+from planner.executor.train import Optimizer, make_optimizer, require_executable
 from planner.training_plan.model import TrainingPlan
 
 
@@ -19,8 +18,6 @@ def train_single(
     count: int,
     *,
     learning_rate: float,
-    data: Path | None = None,
-    optimizer: str = "adamw",
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
@@ -32,8 +29,8 @@ def train_single(
     stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
     head = build_head(arch, plan.seed)
     parameters = [p for module in (*stages, head) for p in module.parameters()]
-    optim = make_optimizer(optimizer, parameters, learning_rate)
-    batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data)
+    optim = make_optimizer(Optimizer.ADAMW, parameters, learning_rate)
+    batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, None)
     for step in range(count):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)

@@ -1,0 +1,120 @@
+"""What users hand in: numbers, counts and objects, refused in one line where they are others."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+Kind = TypeVar("Kind")
+Choice = TypeVar("Choice", bound=enum.StrEnum)
+Error = type[ValueError]
+
+
+def real(field: str, value: Any, least: float = -math.inf, *, error: Error = ValueError) -> float:
+    """A finite number.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+    least
+        The smallest one allowed.
+    error
+        What to raise.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    ValueError
+        It is text, a truth value, an array, nothing, not finite or too small.
+    """
+    rule = "a number" if least == -math.inf else f"a number >= {least:g}"
+    try:
+        if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise error(f"{field} is {short(value)}; it must be {rule}, finite")
+    return number
+
+
+def count(field: str, value: Any, least: int = 1, *, error: Error = ValueError) -> int:
+    """A whole number of at least ``least``; 2.0 is one, 2.5 and True are not.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        What was given.
+    least
+        The smallest one allowed.
+    error
+        What to raise.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if isinstance(value, (float, np.floating)):
+        whole = float(value).is_integer()
+    if not whole or value < least:
+        raise error(f"{field} is {short(value)}; it must be a whole number of at least {least}")
+    return int(value)
+
+
+def of_kind(kind: type[Kind], value: Any, field: str, *, error: Error = ValueError) -> Kind:
+    """A value of the kind that is asked for, refused if it is something else."""
+    if not isinstance(value, kind):
+        raise error(f"{field} must be of type {kind.__name__}, found {short(value)}")
+    return value
+
+
+def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, Any]:
+    """The entries of a mapping, refused if it is none."""
+    if not isinstance(value, Mapping):
+        raise error(f"{field} must be a mapping, found {short(value)}; give such as {{'a': 1}}")
+    return dict(value)
+
+
+def several(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
+    """The items of a list, a tuple or any other iterable; the letters of a text."""
+    if not isinstance(value, Iterable):
+        raise error(f"{field} must be a list, found {short(value)}; give one entry each")
+    return tuple(value)
+
+
+def choice(kind: type[Choice], field: str, value: Any, *, error: Error = ValueError) -> Choice:
+    """One of an enum's words, refused if it is none of them."""
+    try:
+        return kind(value)
+    except ValueError:
+        words = ", ".join(kind)
+        raise error(f"{field} {short(value)} is unknown; choose one of {words}") from None
+
+
+def short(value: Any) -> str:
+    """The value for a message of one line."""
+    text = repr(value)
+    if len(text) > 40 or "\n" in text:
+        return f"a value of type {type(value).__name__}"
+    return text

@@ -1,0 +1,54 @@
+"""Parts of a plan of wrong kinds end in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import AveragingGroup, OuterOptimizer, Predicted, Schedule, Sync
+from tests.conftest import make_plan
+
+WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    (Schedule, ("x", "middle", (), ()), "head 'middle' is unknown; choose one of first, last"),
+    (Schedule, ("x", "first", 5, ()), "paths must be a list, found 5"),
+    (Schedule, ("x", "first", (1, 2), ()), "paths must be a list, found 1"),
+    (AveragingGroup, (5, (1.0,), (True,)), "members must be a list, found 5"),
+    (AveragingGroup, ((0.5,), (1.0,), (True,)), "a member of an averaging group is 0.5"),
+    (AveragingGroup, ((0,), ("x",), (True,)), "a share of an averaging group is 'x'"),
+    (AveragingGroup, ((0,), (1.0,), (1,)), "contributes must be of type bool, found 1"),
+    (AveragingGroup.equal, ((),), "an averaging group has no members"),
+    (OuterOptimizer, ("adam", 0.7, 0.9), "outer optimizer 'adam' is unknown"),
+    (OuterOptimizer, ("nesterov", None, 0.9), "outer learning_rate is None"),
+    (Sync, (1.5,), "every_steps is 1.5; it must be a whole number"),
+    (Sync, (0,), "every_steps is 0"),
+    (Sync, (2, "nesterov"), "outer must be of type OuterOptimizer"),
+    (Predicted, (1.0, None, 1.0), "predicted.averaging_s is None"),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "message"), WRONG, ids=[w[2] for w in WRONG])
+def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(PlanError) as caught:
+        make(*given)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": None}, "cluster must be of type Cluster, found None"),
+        ({"workload": "gpt2"}, "workload must be of type Workload, found 'gpt2'"),
+        ({"assignment": [[0, 1]]}, "assignment must be of type AssignmentPlan"),
+        ({"codec": "int4"}, "codec 'int4' is unknown; choose one of none, int8"),
+        ({"wiring": "stochastic"}, "wiring 'stochastic' is unknown; choose one of fixed"),
+        ({"sync": 2}, "sync must be of type Sync, found 2"),
+    ],
+)
+def test_wrong_plans(changes: dict[str, Any], message: str) -> None:
+    """The same for the plan that holds them."""
+    with pytest.raises(PlanError, match=message.replace("[", r"\[")):
+        make_plan([[0, 3], [2, 1]]).replace(**changes)
