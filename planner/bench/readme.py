@@ -42,7 +42,7 @@ ON_24 = (
     "plan --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
     "--workload llama-1.5b --batch-samples 192"
 )
-SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --effort 60 --out skip.json"
+SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --effort 100 --out skip.json"
 PATHS = (
     "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
     "--workload llama-1.5b --batch-samples 12 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
@@ -57,8 +57,8 @@ SKIPPING = (
     SKIP,
     "check skip.json",
     "simulate skip.json --schedule 1 --gantt full.png",
-    f"{ON_24} --stages 6 --path-stages 4 --effort 60 --out skip-equal.json",
-    f"{ON_24} --stages 6 --effort 60 --out straight.json",
+    f"{ON_24} --stages 6 --path-stages 4 --effort 100 --out skip-equal.json",
+    f"{ON_24} --stages 6 --effort 100 --out straight.json",
     PATHS,
     f"{PATHS} --arrange",
     LOCAL_SKIP,
