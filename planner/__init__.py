@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.mapf.arrange import arrange_paths as arrange_paths
     from planner.mapf.solve import solve_paths as solve_paths
     from planner.matching.bottleneck import bottleneck_assignment as bottleneck_assignment
-    from planner.matching.open_path import open_path as open_path
+    from planner.matching.path_tsp import open_path as open_path
     from planner.network.catalogue import (
         list_networks as list_networks,
     )
@@ -137,7 +137,7 @@ _HOME = {
     "load_devices": "network.devices_file",
     "load_network": "network.catalogue",
     "load_plan": "training_plan.file",
-    "open_path": "matching.open_path",
+    "open_path": "matching.path_tsp",
     "optimal_group_size": "lp.groups",
     "plan": "compose.planning",
     "save_plan": "training_plan.file",

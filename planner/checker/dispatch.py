@@ -100,6 +100,16 @@ def _(plan: TrainingPlan, cluster: Cluster | None) -> Iterator[Violation]:
     yield from check_training_plan(plan, cluster)
 
 
+def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
+    """A whole plan's result says what the certificate of its step says."""
+    step = plan.certificates.get("step")
+    for name in ("objective", "bound", "status", "witness"):
+        found = getattr(result, name)
+        if step is not None and found != getattr(step, name):
+            wanted = getattr(step, name)
+            yield Violation("step", f"result.{name}", f"the plan's is {wanted}, found {found}")
+
+
 def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
     yield from check_certificate(result.certificate(), "result")
     if result.plan is None:
@@ -107,7 +117,9 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
             yield Violation("status", "result", f"status {result.status} needs a plan, found none")
         return
     yield from _check(result.plan, problem)
-    if not isinstance(result.plan, TrainingPlan):
+    if isinstance(result.plan, TrainingPlan):
+        yield from _step_of(result, result.plan)
+    else:
         yield from bound_violations(result.bound, result.witness, problem)
     if isinstance(result.plan, AssignmentPlan):
         cost = assignment_cost_s(

@@ -55,7 +55,7 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
             )
         if len(set(stages)) < len(stages):
             yield Violation("paths", where, f"visits a stage twice: {stages}")
-        swaps = _swaps(stages[1:])
+        swaps = swaps_of(stages[1:])
         if swaps is None or swaps > problem.max_swaps:
             yield Violation(
                 "CC2",
@@ -63,7 +63,7 @@ def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
                 f"stages may ascend with at most {problem.max_swaps} swaps of neighbours, found "
                 f"{stages}",
             )
-    swapped = sum(_swaps([stage_of[d] for d in path[1:]]) or 0 for path in plan.paths)
+    swapped = sum(swaps_of([stage_of[d] for d in path[1:]]) or 0 for path in plan.paths)
     if problem.max_total_swaps is not None and swapped > problem.max_total_swaps:
         yield Violation(
             "CC2",
@@ -110,7 +110,7 @@ def even_visits_violations(
             )
 
 
-def _swaps(stages: Sequence[int]) -> int | None:
+def swaps_of(stages: Sequence[int]) -> int | None:
     """Pairs s + 1, s among otherwise ascending stages; None if the order is something else."""
     order = list(stages)
     swaps = k = 0

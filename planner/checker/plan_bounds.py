@@ -7,7 +7,8 @@ from typing import Any
 
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.path_bounds import recomputed_bound_s
-from planner.checker.plan_network import mean_pair_s
+from planner.checker.paths import swaps_of
+from planner.checker.plan_network import mean_pair_s, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.problems import PathProblem, ProblemError
@@ -54,8 +55,15 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
         return None
     if not isinstance(swaps, int) or not (in_flight is None or isinstance(in_flight, int)):
         return None
-    if in_flight is not None and any(max(s.most_live()) > in_flight for s in plan.schedules):
+    # a limit that the plan itself does not keep to proves nothing about it
+    if in_flight is not None and any(most_live(s) > in_flight for s in plan.schedules):
         return None
+    for k, s in enumerate(plan.schedules):
+        allowed = 0 if k == 1 else swaps
+        for path in s.paths:
+            made = swaps_of([plan.stage_of[d] for d in path[1:]])
+            if made is None or made > allowed:
+                return None
     total = 0.0
     for k, part in enumerate(parts):
         problem = _path_problem(plan, k, in_flight, swaps)

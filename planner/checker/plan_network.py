@@ -1,8 +1,8 @@
-"""What one message takes between two devices of a plan, from the definitions."""
+"""Messages between a plan's devices, and what devices hold, from the definitions."""
 
 from __future__ import annotations
 
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Schedule, TrainingPlan
 
 
 def pair_rate(plan: TrainingPlan, i: int, j: int) -> float:
@@ -79,3 +79,14 @@ def mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
     w = plan.workload
     message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
     return float(latency[i, j] + latency[j, i]) / 2 + message / rate
+
+
+def most_live(schedule: Schedule) -> int:
+    """Microbatches that a device holds between their F and B, at most."""
+    most = 0
+    for ops in schedule.order:
+        live = 0
+        for kind, _ in ops:
+            live += (kind == "F") - (kind == "B")
+            most = max(most, live)
+    return most

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.checker.plan_bounds import recomputed_s
+from planner.search.certificate import Witness
 from planner.training_plan.model import TrainingPlan
 
 
@@ -22,19 +23,40 @@ class Standing:
     recomputed
         The checker's own figure from the witness; None where the solver's word stands.
     basis
-        The argument, or the solver.
+        What the file says of it.
+    argument
+        What its witness says.
     """
 
     part: str
     bound: float | None
     recomputed: float | None
     basis: str
+    argument: str = ""
 
     def __str__(self) -> str:
         if self.bound is None:
             return f"{self.part}: no bound"
-        how = "on the solver's word" if self.recomputed is None else "recomputed"
-        return f"{self.part}: bound {self.bound:.6g} s {how}: {self.basis or 'not said'}"
+        if self.recomputed is None:
+            said = self.basis or "not said"
+            return f"{self.part}: bound {self.bound:.6g} s on the solver's word: {said}"
+        return f"{self.part}: bound {self.bound:.6g} s recomputed: {self.argument}"
+
+
+def argument_of(witness: Witness | None) -> str:
+    """A witness in words; free text of the file is not repeated for what was recomputed."""
+    found = witness or {}
+    kind = str(found.get("kind"))
+    if isinstance(found.get("shapes"), list):
+        return f"{kind}, over {len(found['shapes'])} of stages and microbatch sizes"
+    if isinstance(found.get("schedules"), list):
+        parts = [argument_of(part) for part in found["schedules"]]
+        limits = f"at most {found.get('max_swaps')} swaps"
+        if found.get("in_flight") is not None:
+            limits += f", {found['in_flight']} in flight"
+        return f"{kind} of {', '.join(parts)}; {limits}"
+    rest = [f"{key} {value}" for key, value in found.items() if key != "kind"]
+    return " ".join([kind, *rest])
 
 
 def standings(plan: TrainingPlan) -> Iterator[Standing]:
@@ -52,4 +74,6 @@ def standings(plan: TrainingPlan) -> Iterator[Standing]:
     """
     for part, certificate in plan.certificates.items():
         again = None if certificate.witness is None else recomputed_s(plan, part)
-        yield Standing(part, certificate.bound, again, certificate.basis)
+        yield Standing(
+            part, certificate.bound, again, certificate.basis, argument_of(certificate.witness)
+        )

@@ -41,7 +41,7 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
             samples = int(shape["microbatch_samples"])
             seen |= (layers, samples) == own
             found.append(_shape_bound_s(plan, layers, samples))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return min(found) if seen else None
 

@@ -65,8 +65,12 @@ def _same_cluster(own: Cluster, given: Cluster) -> Iterator[Violation]:
             "network", "network.hash", "the plan was made for another network; plan again for this"
         )
         return
-    for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
-        if not np.array_equal(getattr(own, name), getattr(given, name)):
+    for name in (
+        *("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s", "sites"),
+        *("site_upload_bytes_per_s", "site_download_bytes_per_s"),
+    ):
+        mine, theirs = getattr(own.devices, name), getattr(given.devices, name)
+        if not np.array_equal(mine, theirs):
             yield Violation(
                 "devices", f"devices.{name}", "the plan was made for other devices; plan again"
             )

@@ -15,8 +15,11 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion
+from planner.search.stop import MaxIterations, StoppingCriterion
 from planner.training_plan.model import TrainingPlan
+
+TRIALS_PER_EFFORT = 200.0
+"""Exchanges of two unlike devices that are tried in a unit of effort."""
 
 
 class Arranged(NamedTuple):
@@ -105,12 +108,13 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     by_network = _solve(question, shape, third)
     assert by_network.plan is not None
     starts = [by_network.plan.groups, sorted_by_speed(question, shape)]
-    run = third.start()
+    run = third.start(TRIALS_PER_EFFORT)
     tried = [*starts, *(improve_groups(question, shape, groups, run) for groups in starts)]
     best = min(_priced(question, shape, tried), key=lambda made: made.predicted.step_s)
     # the certificate is about the layers that were chosen: bound them, and take better groups
     fitted = shape.with_layers(best.stage_layers)
-    again = _solve(question, fitted, third)
+    interrupted = "interrupted" in (by_network.stop_reason, run.reason)
+    again = _solve(question, fitted, MaxIterations(0) if interrupted else third)
     assert again.plan is not None
     other = _priced_or_none(question, fitted, again.plan)
     if other is not None and other.predicted.step_s < best.predicted.step_s:
@@ -122,7 +126,8 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     kept.offer(problem.cost(best.assignment.groups), best.assignment)
     if again.bound is not None:
         kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
-    certificate = kept.result(exhausted=again.stop_reason).certificate()
+    reason = "interrupted" if interrupted else again.stop_reason
+    certificate = kept.result(exhausted=reason).certificate()
     return Arranged(fitted, best.assignment, certificate, best)
 
 

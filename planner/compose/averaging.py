@@ -51,7 +51,13 @@ def averaging_rounds(
     members = [tuple(group)]
     rounds = [members]
     if group_size is not None and len(group) > 1:
-        rounds = _schedule(group, group_size)
+        rounds = _schedule(group, min(group_size, len(group)))
+    unable = [d for d in group if not np.asarray(cluster.devices.can_aggregate)[d]]
+    if shares == Shares.EQUAL and unable and len(group) > 1:
+        raise ProblemError(
+            f"device {cluster.network.ids[unable[0]]!r} cannot aggregate, so shares cannot be "
+            "equal; ask for averaging='adaptive'"
+        )
     make = (
         AveragingGroup.equal if shares == Shares.EQUAL else (lambda m: adaptive_group(cluster, m))
     )
@@ -101,7 +107,9 @@ def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup
     if len(members) == 1:
         return AveragingGroup.equal(members)
     index = list(members)
-    pairs = cluster.network.bandwidth_bytes_per_s[np.ix_(index, index)]
+    # a site's line is a limit of pairs here; devices' own limits are the problem's
+    network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
+    pairs = network.bandwidth_bytes_per_s[np.ix_(index, index)]
     off = np.where(np.eye(len(index), dtype=bool), 0.0, pairs)
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     problem = AveragingProblem(
@@ -111,6 +119,7 @@ def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup
         1.0,
         1.0,
         pairs,
+        can_aggregate=np.asarray(cluster.devices.can_aggregate)[index],
     )
     rates = best_rates(Limits(problem), problem.contributors).rates
     if rates.sum() <= 0:

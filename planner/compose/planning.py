@@ -163,6 +163,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
             "no shape fits this cluster: no number of stages divides devices and layers"
         )
     glance = stop.portion(GLANCE / len(shapes))
+    interrupted = False
     refused: list[Candidate] = []
     planned: list[tuple[Question, Result[TrainingPlan]]] = []
     for asked in shapes:
@@ -170,18 +171,29 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
             planned.append((asked, _one_shape(asked, shape_of(asked), glance)))
         except ValueError as error:
             refused.append(Candidate.refusal(asked, str(error)))
+            continue
+        if interrupted := _interrupted(planned[-1][1]):
+            break
     if not planned:
         raise ProblemError(
             f"no shape fits this cluster; the first was refused: {refused[0].refused}"
         )
     first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
     winner, best = planned[first]
-    again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE))
+    again = best
+    if not interrupted:
+        again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE))
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
     return _least_of_shapes(best, [result for _, result in planned], table, run)
+
+
+def _interrupted(result: Result[TrainingPlan]) -> bool:
+    """Whether Ctrl-C ended a part of it."""
+    assert result.plan is not None
+    return any("interrupted" in c.stop_reason for c in result.plan.certificates.values())
 
 
 def _least_of_shapes(

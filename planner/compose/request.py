@@ -134,10 +134,16 @@ class PlanRequest:
         if self.stages != "auto":
             changes["stages"] = _whole_or_none("stages", self.stages)
         if self.stage_sizes is not None:
-            changes["stage_sizes"] = tuple(whole("a stage size", s) for s in self.stage_sizes)
+            changes["stage_sizes"] = _counts(self.stage_sizes)
         if self.stage_layers is not None:
-            changes["stage_layers"] = tuple(
-                (whole("a layer", a), whole("a layer", b)) for a, b in self.stage_layers
+            changes["stage_layers"] = _ranges(self.stage_layers)
+        for name in ("pipelines", "microbatch_samples", "path_stages", "group_size"):
+            if changes[name] is not None and changes[name] < 1:
+                raise ProblemError(f"{name} is {changes[name]}; it must be at least 1")
+        if not isinstance(self.network_name, str) or not isinstance(self.method, str):
+            raise ProblemError(
+                f"network_name and method must be text, found {self.network_name!r} and "
+                f"{self.method!r}"
             )
         if self.calibration is not None:
             of_kind(Calibration, self.calibration, "calibration")
@@ -308,7 +314,32 @@ class Question:
         asked = asked.replace(**changes) if changes else asked
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
-        return cls(cluster, workload, asked, whole("seed", seed))
+        if whole("seed", seed) < 0:
+            raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
+        return cls(cluster, workload, asked, seed)
+
+
+def _counts(sizes: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(whole("a stage size", s) for s in sizes)
+    except TypeError:
+        raise ProblemError(
+            f"stage_sizes must list the devices of every stage, found {sizes!r}"
+        ) from None
+    if any(size < 1 for size in found):
+        raise ProblemError(f"a stage size must be at least 1, found {list(found)}")
+    return found
+
+
+def _ranges(layers: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((whole("a layer", a), whole("a layer", b)) for a, b in layers)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ProblemError):
+            raise
+        raise ProblemError(
+            f"stage_layers must list a range (start, stop) for every stage, found {layers!r}"
+        ) from None
 
 
 def _whole_or_none(name: str, value: Any) -> int | None:

@@ -78,27 +78,29 @@ def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRu
     kind = list(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
     best, cost = groups, estimated_step_s(question, shape, groups)
     improved = True
-    while improved and run.update() is None:
-        improved = False
-        pairs = [
-            (a, b)
-            for i, left in enumerate(best)
-            for right in best[i + 1 :]
-            for a in left
-            for b in right
-            if kind[a] != kind[b]
-        ]
-        for a, b in pairs:
-            if run.check() is not None:
-                break
-            stage_of = {d: j for j, group in enumerate(best) for d in group}
-            if stage_of[a] == stage_of[b]:
-                continue
-            swap = {a: b, b: a}
-            tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
-            found = estimated_step_s(question, shape, tried)
-            if found < cost * (1 - 1e-9):
-                best, cost, improved = tried, found, True
+    with run.interruptible():
+        while improved and run.update() is None:
+            improved = False
+            pairs = [
+                (a, b)
+                for i, left in enumerate(best)
+                for right in best[i + 1 :]
+                for a in left
+                for b in right
+                if kind[a] != kind[b]
+            ]
+            for a, b in pairs:
+                # a trial is a step under a rule of effort; other rules count sweeps
+                if run.spend(1 / run.steps_per_effort) is not None:
+                    break
+                stage_of = {d: j for j, group in enumerate(best) for d in group}
+                if stage_of[a] == stage_of[b]:
+                    continue
+                swap = {a: b, b: a}
+                tried = tuple(tuple(sorted(swap.get(d, d) for d in group)) for group in best)
+                found = estimated_step_s(question, shape, tried)
+                if found < cost * (1 - 1e-9):
+                    best, cost, improved = tried, found, True
     return best
 
 

@@ -16,7 +16,7 @@ from planner.genetic.chain import ChainBound
 from planner.genetic.classes import ClassCosts, counts_of, expand, interchangeable, solve_classes
 from planner.genetic.search import Search
 from planner.genetic.tables import groups_of
-from planner.matching.open_path import open_path
+from planner.matching.path_tsp import open_path
 from planner.problems import AssignmentProblem
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.genetic.arrangement import group_levels
 from planner.genetic.tables import Ints, Tables
-from planner.matching.open_path import EXACT_NODES, open_path
+from planner.matching.path_tsp import EXACT_NODES, open_path
 from planner.search.stop import MaxIterations
 
 

@@ -262,6 +262,11 @@ class ContributorModel:
             self._row([1.0, 1.0, 1.0, big - float(links[i, j])], columns, big)
         return bool(fresh)
 
+    def fix(self, computes: Bools) -> None:
+        """Leave these contributors alone."""
+        columns = slice(1, 1 + self.limits.n)
+        self.lower[columns] = self.upper[columns] = computes
+
     def exclude(self, computes: Bools) -> None:
         """Never propose this set again: its exact value is known."""
         c = 1 + np.arange(self.limits.n)

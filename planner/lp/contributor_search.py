@@ -230,6 +230,7 @@ class ContributorSearch:
                 ) * (1 - 1e-9)
                 if not capped:
                     ceilings.append((chosen, found.bound))
+        self._admit_by_caps()
         self.incumbent.close(f"each of {len(order)} sets of contributors that could be better")
 
     # stage 2
@@ -377,6 +378,27 @@ class ContributorSearch:
                 if better is not None:
                     self.try_set(better)
 
+    def _admit_by_caps(self) -> None:
+        """The largest total rate of the incumbent's own set is no less than its rates have."""
+        assert self.incumbent.plan is not None
+        computes, rates = self.incumbent.plan
+        samples = float(self.problem.samples_per_s[computes].sum())
+        most = float(self.limits.largest_total(computes[None, :])[0])
+        del rates
+        self._require_admitted(samples, most, "largest total rates of sets of contributors")
+
+    def _admit_by_programme(self) -> None:
+        """The programme with the incumbent's contributors fixed must reach what they reach."""
+        assert self.incumbent.plan is not None
+        computes, rates = self.incumbent.plan
+        count, total = int(computes.sum()), float(rates.sum())
+        if count > 1:
+            model = ContributorModel(
+                self.limits, count, count, total * (1 - 1e-6), self._highest_rate(self.bound)
+            )
+            model.fix(computes)
+            self.incumbent.require_admitted(model.solve(self.run).bound, PROGRAMMES)
+
     def _admit_by_size(self) -> None:
         assert self.incumbent.plan is not None
         computes, rates = self.incumbent.plan
@@ -399,6 +421,7 @@ class ContributorSearch:
 
     def _branch(self) -> None:
         """Best-first over intervals of the number of contributors k, a MILP for each."""
+        self._admit_by_programme()
         need = self._least_samples(self.cutoff, self._widest())
         heap = [(-self.bound, self._fewest(need), int(self.able.sum()))]
         closed = self.best

@@ -1,6 +1,6 @@
 """Exact sub-problems of the assignment: bottleneck matching (eq. 3) and open path (eq. 4)."""
 
 from planner.matching.bottleneck import bottleneck_assignment
-from planner.matching.open_path import open_path
+from planner.matching.path_tsp import open_path
 
 __all__ = ["bottleneck_assignment", "open_path"]

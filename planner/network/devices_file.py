@@ -81,7 +81,7 @@ def load_devices(
     network
         Measured between the named devices; those that are not named are left out.
     default
-        What a device has where its row does not say.
+        What a device has where its row does not say; V100 by default.
     utilization
         Share of a GPU's peak that training attains.
     inside
@@ -104,7 +104,7 @@ def load_devices(
     try:
         rows = list(_rows(text, utilization))
         return _cluster(rows, network, default or Devices.of_gpu("V100", utilization), inside)
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise NetworkError(f"{path}: {error}") from None
 
 
@@ -159,7 +159,11 @@ def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], flo
 
 
 def _price(value: str, column: str, line: int) -> float:
-    return 0.0 if value in ("0", "0.0") else float(_number(1.0)(value, column, line))
+    try:
+        free = float(value) == 0
+    except ValueError:
+        free = False
+    return 0.0 if free else float(_number(1.0)(value, column, line))
 
 
 def _text(value: str, _: str, __: int) -> str:
@@ -199,6 +203,7 @@ def _cluster(
             if name in row_of:
                 raise NetworkError(f"device {name!r} is named by two rows; give it one")
             row_of[name] = row
+    row_of = {name: row_of[name] for name in network.ids if name in row_of}
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
     if all(count is None for count in counts.values()):
         network = network.subset(list(row_of))
@@ -206,7 +211,7 @@ def _cluster(
     if inside is None:
         raise NetworkError(
             "count is given and nothing says how devices of one place are linked; give their "
-            "latency and bandwidth"
+            "latency and bandwidth (inside=, or --intra-latency-ms and --intra-bandwidth-gbps)"
         )
     network = network.replicate(
         {name: count or 1 for name, count in counts.items()},
@@ -254,7 +259,13 @@ def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devic
             return None
         return column(field, fastest if stated is None else stated)
 
-    sites = [row.site or f"device {d}" for d, row in enumerate(rows)]
+    named = {row.site for row in rows if row.site}
+    sites = []
+    for d, row in enumerate(rows):
+        alone = f"device {d}"
+        while alone in named:
+            alone += "'"
+        sites.append(row.site or alone)
     prices = [row.usd_per_hour for row in rows]
     return Devices(
         column("flops", full.flops),

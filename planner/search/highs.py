@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 POLL_S = 0.05
+LOCK = Lock()
+"""Standard output belongs to the whole process: one solve at a time may turn it off."""
+
 AT_ONCE_S = 0.005
 """Most programmes are solved in less, before anybody could interrupt them."""
 
@@ -33,7 +36,7 @@ def milp(*args: Any, **kwargs: Any) -> Any:
         except BaseException as error:
             outcome.set_exception(error)
 
-    with _quiet():
+    with LOCK, _quiet():
         Thread(target=work, daemon=True).start()
         wait_s = AT_ONCE_S
         while True:

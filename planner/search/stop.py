@@ -17,7 +17,8 @@ from typing import SupportsFloat
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
 
 LEAST_S = 1e-3
-"""Seconds of the smallest portion."""
+LEAST_EFFORT = 1e-6
+"""Seconds and effort of the smallest portion."""
 
 
 class StopRun:
@@ -239,7 +240,7 @@ class Effort(StoppingCriterion):
         return self.units
 
     def portion(self, share: float, seconds: float | None = None) -> Effort:
-        return Effort(self.units * share)
+        return Effort(max(self.units * share, LEAST_EFFORT))
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,12 @@ class AnyOf(StoppingCriterion):
 
 def _number(value: object) -> float:
     """The value as a number; NaN, which no rule allows, where it is none."""
-    return float(value) if isinstance(value, SupportsFloat) else math.nan
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _require_count(field: str, value: int, least: int) -> None:

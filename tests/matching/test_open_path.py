@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.matching import bottleneck_assignment, open_path
-from planner.matching.open_path import (
+from planner.matching.path_tsp import (
     EXACT_NODES,
     OpenPathParams,
     _assignment_bound,
@@ -21,7 +21,7 @@ from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent, WrongBoundError
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
 
-MODULE = sys.modules["planner.matching.open_path"]
+MODULE = sys.modules["planner.matching.path_tsp"]
 
 
 def brute_force(cost: np.ndarray) -> float:

@@ -29,20 +29,20 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
-    """In the file's order; what is not said comes from the GPU, the default or nowhere."""
+    """In the network's order; what is not said comes from the GPU, the default or nowhere."""
     path = written(
         tmp_path,
         "name,gpu,memory_gb,tflops,upload_mbps,usd_per_hour\ns/0,A100,,,,1.5\nnorth,T4,12,20,80,\n",
     )
     cluster = load_devices(path, two_regions())
-    assert cluster.network.ids == ("s/0", "n/0", "n/1")
-    assert cluster.flops.tolist() == [0.4 * 312e12, 20e12, 20e12]
-    assert cluster.memory_bytes.tolist() == [40 * 2.0**30, 12e9, 12e9]
+    assert cluster.network.ids == ("n/0", "n/1", "s/0")
+    assert cluster.flops.tolist() == [20e12, 20e12, 0.4 * 312e12]
+    assert cluster.memory_bytes.tolist() == [12e9, 12e9, 40 * 2.0**30]
     # a device without a limit is held by its fastest pair
     assert cluster.upload_bytes_per_s is not None
-    assert cluster.upload_bytes_per_s.tolist() == [1e8, 1e7, 1e7]
+    assert cluster.upload_bytes_per_s.tolist() == [1e7, 1e7, 1e8]
     assert cluster.download_bytes_per_s is None
-    assert np.asarray(cluster.devices.usd_per_hour).tolist() == [1.5, 0.0, 0.0]
+    assert np.asarray(cluster.devices.usd_per_hour).tolist() == [0.0, 0.0, 1.5]
 
 
 def test_count_replicates_a_place(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from planner.search.stop import MaxRuntime, StoppingCriterion, started
 
 Order = tuple[int, ...]
 
+STEPS_PER_EFFORT = 2e8
+"""Starts of the local search in a unit of effort, times the cube of the nodes."""
+
 EXACT_NODES = 16
 """Up to this many nodes Held-Karp takes well under a second."""
 
@@ -83,14 +86,16 @@ def open_path(
     """
     matrix = _checked(cost)
     params = OpenPathParams()
-    run = started(MaxRuntime(params.runtime_s) if stop is None else stop)
+    rule = MaxRuntime(params.runtime_s) if stop is None else stop
+    run = started(rule, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 3))
     exact = len(matrix) <= EXACT_NODES
     method = "held-karp" if exact else "local-search+cp-sat"
     best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=whole("seed", seed))
     if exact:
-        order = _canonical(matrix, tuple(int(i) for i in _held_karp(matrix)))
+        found, least = _held_karp(matrix)
+        order = _canonical(matrix, tuple(int(i) for i in found))
         best.offer(path_length(matrix, order), order)
-        best.close("Held-Karp")
+        best.raise_bound(float(least), "Held-Karp")
         return best.result()
     with run.interruptible():
         best.raise_bound(_assignment_bound(matrix), "assignment relaxation")
@@ -137,8 +142,8 @@ def _canonical(cost: NDArray[np.float64], order: tuple[int, ...]) -> tuple[int, 
 
 
 @njit(cache=True, nogil=True)
-def _held_karp(cost: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Best order by dynamic programming over (visited set, last node)."""
+def _held_karp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
+    """Best order and its length by dynamic programming over (visited set, last node)."""
     n = len(cost)
     full = 1 << n
     best = np.full((full, n), np.inf)
@@ -161,12 +166,13 @@ def _held_karp(cost: NDArray[np.float64]) -> NDArray[np.int64]:
     order = np.empty(n, dtype=np.int64)
     visited = full - 1
     last = int(np.argmin(best[visited]))
+    least = best[visited, last]
     for place in range(n - 1, -1, -1):
         order[place] = last
         previous = int(before[visited, last])
         visited ^= 1 << last
         last = previous
-    return order
+    return order, least
 
 
 def _local_search(
@@ -258,7 +264,7 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
     """CP-SAT from the incumbent: a circuit through all nodes and a depot that costs nothing."""
     from ortools.sat.python import cp_model
 
-    from planner.search.cp_sat import solve_interruptibly, solver_for
+    from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
     assert best.plan is not None
     n, order = len(cost), best.plan
@@ -283,9 +289,14 @@ def _circuit(cost: NDArray[np.float64], best: Incumbent[Order], params: OpenPath
     solver = (
         solver_for(seed=1, workers=2, max_s=best.run.remaining_s)
         if timed
-        else solver_for(seed=1, max_s=best.run.remaining_s, max_work=params.effort)
+        else solver_for(
+            seed=1,
+            max_s=best.run.remaining_s,
+            max_work=min(params.effort, best.run.remaining_effort),
+        )
     )
     status = solve_interruptibly(solver, model)
+    best.run.spend(work_of(solver))
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         after = {i: j for i, j, literal in arcs if solver.value(literal)}
         walk = [after[n]]
