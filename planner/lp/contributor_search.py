@@ -40,6 +40,9 @@ SIZED_KNAPSACKS = "knapsacks by the number of contributors"
 PROGRAMMES = "HiGHS: mixed-integer programmes of the contributors"
 """What the bounds of the stages stand on."""
 
+HIGHS_ROUNDING = 1e-5
+"""HiGHS keeps rows up to 1e-6, and a value is off by a few rows together."""
+
 CLOSE = 2e-7
 """Relative improvement that is not worth looking for; under the 1e-6 that counts as optimal."""
 ENUMERATED = 200_000
@@ -397,7 +400,8 @@ class ContributorSearch:
                 self.limits, count, count, total * (1 - 1e-6), self._highest_rate(self.bound)
             )
             model.fix(computes)
-            self.incumbent.require_admitted(model.solve(self.run).bound, PROGRAMMES)
+            found = model.solve(self.run).bound
+            self.incumbent.require_admitted(found, PROGRAMMES, rounding=HIGHS_ROUNDING)
 
     def _admit_by_size(self) -> None:
         assert self.incumbent.plan is not None

@@ -102,3 +102,38 @@ def test_old_certificates_without_basis_load(plan: pl.TrainingPlan) -> None:
     again = from_dict(data)
     assert pl.check(again) == []
     assert again.certificates["step"] == replace(plan.certificates["step"], basis="", witness=None)
+
+
+def test_results_of_plans_agree_with_their_certificate(plan: pl.TrainingPlan) -> None:
+    """An edited result of `pl.plan` is found too."""
+    cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
+    result = pl.plan(cluster, tiny_workload(), stages=4, stop=pl.MaxIterations(50))
+    assert pl.check(result) == []
+    for change in ({"objective": 0.5}, {"bound": result.objective}, {"witness": None}):
+        assert "step" in {v.rule for v in pl.check(replace(result, **change))}
+
+
+def test_witnesses_keep_to_their_own_limits() -> None:
+    """A claim about paths without swaps proves nothing about a plan that swaps."""
+    cluster = pl.Cluster(random_network(8, 3), pl.Devices(1e9, 16e9))
+    fields: dict[str, Any] = {"stage_sizes": (2, 2, 2, 2), "path_stages": 3, "full_every": 0}
+    for seed in range(20):
+        made = pl.plan(
+            cluster, tiny_workload(), stop=pl.MaxIterations(6), seed=seed, max_swaps=1, **fields
+        ).plan
+        paths = made.certificates["paths"]
+        stages = [[made.stage_of[d] for d in path] for path in made.schedules[0].paths]
+        if paths.witness is None or all(s == sorted(s) for s in stages):
+            continue
+        assert pl.check(made) == []
+        for limit in ({"max_swaps": 0}, {"in_flight": 1}):
+            assert "bound" in edited(made, "paths", witness={**paths.witness, **limit})
+        return
+    raise AssertionError("no plan swapped with a witness; change the instance")
+
+
+def test_numbers_beyond_floats_are_reported(plan: pl.TrainingPlan) -> None:
+    """Not raised."""
+    for shape in ({"layers": [[0, 10**400]], "microbatch_samples": 1},):
+        witness = {"kind": "straight step", "shapes": [shape]}
+        assert "bound" in edited(plan, "step", witness=witness)

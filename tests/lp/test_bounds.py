@@ -15,7 +15,7 @@ from planner.bench.averaging import instance
 from planner.checker.averaging_bounds import recomputed_bound
 from planner.checker.dispatch import check
 from planner.lp.capacity import Limits
-from planner.lp.contributor_milp import ContributorModel
+from planner.lp.contributor_milp import Answer, ContributorModel
 from planner.lp.contributor_search import ContributorSearch
 from planner.lp.knapsack import knapsack
 from planner.lp.lp5 import solve_relaxed
@@ -124,6 +124,11 @@ def half_sized(*args: Any) -> Any:
     return found._replace(samples_per_s=found.samples_per_s / 2)
 
 
+def no_programme(model: ContributorModel, run: Any) -> Answer:
+    """A programme that holds nobody."""
+    return Answer(None, np.zeros(model.limits.n), 0.0, 0.0, -np.inf)
+
+
 def half_lp(problem: AveragingProblem) -> RelaxedSolution:
     """LP (5) at a hundredth of its value."""
     found = solve_relaxed(problem)
@@ -136,6 +141,7 @@ def half_lp(problem: AveragingProblem) -> RelaxedSolution:
         (ContributorSearch, "_widest", lambda _: 1.0, "exact"),
         (search_module, "knapsack", half_knapsack, "exact"),
         (search_module, "sized_knapsack", half_sized, "exact"),
+        (ContributorModel, "solve", no_programme, "exact"),
         (rule_module, "solve_relaxed", half_lp, "relaxed"),
     ],
 )

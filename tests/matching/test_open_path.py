@@ -150,3 +150,16 @@ def test_wrong_arguments_are_refused() -> None:
         open_path(np.ones((20, 20)), 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed must be a whole number, found 'x'"):
         open_path(np.ones((3, 3)), seed="x")  # type: ignore[arg-type]
+
+
+def test_a_wrong_table_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic programming states what its order should cost; another order contradicts it."""
+    import planner.matching.path_tsp as module
+
+    cost = np.random.default_rng(0).uniform(1, 9, (9, 9))
+    true = module._held_karp(cost)
+    monkeypatch.setattr(module, "_held_karp", lambda _: (true[0], 1.5 * true[1]))
+    with pytest.raises(WrongBoundError, match="Held-Karp"):
+        open_path(cost)
+    monkeypatch.setattr(module, "_held_karp", lambda _: (np.arange(9), true[1]))
+    assert open_path(cost).status is not Status.OPTIMAL
