@@ -48,7 +48,8 @@ def argument_of(witness: Witness | None) -> str:
     found = witness or {}
     kind = str(found.get("kind"))
     if isinstance(found.get("shapes"), list):
-        return f"{kind}, over {len(found['shapes'])} of stages and microbatch sizes"
+        count = len(found["shapes"])
+        return f"{kind}, the least of {count} shapes" if count > 1 else kind
     if isinstance(found.get("schedules"), list):
         parts = [argument_of(part) for part in found["schedules"]]
         limits = f"at most {found.get('max_swaps')} swaps"
