@@ -382,12 +382,11 @@ class ContributorSearch:
                     self.try_set(better)
 
     def _admit_by_caps(self) -> None:
-        """The largest total rate of the incumbent's own set is no less than its rates have."""
+        """The largest total rate of the incumbent's own set must reach what it reaches."""
         assert self.incumbent.plan is not None
-        computes, rates = self.incumbent.plan
+        computes = self.incumbent.plan.computes
         samples = float(self.problem.samples_per_s[computes].sum())
         most = float(self.limits.largest_total(computes[None, :])[0])
-        del rates
         self._require_admitted(samples, most, "largest total rates of sets of contributors")
 
     def _admit_by_programme(self) -> None:
