@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,7 @@ def run(args: argparse.Namespace) -> int:
         lines += _shared_links(made, data)
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and drawn:
-            question = Question(
-                cluster, made.workload, replace(request, head=made.schedules[0].head), args.seed
-            )
+            question = Question(cluster, made.workload, request, args.seed)
             lines += _random(question, made, drawn, data)
     except KeyboardInterrupt:
         lines.append("interrupted: pictures or comparisons that are not listed here are missing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from planner.compose.layer_split import balanced_split, is_uniform
@@ -117,8 +118,10 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     again = _solve(question, fitted, MaxIterations(0) if interrupted else third)
     assert again.plan is not None
     other = _priced_or_none(question, fitted, again.plan)
+    reason = "interrupted" if interrupted else again.stop_reason
     if other is not None and other.predicted.step_s < best.predicted.step_s:
-        return Arranged(fitted, again.plan, again.certificate(), other)
+        certificate = replace(again.certificate(), stop_reason=reason)
+        return Arranged(fitted, again.plan, certificate, other)
     problem = assignment_problem(question.cluster, question.workload, fitted)
     kept: Incumbent[AssignmentPlan] = Incumbent(
         run, problem, method=f"{question.request.method}, speed and network", seed=question.seed
@@ -126,8 +129,7 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     kept.offer(problem.cost(best.assignment.groups), best.assignment)
     if again.bound is not None:
         kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
-    reason = "interrupted" if interrupted else again.stop_reason
-    certificate = kept.result(exhausted=reason).certificate()
+    certificate = replace(kept.result().certificate(), stop_reason=reason)
     return Arranged(fitted, best.assignment, certificate, best)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
+from planner.compose.arranging import TRIALS_PER_EFFORT
 from planner.compose.baselines import random_placements
 from planner.compose.bounds import straight_bound_s
 from planner.compose.cycle_bounds import cycle_bound_s
@@ -21,6 +22,7 @@ from planner.compose.shape import shape_of
 from planner.compose.skipping import skipping_schedules
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
+from planner.search.stop import StopRun
 from planner.training_plan.file import from_dict
 from tests.conftest import random_network, tiny_workload
 
@@ -472,3 +474,27 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
     # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
     assert skipping == again < full
     assert full > 8 * (0.5 + 0.75) + 0.25
+
+
+@dataclass(frozen=True)
+class InterruptedExchanges(pl.MaxIterations):
+    """Ctrl-C while unlike devices are exchanged."""
+
+    def reason(self, run: StopRun) -> str | None:
+        if run.steps_per_effort == TRIALS_PER_EFFORT and run.iterations > 0:
+            raise KeyboardInterrupt
+        return super().reason(run)
+
+    def portion(self, share: float, seconds: float | None = None) -> InterruptedExchanges:
+        return self
+
+
+def test_interrupted_exchanges_end_the_whole_plan() -> None:
+    """The plan so far, valid; with ``auto`` no further shape is begun."""
+    cluster = pl.Cluster(random_network(8), pl.Devices(np.tile([1e9, 4e9], 4), 16e9))
+    stop = InterruptedExchanges(20)
+    for stages in (2, "auto"):
+        result = pl.plan(cluster, tiny_workload(batch_samples=16), stages=stages, stop=stop)
+        assert result.plan is not None and pl.check(result) == []
+        assert result.plan.certificates["assignment"].stop_reason == "interrupted"
+    assert len(result.candidates) == 1
