@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
                 for record in json.loads(store.get(f"records/{r}"))
             ]
             ids = plan.cluster.network.ids
-            from_records(ids, gathered, plan.sync.every_steps).to_chrome_trace(args.trace)
+            from_records(ids, gathered).to_chrome_trace(args.trace)
         dist.barrier()
     # nobody leaves while others still talk to it
     dist.barrier()
