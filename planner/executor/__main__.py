@@ -70,7 +70,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
     imposed.add_argument("--shrink", type=float, default=1.0, help="bytes are divided by it")
     imposed.add_argument("--rest", type=int, default=0, help="steps before, each begun together")
-    parser.add_argument("--record", type=Path, help="times of all operations and messages")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        help="times of operations and messages, a file a rank: {rank} in the name stands for it",
+    )
     return parser.parse_args(argv)
 
 
@@ -115,7 +119,8 @@ def _run(args: argparse.Namespace) -> int:
         worker = Worker(plan, ranks, learner, tickets=ranks.store if args.own_pace else None)
     steps = _steps(args, plan, worker)
     if args.record is not None:
-        write_records(args.record, ranks.rank, steps)
+        path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
+        write_records(path, ranks.rank, steps)
     if args.trace is not None and steps:
         _trace(args.trace, plan, ranks, worker, steps[-1])
     if device.type == "cuda":
