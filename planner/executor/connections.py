@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +112,7 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def send_all(connection: socket.socket, *parts: Any) -> None:
+def send_all(connection: socket.socket, *parts: memoryview) -> None:
     """Send all bytes of ``parts``, one after the other.
 
     Parameters
@@ -121,7 +120,7 @@ def send_all(connection: socket.socket, *parts: Any) -> None:
     connection
         Where to.
     parts
-        Bytes or views of memory.
+        Views of bytes.
 
     Raises
     ------
@@ -129,14 +128,44 @@ def send_all(connection: socket.socket, *parts: Any) -> None:
         The other end is gone.
     """
     try:
-        sent = connection.sendmsg(parts)
         for part in parts:
-            size = len(part)
-            if sent < size:
-                connection.sendall(memoryview(part)[sent:])
-            sent = max(sent - size, 0)
+            connection.sendall(part)
     except OSError as error:
         raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+
+
+def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
+    """Send what the connection takes without waiting.
+
+    Parameters
+    ----------
+    connection
+        Where to.
+    parts
+        Views of bytes.
+
+    Returns
+    -------
+    list[memoryview]
+        What is left.
+
+    Raises
+    ------
+    ConnectionLost
+        The other end is gone.
+    """
+    try:
+        sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        sent = 0
+    except OSError as error:
+        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+    left = []
+    for part in parts:
+        if sent < len(part):
+            left.append(part[sent:])
+        sent = max(sent - len(part), 0)
+    return left
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
@@ -155,13 +184,12 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
         The other end is gone.
     """
     try:
-        got = 0
-        while got < len(view):
+        while len(view):
             # waiting in the kernel for all of it costs one call and no interpreter time
-            size = connection.recv_into(view[got:], 0, socket.MSG_WAITALL)
+            size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
                 raise ConnectionLost(f"{_name(connection)} closed its connection")
-            got += size
+            view = view[size:]
     except OSError as error:
         raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
 

@@ -14,13 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from planner.executor.codec import decode, encode, message_length
-from planner.executor.connections import as_bytes, receive_into, send_all
+from planner.executor.connections import as_bytes, receive_into, send_all, send_now
 from planner.executor.pace import Pace
 from planner.executor.transport import Failure, Lane
 from planner.training_plan.choices import Codec
@@ -52,6 +54,62 @@ def chunk_ranges(part: Range, count: int) -> list[Range]:
     return list(pairwise(ends))
 
 
+class Way:
+    """The way to one member: sends at once what the connection takes, and the rest by a thread.
+
+    Parameters
+    ----------
+    connection
+        To the member.
+    name
+        Of the thread.
+    failure
+        Where its errors go.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, failure: Failure) -> None:
+        self._connection = connection
+        self._lane = Lane(name, failure)
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def send(self, word: int, message: memoryview) -> None:
+        """Send one chunk, after all that was given before."""
+        left = [memoryview(HEAD.pack(word)), message]
+        with self._lock:
+            if not self._waiting:
+                left = send_now(self._connection, *left)
+            if left:
+                self._later(partial(send_all, self._connection, *left))
+
+    def send_made(self, word: int, make: Callable[[], memoryview]) -> None:
+        """The same for a chunk that is made first, on the thread."""
+
+        def job() -> None:
+            send_all(self._connection, memoryview(HEAD.pack(word)), make())
+
+        with self._lock:
+            self._later(job)
+
+    def after_all(self, told: Callable[[], None]) -> None:
+        """Call when everything given so far has left."""
+        self._lane.submit(told)
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        self._lane.finish()
+
+    def _later(self, job: Callable[[], None]) -> None:
+        self._waiting += 1
+
+        def one_less() -> None:
+            job()
+            with self._lock:
+                self._waiting -= 1
+
+        self._lane.submit(one_less)
+
+
 class Peers:
     """A rank's connections for averaging, with a thread for each direction of each.
 
@@ -63,7 +121,7 @@ class Peers:
     Attributes
     ----------
     to, of
-        By rank, what sends to it and what receives from it.
+        By rank, the way to it, and what receives from it.
     failure
         Errors of all threads.
     changed
@@ -75,8 +133,18 @@ class Peers:
         self.failure = Failure()
         self.changed = threading.Condition()
         self.failure.on_failure(self._wake)
-        self.to = {d: Lane(f"averaging to {d}", self.failure) for d in connections}
+        self.to = {
+            d: Way(connection, f"averaging to {d}", self.failure)
+            for d, connection in connections.items()
+        }
         self.of = {d: Lane(f"averaging from {d}", self.failure) for d in connections}
+        self._memory = np.empty(0, np.uint8)
+
+    def memory(self, size: int) -> NDArray[np.uint8]:
+        """Bytes to work with until the round ends; the same ones in every round."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Wait for the threads; raises what any of them raised.
@@ -87,12 +155,15 @@ class Peers:
             Asked whenever something is complete.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self.failure.error is not None or done())
+            while self.failure.error is None and not done():
+                self.changed.wait()
         self.failure.check()
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        for lane in (*self.to.values(), *self.of.values()):
+        for way in self.to.values():
+            way.finish()
+        for lane in self.of.values():
             lane.finish()
 
     def _wake(self) -> None:
@@ -131,22 +202,25 @@ class Exchange:
         pace: Pace,
         scale: float = 1.0,
     ) -> None:
+        # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
+        self._values: NDArray[np.float32] = vector.numpy()
         self._members, self._gives = group.members, group.contributes
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
         parts = share_ranges(len(vector), group.shares)
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
+        self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
         # starting after this one, so that not all send to the same one first
         n = len(parts)
         self._others = [(self._me + step) % n for step in range(1, n)]
         self._givers = [k for k in sorted(self._others) if self._gives[k]]
-        numbers = range(pace.chunks)
         # by chunk: contributions to come, and sums to come back
-        self._missing = [len(self._givers) if self._size(self._me, c) else 0 for c in numbers]
-        self._due = [sum(self._size(k, c) > 0 for k in self._others) for c in numbers]
+        self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
+        self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
+        self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
-        self._rings = {k: self._ring() for k in self._givers} if any(self._missing) else {}
+        self._slots = self._ring()
 
     def run(self) -> float:
         """Contribute, reduce and collect all chunks.
@@ -162,72 +236,80 @@ class Exchange:
             A member is gone.
         """
         for k in self._others:
-            self._peers.of[self._members[k]].submit(partial(self._receive, k, self._count(k)))
+            self._peers.of[self._members[k]].submit(partial(self._receive, k))
         for c in range(min(self._pace.window, self._pace.chunks)):
             self._contribute(c)
-        for c in range(self._pace.chunks):
-            if self._size(self._me, c):
-                self._peers.wait_until(lambda c=c: self._missing[c] == 0)  # type: ignore[misc]
+        for c, size in enumerate(self._sizes[self._me]):
+            if size:
+                self._peers.wait_until(partial(self._complete, c))
                 self._reduce(c)
         self._peers.wait_until(lambda: self._open == 0)
         end = time.monotonic()
         self._settle()
         return end
 
-    def _size(self, k: int, c: int) -> int:
-        start, stop = self._chunks[k][c]
-        return stop - start
+    def _complete(self, c: int) -> bool:
+        return not self._missing[c]
 
-    def _ring(self) -> list[Tensor]:
-        """Memory for a window of one member's contributions, used in turns.
+    def _ring(self) -> dict[int, list[NDArray[np.uint8]]]:
+        """Memory for a window of each member's contributions, used in turns.
 
         A member sends chunk c + window once c came back, so the place of c is free by then.
         """
-        largest = max(self._size(self._me, c) for c in range(self._pace.chunks))
-        length = message_length(largest, self._codec)
-        return [torch.empty(length, dtype=torch.uint8) for _ in range(self._pace.window)]
+        length = message_length(max(self._sizes[self._me]), self._codec)
+        places = range(self._pace.window)
+        whole = self._peers.memory(len(self._givers) * len(places) * length)
+        starts = iter(range(0, len(whole), length or 1))
+        return {
+            k: [whole[start : start + length] for start in islice(starts, len(places))]
+            for k in self._givers
+            if length
+        }
 
-    def _slot(self, k: int, c: int) -> Tensor:
-        length = message_length(self._size(self._me, c), self._codec)
-        return self._rings[k][c % self._pace.window][:length]
-
-    def _count(self, k: int) -> int:
-        """Messages that member k sends us in this round."""
-        numbers = range(self._pace.chunks)
-        contributions = sum(self._size(self._me, c) > 0 for c in numbers) * self._gives[k]
-        return contributions + sum(self._size(k, c) > 0 for c in numbers)
+    def _slot(self, k: int, c: int) -> NDArray[np.uint8]:
+        length = message_length(self._sizes[self._me][c], self._codec)
+        return self._slots[k][c % self._pace.window][:length]
 
     def _contribute(self, c: int) -> None:
-        if self._gives[self._me]:
-            for k in self._others:
-                if self._size(k, c):
-                    self._peers.to[self._members[k]].submit(partial(self._send_part, k, c))
+        """Give chunk c away, and what else needs no answer to it."""
+        while c < self._pace.chunks:
+            if self._gives[self._me]:
+                for k in self._others:
+                    if self._sizes[k][c]:
+                        self._send_part(k, c)
+            if self._answered[c]:
+                break
+            c += self._pace.window
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
+        way = self._peers.to[self._members[k]]
         if self._codec is Codec.NONE:
-            message = self._bytes[4 * start : 4 * stop]
+            way.send(c, self._bytes[4 * start : 4 * stop])
         else:
-            message = as_bytes(encode(self._vector[start:stop], self._codec))
-        self._send(k, c, message)
+            part = self._vector[start:stop]
+            way.send_made(c, lambda: as_bytes(encode(part, self._codec)))
 
-    def _send(self, k: int, word: int, message: memoryview) -> None:
-        send_all(self._peers.connections[self._members[k]], HEAD.pack(word), message)
-
-    def _receive(self, k: int, count: int) -> None:
+    def _receive(self, k: int) -> None:
+        """All that member k sends in this round."""
         connection = self._peers.connections[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
-        for _ in range(count):
+        contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
+        sums = sum(size > 0 for size in self._sizes[k])
+        for _ in range(contributions + sums):
             receive_into(connection, head)
             (word,) = HEAD.unpack(head)
             if word & RETURN:
                 self._take_sum(connection, k, word ^ RETURN)
             else:
-                receive_into(connection, as_bytes(self._slot(k, word)))
-                with self._peers.changed:
-                    self._missing[word] -= 1
-                    if not self._missing[word]:
-                        self._peers.changed.notify_all()
+                self._take_part(connection, k, word)
+
+    def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
+        receive_into(connection, self._slot(k, c).data)
+        with self._peers.changed:
+            self._missing[c] -= 1
+            if not self._missing[c]:
+                self._peers.changed.notify_all()
 
     def _take_sum(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
@@ -243,33 +325,37 @@ class Exchange:
             whole = not self._due[c]
             if not self._open:
                 self._peers.changed.notify_all()
-        if whole and c + self._pace.window < self._pace.chunks:
+        if whole:
             self._contribute(c + self._pace.window)
 
     def _reduce(self, c: int) -> None:
         start, stop = self._chunks[self._me][c]
-        total = self._vector[start:stop]
+        total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
         empty = not self._gives[self._me]
         for k in self._givers:
-            piece = decode(self._slot(k, c), stop - start, self._codec)
+            piece = self._decode(self._slot(k, c), stop - start)
             if empty:
-                total.copy_(piece)
+                total[:] = piece
             else:
-                total.add_(piece)
+                total += piece
             empty = False
         if self._scale != 1.0:
-            total.mul_(self._scale)
+            total *= self._scale
         if self._codec is Codec.NONE:
             message = self._bytes[4 * start : 4 * stop]
         else:
-            encoded = encode(total, self._codec)
+            encoded = encode(self._vector[start:stop], self._codec)
             # the reducer too takes what everybody else gets
-            total.copy_(decode(encoded, stop - start, self._codec))
+            self._vector[start:stop] = decode(encoded, stop - start, self._codec)
             message = as_bytes(encoded)
         for k in self._others:
-            send = partial(self._send, k, c | RETURN, message)
-            self._peers.to[self._members[k]].submit(send)
+            self._peers.to[self._members[k]].send(c | RETURN, message)
+
+    def _decode(self, message: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
+        if self._codec is Codec.NONE:
+            return message.view(np.float32)
+        return decode(torch.from_numpy(message), values, self._codec).numpy()
 
     def _settle(self) -> None:
         """Wait until the vector's bytes have left, so that it may be changed."""
@@ -279,8 +365,9 @@ class Exchange:
             nonlocal left
             with self._peers.changed:
                 left -= 1
-                self._peers.changed.notify_all()
+                if not left:
+                    self._peers.changed.notify_all()
 
         for k in self._others:
-            self._peers.to[self._members[k]].submit(one_less)
+            self._peers.to[self._members[k]].after_all(one_less)
         self._peers.wait_until(lambda: left == 0)

@@ -28,7 +28,7 @@ class LossSender:
 
     def tell(self, step: int, loss: float) -> None:
         """Send it; 16 bytes never wait."""
-        send_all(self._connection, MESSAGE.pack(step, loss))
+        send_all(self._connection, memoryview(MESSAGE.pack(step, loss)))
 
 
 class Losses:
