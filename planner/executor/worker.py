@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.compute import Compute
 from planner.executor.connections import Connections, Purpose, connections_to
 from planner.executor.exchange import Peers
-from planner.executor.imposed import Imposed, sleep_until
+from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
@@ -167,7 +167,7 @@ class Worker:
                 farthest = float(self.plan.cluster.network.latency_s[0].max())
                 moment = time.monotonic() + 2 * farthest / self._imposed.speed + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
-            sleep_until(float(store.get(f"{name}/moment")))
+            Sleeper().until(float(store.get(f"{name}/moment")))
 
     def _teller(
         self, connections: dict[int, socket.socket], steps: int
