@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
-from planner.executor.pace import Pace, pace_of
+from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.transport import Failure
 from planner.executor.warmth import kept_warm
@@ -33,8 +33,8 @@ def main() -> int:
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--codec", choices=[c.value for c in Codec], default=Codec.NONE.value)
-    parser.add_argument("--chunks", type=int, help="of a share; default: as for one machine")
-    parser.add_argument("--window", type=int, default=4, help="chunks under way")
+    parser.add_argument("--chunks", type=int, default=64, help="of a share")
+    parser.add_argument("--window", type=int, default=12, help="chunks under way")
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
@@ -42,7 +42,7 @@ def main() -> int:
     group = AveragingGroup(
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
-    pace = Pace(args.chunks, args.window) if args.chunks else pace_of(group, 4.0 * args.values)
+    pace = Pace(args.chunks, args.window)
     wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
     with connections_to(ranks, wanted, "averaging") as opened, kept_warm():
         peers = Peers({other: connection for (_, other), connection in opened.items()}, Failure())

@@ -22,8 +22,6 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
-LOCAL_CHUNKS, LOCAL_BYTES, LOCAL_WINDOW = 64, 1 << 18, 3
-"""The same on one machine, where a message costs more than its way, and what is under way there."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -47,7 +45,7 @@ class Pace:
 def pace_of(
     group: AveragingGroup,
     vector_bytes: float,
-    cluster: Cluster | None = None,
+    cluster: Cluster,
     *,
     speed: float = 1.0,
     shrink: float = 1.0,
@@ -62,7 +60,7 @@ def pace_of(
     vector_bytes
         As they travel.
     cluster
-        The plan's devices; None: one machine.
+        The plan's devices.
     speed, shrink
         All times and all bytes of the cluster are divided by them.
     crowd
@@ -76,9 +74,6 @@ def pace_of(
     if len(group.members) == 1:
         return Pace(1, 1)
     largest = max(group.shares) * vector_bytes
-    if cluster is None:
-        chunks = max(1, min(LOCAL_CHUNKS, int(largest / LOCAL_BYTES)))
-        return Pace(chunks, min(chunks, LOCAL_WINDOW))
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
