@@ -1,0 +1,195 @@
+"""One rank's steps: operations, averaging, update, one after the other and no barrier between."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.compute import Compute
+from planner.executor.connections import Connections, Purpose, connections_to
+from planner.executor.exchange import Peers
+from planner.executor.imposed import Imposed, Sleeper
+from planner.executor.losses import Losses, LossSender
+from planner.executor.pipeline import run_alone, run_operations
+from planner.executor.ranks import Ranks
+from planner.executor.records import StepRecord
+from planner.executor.transport import Failure, Inbox, Outbox
+from planner.executor.warmth import grow_windows, kept_warm, leaves_the_machine
+from planner.executor.wiring import Wiring
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+
+HEAD_START_S = 0.2
+"""From the agreement on a moment to it, beyond the way to the farthest rank."""
+
+
+class Worker:
+    """One rank of a plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    ranks
+        This process among all.
+    compute
+        What its operations do.
+    imposed
+        What an imposed run divides the plan's times and bytes by; None: a model is trained.
+    tickets
+        If given, devices take microbatches from this store as fast as they can until the batch is
+        complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
+        stage, whose microbatches any device can do alone.
+
+    Attributes
+    ----------
+    losses
+        On rank 0, those known so far; None where there are none.
+    began_s
+        Monotonic clock, when the first of the steps began.
+
+    Raises
+    ------
+    PlanError
+        Own pace for a plan of several stages.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        compute: Compute,
+        *,
+        imposed: Imposed | None = None,
+        tickets: Store | None = None,
+    ) -> None:
+        if tickets is not None and len(plan.assignment.groups) > 1:
+            raise PlanError(
+                f"assignment.groups: own pace needs whole models, found "
+                f"{len(plan.assignment.groups)} stages; plan one stage"
+            )
+        self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
+        self.losses: Losses | None = None
+        self.began_s = 0.0
+        self._compute, self._imposed, self._tickets = compute, imposed, tickets
+        self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+
+    def steps(self, count: int, rest: int = 0) -> Iterator[StepRecord]:
+        """Train; yields after every step.
+
+        Parameters
+        ----------
+        count
+            Steps that chain, each beginning when the one before has ended.
+        rest
+            Steps before them that all ranks begin together.
+
+        Yields
+        ------
+        StepRecord
+            What this rank did.
+
+        Raises
+        ------
+        ConnectionLost
+            Another rank is gone.
+        """
+        cycle = self.plan.cycle
+        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(count))]
+        with ExitStack() as held:
+            wanted = self._wiring.connections
+            connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
+            if leaves_the_machine(connections):
+                held.enter_context(kept_warm())
+                grow_windows(_but_losses(connections), self._wiring.flight_bytes())
+            yield from self._walk(walk, rest, connections)
+
+    def _walk(
+        self, walk: Sequence[int], rest: int, connections: Connections
+    ) -> Iterator[StepRecord]:
+        failure = Failure()
+        pipeline = _of(connections, Purpose.PIPELINE)
+        outbox = Outbox(pipeline, failure)
+        inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
+        peers = Peers(_of(connections, Purpose.AVERAGING), failure)
+        teller = self._teller(_of(connections, Purpose.LOSSES), len(walk))
+        for serial, k in enumerate(walk):
+            if serial <= rest:
+                self._begin_together(serial)
+                self.began_s = time.monotonic()
+            step = serial if serial < rest else serial - rest
+            record = StepRecord(step, serial < rest, time.monotonic())
+            self._compute.begin(step, self.plan.schedules[k])
+            self._operations(record, serial, k, inbox, outbox)
+            self._average_and_update(record, peers)
+            if teller is not None:
+                teller.tell(step, self._compute.loss() or 0.0)
+            yield record
+        outbox.finish()
+        peers.finish()
+        failure.check()
+        if self.losses is not None:
+            self.losses.wait()
+
+    def _operations(
+        self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox
+    ) -> None:
+        schedule = self.plan.schedules[k]
+        if self._tickets is None:
+            order, traffic = schedule.order[self.rank], self._wiring.traffic[k]
+            run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
+        else:
+            numbers = _taken(self._tickets, serial, len(schedule.paths))
+            run_alone(numbers, self._compute, self.rank, record)
+
+    def _average_and_update(self, record: StepRecord, peers: Peers) -> None:
+        averaging = self._wiring.averaging
+        if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
+            ready = time.monotonic()
+            end = averaging.run(self._compute.gradients(), peers)
+            record.ops.append((-1, self.rank, "A", ready, end))
+        update = time.monotonic()
+        self._compute.update()
+        record.end_s = time.monotonic()
+        record.ops.append((-1, self.rank, "U", update, record.end_s))
+
+    def _begin_together(self, serial: int) -> None:
+        """Wait for all ranks; in an imposed run, on one machine, for one moment of its clock."""
+        name = f"begin/{serial}"
+        self.ranks.meet(name)
+        if self._imposed is not None:
+            store = self.ranks.store
+            if self.rank == 0:
+                farthest = float(self.plan.cluster.network.latency_s[0].max())
+                moment = time.monotonic() + 2 * farthest / self._imposed.speed + HEAD_START_S
+                store.set(f"{name}/moment", repr(moment))
+            Sleeper().until(float(store.get(f"{name}/moment")))
+
+    def _teller(
+        self, connections: dict[int, socket.socket], steps: int
+    ) -> Losses | LossSender | None:
+        """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
+        tellers = self._wiring.tellers
+        if self.rank == 0 and tellers:
+            self.losses = Losses(connections, 0 in tellers, steps)
+        if self.rank not in tellers:
+            return None
+        return self.losses or LossSender(connections[0])
+
+
+def _of(connections: Connections, purpose: Purpose) -> dict[int, socket.socket]:
+    return {other: c for (what, other), c in connections.items() if what is purpose}
+
+
+def _but_losses(connections: Connections) -> Connections:
+    return {key: c for key, c in connections.items() if key[0] is not Purpose.LOSSES}
+
+
+def _taken(tickets: Store, serial: int, microbatches: int) -> Iterator[int]:
+    """Microbatches of a step that nobody else takes."""
+    while (ticket := tickets.add(f"tickets/{serial}", 1)) <= microbatches:
+        yield ticket - 1
