@@ -7,7 +7,7 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -49,7 +49,7 @@ class Averaging:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def run(self, vector: Tensor, peers: Peers) -> float:
+    def run(self, vector: Tensor, peers: Peers, clear: Callable[[], None]) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
         Parameters
@@ -58,6 +58,8 @@ class Averaging:
             ``float32[values]``.
         peers
             Connections.
+        clear
+            Called before contributions leave; it may wait for what has to leave before.
 
         Returns
         -------
@@ -73,7 +75,7 @@ class Averaging:
         for number, (group, pace) in enumerate(zip(self.rounds, self.paces, strict=True)):
             scale = self._scale(number)
             if len(group.members) > 1:
-                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale)
+                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, clear)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)

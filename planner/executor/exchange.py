@@ -1,9 +1,11 @@
 """One round of averaging: member k sums share k and returns it to everybody (DeDLOC, 3.2).
 
-Shares travel in chunks; all reducers' chunks with the same number travel together, so that
-contributions, sums and returns overlap and rates keep in proportion to shares. A member contributes
-up to a window of chunks beyond those that came back whole: an answer is at the same time leave to
-go on, and its reducers hold no more of it than the window.
+A round begins when its last member is ready, which each tells the others: what is sent earlier
+would take links from the pipeline's messages that others still wait for. Shares travel in chunks;
+all reducers' chunks with the same number travel together, so that contributions, sums and returns
+overlap and rates keep in proportion to shares. A member contributes up to a window of chunks beyond
+those that came back whole: an answer is at the same time leave to go on, and its reducers hold no
+more of it than the window.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from planner.training_plan.shares import Range, share_ranges
 HEAD = struct.Struct("!I")
 """In front of a chunk: its number, and `RETURN` if it is a sum."""
 RETURN = 1 << 31
+READY = (1 << 32) - 1
+"""Instead of a chunk: the member's gradients are there."""
+NOTHING = memoryview(b"")
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:
@@ -215,6 +220,8 @@ class Exchange:
         The group's chunks and window.
     scale
         What sums are multiplied by.
+    clear
+        Called before the first contribution leaves; it may wait for what has to leave before.
     """
 
     def __init__(
@@ -226,6 +233,7 @@ class Exchange:
         codec: Codec,
         pace: Pace,
         scale: float = 1.0,
+        clear: Callable[[], None] = lambda: None,
     ) -> None:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
@@ -233,6 +241,7 @@ class Exchange:
         self._members, self._gives = group.members, group.contributes
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
+        self._clear = clear
         parts = share_ranges(len(vector), group.shares)
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
@@ -240,6 +249,7 @@ class Exchange:
         n = len(parts)
         self._others = [(self._me + step) % n for step in range(1, n)]
         self._givers = [k for k in sorted(self._others) if self._gives[k]]
+        self._unready = len(self._others)
         # by chunk: contributions to come, and sums to come back
         self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
         self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
@@ -262,7 +272,10 @@ class Exchange:
             A member is gone.
         """
         for k in self._others:
+            self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
+        self._peers.wait_until(lambda: not self._unready)
+        self._clear()
         for c in range(min(self._pace.window, self._pace.chunks)):
             self._contribute(c)
         for c, size in enumerate(self._sizes[self._me]):
@@ -303,13 +316,21 @@ class Exchange:
         head = memoryview(bytearray(HEAD.size))
         contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
         sums = sum(size > 0 for size in self._sizes[k])
-        for _ in range(contributions + sums):
+        for _ in range(1 + contributions + sums):
             receive_into(connection, head)
             (word,) = HEAD.unpack(head)
-            if word & RETURN:
+            if word == READY:
+                self._count_ready()
+            elif word & RETURN:
                 self._take_sum(connection, k, word ^ RETURN)
             else:
                 self._take_part(connection, k, word)
+
+    def _count_ready(self) -> None:
+        with self._peers.changed:
+            self._unready -= 1
+            if not self._unready:
+                self._peers.changed.notify_all()
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
         length = message_length(self._sizes[self._me][c], self._codec)

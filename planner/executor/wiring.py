@@ -94,6 +94,12 @@ class Wiring:
             if d != me
         }
 
+    def rates(self) -> Mapping[int, float]:
+        """By rank, bytes per second of the link there, as this run takes them."""
+        scale = self._imposed.speed / self._imposed.shrink
+        row = self._plan.cluster.network.bandwidth_bytes_per_s[self._rank]
+        return {d: float(rate) * scale for d, rate in enumerate(row) if d != self._rank}
+
     def _averaging(self, *, shared: bool) -> Averaging:
         plan, rank, imposed = self._plan, self._rank, self._imposed
         stage = plan.stage_of[rank]
