@@ -27,8 +27,8 @@ from planner.emulate.namespaces import (
     namespaces,
 )
 
-QUEUE_BYTES = 4e6
-"""What may be in flight beyond the pair's rate times delay, for every connection."""
+QUEUE_BYTES = 1e6
+"""What may be in flight beyond twice the largest rate times delay, for every connection."""
 POOL_BYTES = 1.5e9
 """Memory for packets inside the network; only what was used at some time is really taken."""
 MOST_SLOTS = 200_000
