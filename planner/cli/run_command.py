@@ -12,6 +12,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             command, stdout=subprocess.PIPE, text=True, env=_environment(len(plan.cluster))
         )
         assert process.stdout is not None
-        steps: list[dict[str, float]] = []
+        steps: list[dict[str, Any]] = []
         try:
             for line in process.stdout:
                 if not line.startswith('{"event"'):
@@ -112,15 +113,15 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
                 event = json.loads(line)
                 if event["event"] == "calibrated":
                     predicted = predict(plan, workload, Calibration.load(path))
-                    continue
-                assert predicted is not None
-                expected = predicted[event["step"] % len(predicted)]
-                steps.append({**event, "predicted_s": expected})
-                if not as_json:
-                    print(
-                        f"step {event['step']:4d}   loss {event['loss']:8.4f}   measured "
-                        f"{event['measured_s']:7.3f} s   predicted {expected:7.3f} s"
-                    )
+                elif event["event"] == "loss":
+                    steps[event["step"]]["loss"] = event["loss"]
+                    if not as_json:
+                        print(f"loss of step {event['step']}: {event['loss']:.4f}")
+                else:
+                    assert predicted is not None
+                    steps.append(_step(event, steps, predicted))
+                    if not as_json:
+                        print(_line(event, steps[-1]["predicted_s"]))
             code = process.wait()
         except BaseException:
             process.send_signal(signal.SIGINT)
@@ -135,7 +136,31 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     return 0
 
 
-def _summary(plan: TrainingPlan, steps: list[dict[str, float]], as_json: bool) -> None:
+def _step(
+    event: dict[str, Any], steps: list[dict[str, Any]], predicted: list[float]
+) -> dict[str, Any]:
+    """A step that has ended; losses come late and belong to the step they are of."""
+    step = {
+        "step": event["step"],
+        "loss": None,
+        "measured_s": event["took_s"],
+        "predicted_s": predicted[event["step"] % len(predicted)],
+    }
+    if event["loss_step"] is not None:
+        [*steps, step][event["loss_step"]]["loss"] = event["loss"]
+    return step
+
+
+def _line(event: dict[str, Any], predicted_s: float) -> str:
+    known = event["loss"] is not None
+    loss = f"loss {event['loss']:8.4f} (of step {event['loss_step']})" if known else "no loss yet"
+    return (
+        f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
+        f"{predicted_s:7.3f} s"
+    )
+
+
+def _summary(plan: TrainingPlan, steps: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"planned_step_s": plan.predicted.step_s, "steps": steps}, indent=1))
         return

@@ -1,7 +1,8 @@
 """One rank under torchrun: ``python -m planner.executor plan.json --devices a b ...``.
 
 Prints one line a step on the rank of device 0; with ``--events`` JSON lines, which ``planner run``
-reads.
+reads. With ``--impose`` no model is built: operations take the plan's times, messages have the
+plan's bytes.
 """
 
 from __future__ import annotations
@@ -9,32 +10,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from planner.clock.timeline import from_records
 from planner.executor.binding import join
 from planner.executor.calibrate import calibrate
-from planner.executor.train import Optimizer, Worker
+from planner.executor.connections import ConnectionLost
+from planner.executor.imposed import Imposed, ImposedCompute
+from planner.executor.learner import Learner, Optimizer
+from planner.executor.progress import Progress
+from planner.executor.ranks import Ranks
+from planner.executor.records import StepRecord, write_records
+from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
+from planner.training_plan.model import TrainingPlan
+
+SWITCH_S = 0.0005
+"""After so long a thread that computes in Python lets another one in that has a message."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = _arguments(argv)
+    sys.setswitchinterval(SWITCH_S)
+    # whoever ends us lets us put things back first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _run(args)
     except ValueError as error:
         print(f"planner.executor: {error}", file=sys.stderr)
         return 2
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    except ConnectionLost as error:
+        print(f"planner.executor: {error}; see what that rank printed", file=sys.stderr)
+        return 1
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -52,6 +65,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
+    imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
+    imposed.add_argument("--impose", action="store_true")
+    imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
+    imposed.add_argument("--shrink", type=float, default=1.0, help="bytes are divided by it")
+    imposed.add_argument("--rest", type=int, default=0, help="steps before, each begun together")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        help="times of operations and messages, a file a rank: {rank} in the name stands for it",
+    )
     return parser.parse_args(argv)
 
 
@@ -65,63 +88,77 @@ def _torch_device(choice: str) -> torch.device:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
+        raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
+    if args.impose and (args.own_pace or args.calibrate is not None):
+        raise ValueError("--impose runs no model; leave out --own-pace and --calibrate")
+    if args.steps < 0 or args.rest < 0:
+        raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
     plan = load_plan(args.plan)
     device = _torch_device(args.device)
-    rank = join(plan, args.devices)
-    store = dist.distributed_c10d._get_default_store()
-    worker = Worker(
-        plan,
-        rank,
-        device,
-        learning_rate=args.learning_rate,
-        data=args.data,
-        optimizer=args.optimizer,
-        tickets=store if args.own_pace else None,
-    )
-
-    def say(text: str, **event: Any) -> None:
-        if rank == 0:
-            print(json.dumps(event) if args.events else text, flush=True)
-
-    if args.calibrate is not None:
-        measured = calibrate(worker, store)
-        if measured is not None:
-            write_text(args.calibrate, measured.to_json_text())
-        say(f"calibration written to {args.calibrate}", event="calibrated")
-    records: list[Any] = []
-    for report in worker.steps(args.steps):
-        records = list(report.records)
-        say(
-            f"step {report.step:4d}  loss {report.loss:.4f}  measured {report.measured_s:.3f} s  "
-            f"planned {plan.predicted.step_s:.3f} s",
-            event="step",
-            step=report.step,
-            loss=report.loss,
-            measured_s=report.measured_s,
+    told = ("steps", "rest", "impose", "speed", "shrink", "own_pace")
+    ranks = join(plan, args.devices, " ".join(f"{name}={getattr(args, name)}" for name in told))
+    imposed = Imposed(args.speed, args.shrink) if args.impose else None
+    if imposed is not None:
+        compute = ImposedCompute(plan, ranks.rank, imposed)
+        worker = Worker(plan, ranks, compute, imposed=imposed)
+    else:
+        learner = Learner(
+            plan,
+            ranks.rank,
+            device,
+            learning_rate=args.learning_rate,
+            data=args.data,
+            optimizer=args.optimizer,
         )
-    if args.trace is not None and args.steps > 0:
-        store.set(f"records/{rank}", json.dumps(records))
-        dist.barrier()
-        if rank == 0:
-            gathered = [
-                record
-                for r in range(dist.get_world_size())
-                for record in json.loads(store.get(f"records/{r}"))
-            ]
-            ids = plan.cluster.network.ids
-            from_records(ids, gathered, plan.sync.every_steps).to_chrome_trace(args.trace)
-        dist.barrier()
-    # nobody leaves while others still talk to it
-    dist.barrier()
+        if args.calibrate is not None:
+            measured = calibrate(plan, ranks, learner)
+            if measured is not None:
+                write_text(args.calibrate, measured.to_json_text())
+                Progress(0.0, args.events).calibrated(args.calibrate)
+        worker = Worker(plan, ranks, learner, tickets=ranks.store if args.own_pace else None)
+    steps = _steps(args, plan, worker)
+    if args.record is not None:
+        path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
+        write_records(path, ranks.rank, steps)
+    if args.trace is not None and steps:
+        _trace(args.trace, plan, ranks, worker, steps[-1])
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 1e9
-        print(f"rank {rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr, flush=True)
+        print(f"rank {ranks.rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr)
     return 0
+
+
+def _steps(args: argparse.Namespace, plan: TrainingPlan, worker: Worker) -> list[StepRecord]:
+    """Run all; rank 0 tells of each as it ends."""
+    records: list[StepRecord] = []
+    progress = Progress(plan.predicted.step_s / args.speed, args.events)
+    for record in worker.steps(args.steps, args.rest):
+        if args.record is None:
+            records.clear()
+        records.append(record)
+        if worker.rank == 0:
+            progress.step(record, worker.losses)
+    if worker.rank == 0:
+        progress.end(worker.losses)
+    return records
+
+
+def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: StepRecord) -> None:
+    """The last step of all ranks, each on its clock since the first step, as rank 0 writes it."""
+    begin = last.begin_s - worker.began_s
+    ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
+    told = [json.loads(text) for text in ranks.share("trace", json.dumps([begin, ops]))]
+    if ranks.rank == 0:
+        zero = min(begin for begin, _ in told)
+        found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
+        ids = plan.cluster.network.ids
+        from_records(ids, found, plan.sync.every_steps).to_chrome_trace(path)
+    ranks.meet("traced")
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
     os._exit(code)

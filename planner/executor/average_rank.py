@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.averaging import average_vector
-from planner.executor.transport import Transport
+from planner.executor.connections import Purpose, open_connections
+from planner.executor.exchange import Exchange, Peers
+from planner.executor.pace import Pace, pace_of
+from planner.executor.ranks import TIMEOUT, Ranks
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
 
@@ -27,30 +30,34 @@ def main() -> int:
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--codec", choices=[c.value for c in Codec], default=Codec.NONE.value)
+    parser.add_argument("--chunks", type=int, help="of a share; default: as for one machine")
+    parser.add_argument("--window", type=int, default=4, help="chunks under way")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    rank, world = dist.get_rank(), dist.get_world_size()
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    ranks = Ranks(rank, world, store)
     group = AveragingGroup(
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
-    transport = Transport(torch.device("cpu"))
+    pace = Pace(args.chunks, args.window) if args.chunks else pace_of(group, 4.0 * args.values)
+    wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
+    opened = open_connections(ranks, wanted, "averaging")
+    peers = Peers({other: connection for (_, other), connection in opened.items()})
     seconds = []
     for repeat in range(args.repeats + 1):
-        given = [_vector(r, repeat, args.values) for r in range(world)]
-        vector = given[rank].clone()
-        dist.barrier()
+        vector = _vector(rank, repeat, args.values)
+        ranks.meet(f"begin/{repeat}")
         start = time.perf_counter()
-        average_vector(vector, group, rank, transport)
-        elapsed = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-        _require_mean(vector, given, group)
-        seconds.append(float(elapsed))
+        Exchange(vector, group, rank, peers, Codec(args.codec), pace).run()
+        took = time.perf_counter() - start
+        seconds.append(max(float(t) for t in ranks.share(f"took/{repeat}", repr(took))))
+        if Codec(args.codec) is Codec.NONE:
+            _require_mean(vector, repeat, group)
     if rank == 0:
-        # the first one also opens connections
+        # the first one also lets windows grow
         print(json.dumps(seconds[1:]), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    ranks.meet("end")
     return 0
 
 
@@ -58,9 +65,11 @@ def _vector(rank: int, repeat: int, values: int) -> torch.Tensor:
     return torch.randn(values, generator=torch.Generator().manual_seed(1000 * repeat + rank))
 
 
-def _require_mean(found: torch.Tensor, given: list[torch.Tensor], group: AveragingGroup) -> None:
-    parts = [v for v, gives in zip(given, group.contributes, strict=True) if gives]
-    exact = torch.stack(parts).double().sum(0)
+def _require_mean(found: torch.Tensor, repeat: int, group: AveragingGroup) -> None:
+    exact = torch.zeros(len(found), dtype=torch.float64)
+    for rank, gives in enumerate(group.contributes):
+        if gives:
+            exact += _vector(rank, repeat, len(found))
     off = float((found.double() - exact).abs().max())
     allowed = 1e-5 * float(exact.abs().max())
     if off > allowed:
@@ -68,4 +77,7 @@ def _require_mean(found: torch.Tensor, given: list[torch.Tensor], group: Averagi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

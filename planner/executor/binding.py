@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from planner.executor.ranks import TIMEOUT, Ranks
 from planner.training_plan.model import TrainingPlan
-
-TIMEOUT = timedelta(minutes=10)
 
 
 class BindingError(ValueError):
@@ -61,8 +59,8 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
-def join(plan: TrainingPlan, devices: Sequence[str]) -> int:
-    """Join the process group as the named device; returns the rank.
+def join(plan: TrainingPlan, devices: Sequence[str], settings: str = "") -> Ranks:
+    """Meet the other processes as the named device.
 
     Parameters
     ----------
@@ -70,17 +68,19 @@ def join(plan: TrainingPlan, devices: Sequence[str]) -> int:
         The plan.
     devices
         Names of this node's devices, in the order of its processes.
+    settings
+        What all processes must have been told alike.
 
     Returns
     -------
-    int
-        Index of the device in the plan.
+    Ranks
+        This process among all.
 
     Raises
     ------
     BindingError
         A device is claimed twice, the number of processes is not the number of devices, or another
-        process has another plan.
+        process has another plan or other settings.
     """
     rank = rank_of(plan, devices, int(os.environ.get("LOCAL_RANK", "0")))
     world = len(plan.cluster)
@@ -92,15 +92,18 @@ def join(plan: TrainingPlan, devices: Sequence[str]) -> int:
         )
     # read what torchrun says of the address, but not which rank it gave us
     store, _, _ = next(rendezvous("env://", rank, world, timeout=TIMEOUT))
+    store = PrefixStore("planner", store)
     name = plan.cluster.network.ids[rank]
     if store.add(f"claim/{rank}", 1) > 1:
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
-    store.set(f"plan/{rank}", plan.content_hash)
-    first = store.get("plan/0").decode()
-    if first != plan.content_hash:
-        raise BindingError(
-            f"device {name!r} has plan {plan.content_hash[:12]} but device 0 has {first[:12]}; "
-            "give every node the same plan file"
-        )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    return rank
+    for what, mine, remedy in (
+        ("plan", plan.content_hash[:12], "give every node the same plan file"),
+        ("settings", settings, "start every node with the same options"),
+    ):
+        store.set(f"{what}/{rank}", mine)
+        first = store.get(f"{what}/0").decode()
+        if first != mine:
+            raise BindingError(
+                f"device {name!r} has {what} {mine} but device 0 has {first}; {remedy}"
+            )
+    return Ranks(rank, world, store)

@@ -1,79 +1,104 @@
-"""Measuring F, H, B and the optimizer step on the actual device, and the link between ranks."""
+"""Measuring on the actual devices: F, H, B and the optimizer step, the link between ranks, and what
+the executor itself adds to an operation and to a message.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import socket
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
-from planner.executor.train import Worker
+from planner.executor.connections import (
+    Purpose,
+    as_bytes,
+    close_all,
+    open_connections,
+    receive_into,
+    send_all,
+)
+from planner.executor.learner import Learner
+from planner.executor.messages import Message, Traffic
+from planner.executor.pipeline import run_operations
+from planner.executor.ranks import Ranks
+from planner.executor.records import StepRecord
+from planner.executor.transport import Expected, Failure, Inbox, Outbox
+from planner.training_plan.choices import Head
+from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.calibration import Calibration
 from planner.workload.compute_times import FIELDS
 
 REPEATS = 5
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = 1 << 22
+PINGS = 41
+"""Messages there and back of each kind."""
+EMPTY_OPERATIONS = 999
 
 
-def calibrate(worker: Worker, store: Store) -> Calibration | None:
+def calibrate(plan: TrainingPlan, ranks: Ranks, learner: Learner) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
     As many ranks measure at the same time as there are processors, as they will when training.
 
     Parameters
     ----------
-    worker
-        This rank.
-    store
-        Shared by all ranks.
+    plan
+        The plan.
+    ranks
+        This process among all.
+    learner
+        What this rank computes.
 
     Returns
     -------
     Calibration or None
         On rank 0.
     """
-    world = dist.get_world_size()
+    world, rank = ranks.world, ranks.rank
     together = max(1, cores() // torch.get_num_threads())
     times: dict[str, float] = {}
     for turn in range(-(-world // together)):
-        dist.barrier()
-        if worker.rank // together == turn:
-            times = measure_compute(worker)
-    dist.barrier()
-    latency, bandwidth = measure_link(worker) if world > 1 else (0.0, 1e12)
-    name = worker.plan.cluster.network.ids[worker.rank]
-    mine = {"layers": list(worker.plan.stage_layers[worker.stage_index]), **times}
-    store.set(f"calibration/{worker.rank}", json.dumps([name, mine]))
-    dist.barrier()
-    if worker.rank != 0:
+        ranks.meet(f"calibration/{turn}")
+        if rank // together == turn:
+            times = measure_compute(learner)
+    ranks.meet("calibration/link")
+    link = measure_link(ranks) if world > 1 else Link(0.0, 1e12, 0.0)
+    name = plan.cluster.network.ids[rank]
+    mine = {"layers": list(plan.stage_layers[plan.stage_of[rank]]), **times}
+    told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
+    if rank != 0:
         return None
-    entries = dict(json.loads(store.get(f"calibration/{r}")) for r in range(world))
+    found = [json.loads(text) for text in told]
+    entries = {name: entry for name, entry, _ in found}
     return Calibration(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         software={
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": str(worker.device),
+            "device": str(learner.device),
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
         },
-        workload=worker.plan.workload.name,
-        microbatch_samples=worker.plan.workload.microbatch_samples,
+        workload=plan.workload.name,
+        microbatch_samples=plan.workload.microbatch_samples,
         times={name: {f: float(entry[f]) for f in FIELDS} for name, entry in entries.items()},
         layers={
             name: (int(entry["layers"][0]), int(entry["layers"][1]))
             for name, entry in entries.items()
         },
-        link_latency_s=latency,
-        link_bandwidth_bytes_per_s=bandwidth,
+        link_latency_s=link.latency_s,
+        link_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        operation_s=statistics.median(seconds for _, _, seconds in found),
+        message_s=link.message_s,
     )
 
 
@@ -82,54 +107,54 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_compute(worker: Worker) -> dict[str, float]:
+def measure_compute(learner: Learner) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
 
     Parameters
     ----------
-    worker
-        This rank.
+    learner
+        What the rank computes.
 
     Returns
     -------
     dict[str, float]
         Seconds by field.
     """
-    tokens = worker.data.tokens(0, 0)
     samples: dict[str, list[float]] = {field: [] for field in FIELDS}
 
     def timed(field: str, work: Callable[[], None]) -> None:
-        _synchronise(worker.device)
+        _synchronise(learner.device)
         start = time.perf_counter()
         work()
-        _synchronise(worker.device)
+        _synchronise(learner.device)
         samples[field].append(time.perf_counter() - start)
 
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(worker.shape, device=worker.device)
+        received = torch.randn(learner.shape, device=learner.device)
 
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
-            first = worker.stage.stem is not None
-            inputs = tokens[:, :-1].to(worker.device) if first else x.requires_grad_()
-            state["output"] = worker.stage(inputs)
+            first = learner.stage.stem is not None
+            # making or reading a microbatch is part of the operation
+            tokens = learner.data.tokens(0, 0)[:, :-1] if first else None
+            inputs = x.requires_grad_() if tokens is None else tokens.to(learner.device)
+            state["output"] = learner.stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
-            assert worker.head is not None
+            assert learner.head is not None
             leaf = x.detach().requires_grad_()
-            targets = tokens[:, 1:].to(worker.device)
-            (worker.head(leaf, targets) / worker.batch_tokens).backward()
+            targets = learner.data.tokens(0, 0)[:, 1:].to(learner.device)
+            (learner.head(leaf, targets) / learner.batch_tokens).backward()
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             torch.autograd.backward(state["output"], torch.randn_like(state["output"]))
 
         timed("forward_s", forward)
-        if worker.head is not None:
+        if learner.head is not None:
             timed("head_s", head)
         timed("backward_s", backward)
-    worker.optimizer.zero_grad(set_to_none=True)
     # on a copy, so that training starts from untouched weights and moments
-    copies = [p.detach().clone().requires_grad_() for p in worker.parameters]
+    copies = [p.detach().clone().requires_grad_() for p in learner.parameters]
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
     probe = torch.optim.AdamW(copies)
@@ -146,43 +171,139 @@ def measure_compute(worker: Worker) -> dict[str, float]:
     }
 
 
-def measure_link(worker: Worker) -> tuple[float, float]:
-    """One-way latency and bandwidth between ranks 0 and 1, from two message sizes.
+@dataclass(frozen=True)
+class Link:
+    """Between ranks 0 and 1.
+
+    Attributes
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        Of a connection.
+    message_s
+        What a message takes beyond that, from the end of its operation to the next one's begin.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    message_s: float
+
+
+def measure_link(ranks: Ranks) -> Link:
+    """Two message sizes over a bare connection, and small messages as the pipeline sends them.
 
     Parameters
     ----------
-    worker
-        This rank.
+    ranks
+        Rank 0 and 1 measure, the others wait.
 
     Returns
     -------
-    tuple[float, float]
-        Seconds and bytes per second.
+    Link
+        Only rank 0's is of use.
     """
+    link = Link(0.0, 1e12, 0.0)
+    wanted = [(Purpose.CALIBRATION, 1 - ranks.rank)] if ranks.rank < 2 else []
+    connections = open_connections(ranks, wanted, "calibration")
+    for connection in connections.values():
+        link = _measure(connection, ranks.rank)
+    ranks.meet("calibration/measured")
+    close_all(connections)
+    return link
+
+
+def measure_operation() -> float:
+    """Seconds that the loop itself takes for an operation.
+
+    Returns
+    -------
+    float
+        Median of a few passes over operations that do nothing.
+    """
+    path, kinds = (0,), "FHB"
+    order = tuple((kind, b) for b in range(EMPTY_OPERATIONS // len(kinds)) for kind in kinds)
+    schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
+    traffic, nothing = Traffic(schedule, 0), _Nothing()
+    failure = Failure()
+    inbox, outbox = Inbox({}, {}, nothing.buffer, failure), Outbox({}, failure)
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run_operations(order, traffic, nothing, inbox, outbox, 0, 0, StepRecord(0, False))
+        seconds.append((time.perf_counter() - start) / len(order))
+    return statistics.median(seconds)
+
+
+class _Nothing:
+    """Operations that do nothing."""
+
+    def __init__(self) -> None:
+        self._made = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Nothing."""
+
+    def operate(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
+        """Nothing."""
+        return self._made
+
+    def buffer(self, message: Message) -> torch.Tensor:
+        """A small message's."""
+        return torch.empty(SMALL_BYTES, dtype=torch.uint8)
+
+    def gradients(self) -> torch.Tensor:
+        """None."""
+        return self._made
+
+    def update(self) -> None:
+        """Nothing."""
+
+    def loss(self) -> float | None:
+        """None."""
+        return None
+
+
+def _measure(connection: socket.socket, rank: int) -> Link:
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
-        rounds = [_ping_pong(worker, size) for _ in range(REPEATS + 1)]
-        seconds.append(statistics.median(rounds[1:]) / 2)
-    dist.barrier()
+        view = as_bytes(torch.zeros(size, dtype=torch.uint8))
+
+        def send(view: memoryview = view) -> None:
+            send_all(connection, view)
+
+        def receive(view: memoryview = view) -> None:
+            receive_into(connection, view)
+
+        seconds.append(_one_way(rank, PINGS, send, receive))
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
-    return max(small - SMALL_BYTES / bandwidth, 1e-9), bandwidth
+    latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
+    other, nothing, failure = 1 - rank, _Nothing(), Failure()
+    message = Message("F", 0, other, rank)
+    coming = (Expected(serial, message) for serial in range(PINGS))
+    inbox = Inbox({other: connection}, {other: coming}, nothing.buffer, failure)
+    outbox = Outbox({other: connection}, failure)
+    numbers = count()
+    ours = _one_way(
+        rank,
+        PINGS,
+        lambda: outbox.send(nothing.operate("F", 0, None), other),
+        lambda: inbox.take(next(numbers), message),
+    )
+    outbox.finish()
+    return Link(latency, bandwidth, max(ours - small, 0.0))
 
 
-def _ping_pong(worker: Worker, size: int) -> float:
-    if worker.rank > 1:
-        return 0.0
-    other = 1 - worker.rank
-    message = torch.zeros(size // 4)
-    start = time.perf_counter()
-    if worker.rank == 0:
-        worker.transport.send(message, other, 1)
-        worker.transport.receive(message.shape, other, 2).wait()
-    else:
-        worker.transport.receive(message.shape, other, 1).wait()
-        worker.transport.send(message, other, 2)
-    worker.transport.drain()
-    return time.perf_counter() - start
+def _one_way(
+    rank: int, pings: int, send: Callable[[], object], receive: Callable[[], object]
+) -> float:
+    """Half of the median way there and back."""
+    seconds = []
+    for _ in range(pings):
+        start = time.perf_counter()
+        for step in (send, receive) if rank == 0 else (receive, send):
+            step()
+        seconds.append((time.perf_counter() - start) / 2)
+    return statistics.median(seconds)
 
 
 def _synchronise(device: torch.device) -> None:

@@ -1,105 +1,254 @@
-"""Tagged point-to-point messages over gloo, staged through host memory where there is a GPU.
+"""The pipeline's messages: each leaves when it is handed over, and is there when it has arrived.
 
-gloo hands a message over once the receiver has asked for it, so receives are posted before they are
-needed; tags tell messages apart whatever order they come in.
+A thread for every device that this one sends to, and one for every device that it receives from:
+neither end waits for the other, and the time of arrival is when a message arrived and not when its
+operation asked for it. What arrived early waits in the receiver's memory, `EARLY_BYTES` at most
+(beyond that only what the next operation waits for); then senders are held up.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from planner.executor.connections import as_bytes, receive_into, send_all
+from planner.executor.messages import Message
 
-@dataclass
-class Pending:
-    """A message on its way to us."""
+EARLY_BYTES = 1 << 30
 
-    buffer: Tensor
-    work: dist.Work
-    device: torch.device
-
-    def wait(self) -> Tensor:
-        """The message, on our device."""
-        self.work.wait()
-        return self.buffer.to(self.device)
+Job = Callable[[], None]
 
 
-@dataclass
-class Transport:
-    """Sends and receives of one rank.
+class Lane(threading.Thread):
+    """A thread that does what it is given, in order.
 
-    A thread waits for messages in the order they were sent and lets go of each once it has been
-    taken over, so that memory holds what is on the way and not a whole iteration's messages.
+    Parameters
+    ----------
+    name
+        For people who look at threads.
+    failed
+        Called with the error if a job fails; later jobs are not done.
     """
 
-    device: torch.device
-    _waiter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
-    _outgoing: deque[Future[None]] = field(default_factory=deque)
+    def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._failed = failed
+        self.start()
 
-    def send(self, tensor: Tensor, destination: int, tag: int) -> None:
-        """Start sending; `drain` waits for it.
+    def submit(self, job: Job) -> None:
+        """Do this after everything submitted before."""
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until all is done; nothing may be submitted any more."""
+        self._jobs.put(None)
+        self.join()
+
+    def run(self) -> None:
+        """Until `finish`."""
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        # a job is let go of with the memory it holds before waiting for the next one
+        job = self._jobs.get()
+        if job is None:
+            return False
+        try:
+            job()
+        except Exception as error:
+            self._failed(error)
+            return False
+        return True
+
+
+class Failure:
+    """The first error of any thread, raised where the operations run."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._wake: list[Callable[[], None]] = []
+
+    def on_failure(self, wake: Callable[[], None]) -> None:
+        """Call this when something failed."""
+        self._wake.append(wake)
+
+    def __call__(self, error: Exception) -> None:
+        """Note an error."""
+        self.error = self.error or error
+        for wake in self._wake:
+            wake()
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+
+class Outbox:
+    """Sends to other devices, to each in the order of `send`.
+
+    Parameters
+    ----------
+    connections
+        By destination.
+    failure
+        Where errors go.
+    """
+
+    def __init__(self, connections: Mapping[int, socket.socket], failure: Failure) -> None:
+        self._connections = connections
+        self._lanes = {d: Lane(f"to {d}", failure) for d in connections}
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """Hand a message over; returns at once.
 
         Parameters
         ----------
         tensor
-            What is sent.
+            Complete when this is called, and not changed afterwards.
         destination
             Rank.
-        tag
-            Tells messages between two ranks apart.
         """
-        message = tensor.detach().to("cpu").contiguous()
-        work = dist.isend(message, destination, tag=tag)
-        if work is not None:
-            self._outgoing.append(self._waiter.submit(_wait, work, message))
-        while self._outgoing and self._outgoing[0].done():
-            self._outgoing.popleft().result()
+        connection = self._connections[destination]
 
-    def receive(
-        self, shape: Sequence[int], source: int, tag: int, dtype: torch.dtype = torch.float32
-    ) -> Pending:
-        """Ask for a message; returns at once.
+        def job() -> None:
+            # from a GPU the copy too is done here, where it holds up nobody
+            send_all(connection, as_bytes(tensor.detach().to("cpu").contiguous()))
+
+        self._lanes[destination].submit(job)
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        for lane in self._lanes.values():
+            lane.finish()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that has arrived.
+
+    Attributes
+    ----------
+    message
+        Which.
+    tensor
+        What was sent, in host memory.
+    arrived_s
+        Monotonic clock, when its last byte was there.
+    """
+
+    message: Message
+    tensor: Tensor
+    arrived_s: float
+
+
+class Expected(NamedTuple):
+    """A message that will come: the number of its step, and what it is."""
+
+    serial: int
+    message: Message
+
+
+class Inbox:
+    """Receives what other devices send.
+
+    Parameters
+    ----------
+    connections
+        By source.
+    expected
+        By source, its messages in the order in which they leave.
+    buffer
+        Makes the memory that a message goes to.
+    failure
+        Where errors go.
+    early_bytes
+        Of messages that wait for their operation.
+    """
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        expected: Mapping[int, Iterable[Expected]],
+        buffer: Callable[[Message], Tensor],
+        failure: Failure,
+        early_bytes: int = EARLY_BYTES,
+    ) -> None:
+        self._buffer, self._failure, self._early = buffer, failure, early_bytes
+        self._changed = threading.Condition()
+        self._arrived: dict[Expected, Arrival] = {}
+        self._held = 0
+        self._wanted: Expected | None = None
+        failure.on_failure(self._wake)
+        for source, messages in expected.items():
+            lane = Lane(f"from {source}", failure)
+            lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
+
+    def take(self, serial: int, message: Message) -> Arrival:
+        """A message, as soon as it is there.
 
         Parameters
         ----------
-        shape
-            Of the message.
-        source
-            Rank it comes from, or goes to.
-        tag
-            Tells messages between two ranks apart.
-        dtype
-            Of the message.
+        serial
+            Number of its step.
+        message
+            Which.
 
         Returns
         -------
-        Pending
-            `wait` gives the tensor.
+        Arrival
+            With its time.
 
         Raises
         ------
-        RuntimeError
-            There is no such rank.
+        ConnectionLost
+            Its source is gone.
         """
-        buffer = torch.empty(tuple(shape), dtype=dtype)
-        work = dist.irecv(buffer, source, tag=tag)
-        if work is None:
-            raise RuntimeError(f"rank {source} is not in the process group")
-        return Pending(buffer, work, self.device)
+        wanted = Expected(serial, message)
+        with self._changed:
+            if wanted not in self._arrived:
+                self._wanted = wanted
+                self._changed.notify_all()
+                while wanted not in self._arrived:
+                    self._failure.check()
+                    self._changed.wait()
+                self._wanted = None
+            arrival = self._arrived.pop(wanted)
+            self._held -= arrival.tensor.nbytes
+            if self._held + arrival.tensor.nbytes > self._early:
+                self._changed.notify_all()
+        return arrival
 
-    def drain(self) -> None:
-        """Wait until every message sent so far has been taken over."""
-        while self._outgoing:
-            self._outgoing.popleft().result()
+    def _receive(self, connection: socket.socket, messages: Iterable[Expected]) -> None:
+        for expected in messages:
+            tensor = self._buffer(expected.message)
+            self._wait_for_room(expected.message.source)
+            receive_into(connection, as_bytes(tensor))
+            arrived = time.monotonic()
+            with self._changed:
+                self._arrived[expected] = Arrival(expected.message, tensor, arrived)
+                self._held += tensor.nbytes
+                if self._wanted == expected:
+                    self._changed.notify_all()
 
+    def _wait_for_room(self, source: int) -> None:
+        with self._changed:
+            # what an operation waits for may lie behind what is not needed yet
+            while self._held > self._early and not (
+                self._wanted is not None and self._wanted.message.source == source
+            ):
+                self._failure.check()
+                self._changed.wait()
 
-def _wait(work: dist.Work, message: Tensor) -> None:
-    """Wait for a send; its message must stay where it is until then."""
-    work.wait()
-    del message
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

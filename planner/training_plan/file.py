@@ -34,7 +34,7 @@ from planner.training_plan.model import (
     TrainingPlan,
 )
 from planner.training_plan.rules import contradictions
-from planner.workload.compute_times import FIELDS, ComputeTimes
+from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
 
@@ -184,10 +184,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         network_name=data["network"]["name"],
         workload=Workload.from_dict(data["workload"]),
         seed=int(data["seed"]),
-        compute_times=ComputeTimes(
-            data["compute_times"]["source"],
-            *(tuple(float(x) for x in data["compute_times"][name]) for name in FIELDS),
-        ),
+        compute_times=ComputeTimes.from_dict(data["compute_times"]),
         assignment=AssignmentPlan(
             tuple(tuple(int(d) for d in group) for group in assignment["groups"]), grid
         ),

@@ -331,7 +331,7 @@ class TrainingPlan:
             },
             "devices": limits,
             "workload": self.workload.to_dict(),
-            "compute_times": _lists(asdict(self.compute_times)),
+            "compute_times": self.compute_times.to_dict(),
         }
 
     def _decisions(self) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 
 from planner.training_plan.model import Operation, Schedule, TrainingPlan
+from planner.workload.compute_times import FIELDS
 
 SHARE_TOLERANCE = 1e-9
 WEIGHT_TOLERANCE = 1e-9
@@ -48,8 +48,9 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 "of them"
             )
     yield from _averaging_contradictions(plan)
-    for name, values in asdict(plan.compute_times).items():
-        if name != "source" and len(values) != n:
+    for name in FIELDS:
+        values = getattr(plan.compute_times, name)
+        if len(values) != n:
             yield (
                 f"compute_times.{name}: must have {n} entries, found {len(values)}; give one per "
                 "device"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.network.values import count, mapping, of_kind, real, several
-from planner.workload.compute_times import FIELDS, ComputeTimes
+from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.workload import Workload
 
 FORMAT = "planner.calibration"
@@ -36,6 +36,8 @@ class Calibration:
         Per device id: the layer range ``(start, stop)`` it held when it was measured.
     link_latency_s, link_bandwidth_bytes_per_s
         Between two of the measured processes.
+    operation_s, message_s
+        What the executor itself adds to an operation and to a message; see `ComputeTimes`.
 
     Raises
     ------
@@ -51,6 +53,8 @@ class Calibration:
     layers: Mapping[str, tuple[int, int]]
     link_latency_s: float
     link_bandwidth_bytes_per_s: float
+    operation_s: float = 0.0
+    message_s: float = 0.0
 
     def __post_init__(self) -> None:
         of_kind(str, self.date, "date")
@@ -60,6 +64,8 @@ class Calibration:
         count("microbatch_samples", self.microbatch_samples)
         real("link_latency_s", self.link_latency_s, 0)
         real("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, 1)
+        for name in COSTS:
+            real(name, getattr(self, name), 0)
         for name, times in self.times.items():
             lacks = [f for f in FIELDS if f not in mapping(f"devices.{name}", times)]
             if lacks or name not in self.layers:
@@ -87,6 +93,7 @@ class Calibration:
                     "microbatch_samples": self.microbatch_samples,
                     "link_latency_s": self.link_latency_s,
                     "link_bandwidth_bytes_per_s": self.link_bandwidth_bytes_per_s,
+                    **{name: getattr(self, name) for name in COSTS},
                     "devices": {
                         name: {"layers": list(self.layers[name]), **times}
                         for name, times in self.times.items()
@@ -146,6 +153,7 @@ class Calibration:
                 },
                 float(data["link_latency_s"]),
                 float(data["link_bandwidth_bytes_per_s"]),
+                *(float(data.get(name, 0.0)) for name in COSTS),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
@@ -218,4 +226,6 @@ class Calibration:
         source = f"calibration of {self.date}" + (
             ", scaled by FLOPs to other stages or microbatches" if scaled else ""
         )
-        return ComputeTimes(source, *(tuple(columns[field]) for field in FIELDS))
+        return ComputeTimes.from_dict(
+            {"source": source, **columns, **{name: getattr(self, name) for name in COSTS}}
+        )

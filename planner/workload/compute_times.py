@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.network.cluster import Cluster
 from planner.workload.costs import stage_costs
@@ -11,6 +12,7 @@ from planner.workload.workload import Workload
 
 FROM_FLOPS = "FLOPs of the workload over FLOP/s of the device"
 FIELDS = ("forward_s", "backward_s", "head_s", "update_s")
+COSTS = ("operation_s", "message_s")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class ComputeTimes:
         H, head and loss with their own backward pass, if this device runs it.
     update_s
         The optimizer step, once an iteration.
+    operation_s
+        What every F, H and B costs beyond that, a number for all devices.
+    message_s
+        What every message of the pipeline costs between the end of its operation and its
+        hand-over to the link.
     """
 
     source: str
@@ -34,6 +41,31 @@ class ComputeTimes:
     backward_s: tuple[float, ...]
     head_s: tuple[float, ...]
     update_s: tuple[float, ...]
+    operation_s: float = 0.0
+    message_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; costs that are 0 are left out."""
+        data = {"source": self.source, **{name: list(getattr(self, name)) for name in FIELDS}}
+        return data | {name: cost for name in COSTS if (cost := getattr(self, name)) != 0.0}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ComputeTimes:
+        """From the form that `to_dict` makes (and that a plan file holds).
+
+        Parameters
+        ----------
+        data
+            As in a plan file, validated by its schema.
+
+        Returns
+        -------
+        ComputeTimes
+            The same.
+        """
+        columns = {name: tuple(float(x) for x in data[name]) for name in FIELDS}
+        costs = {name: float(data.get(name, 0.0)) for name in COSTS}
+        return cls(source=data["source"], **columns, **costs)  # type: ignore[arg-type]
 
     @classmethod
     def from_flops(

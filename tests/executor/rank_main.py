@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from planner.executor.binding import join
-from planner.executor.train import Worker
+from planner.executor.learner import Learner
+from planner.executor.worker import Worker
 from planner.training_plan.file import load_plan
 
 
@@ -18,27 +18,27 @@ def main() -> None:
     path, out, steps, pace, *devices = sys.argv[1:]
     torch.set_num_threads(1)
     plan = load_plan(path)
-    rank = join(plan, devices)
-    tickets = dist.distributed_c10d._get_default_store() if pace == "own" else None
-    worker = Worker(plan, rank, torch.device("cpu"), learning_rate=1e-3, tickets=tickets)
+    ranks = join(plan, devices)
+    learner = Learner(plan, ranks.rank, torch.device("cpu"), learning_rate=1e-3)
+    worker = Worker(plan, ranks, learner, tickets=ranks.store if pace == "own" else None)
     gradients: list[np.ndarray] = []
-    step = worker.optimizer.step
+    step = learner.optimizer.step
 
     def keeping_gradients() -> None:
-        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in worker.parameters]))
+        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in learner.parameters]))
         step()
 
-    worker.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
-    reports = list(worker.steps(int(steps)))
+    learner.optimizer.step = keeping_gradients  # type: ignore[assignment,method-assign]
+    records = list(worker.steps(int(steps)))
+    losses = worker.losses
     np.savez(
-        Path(out) / f"{rank}.npz",
-        losses=[report.loss for report in reports],
-        given=[sum(kind == "F" for _, _, kind, _, _ in report.records) for report in reports],
+        Path(out) / f"{ranks.rank}.npz",
+        # rank 0 alone is told
+        losses=[] if losses is None else [losses.of(t) for t in range(int(steps))],
+        given=[sum(kind == "F" for _, _, kind, _, _ in record.ops) for record in records],
         first=gradients[0],
         last=gradients[-1],
     )
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 main()

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from planner.executor.data import Microbatches
+from planner.executor.learner import Optimizer, make_optimizer, require_executable
 from planner.executor.model import build_head, build_stage
-from planner.executor.train import Optimizer, make_optimizer, require_executable
 from planner.training_plan.model import TrainingPlan
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.averaging import chunk_ranges  # noqa: E402
 from planner.executor.codec import decode, encode, message_length  # noqa: E402
+from planner.executor.exchange import chunk_ranges  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.shares import share_ranges  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402

@@ -1,0 +1,45 @@
+"""What a rank computes, apart from who sends what to whom when."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from planner.executor.messages import Message
+from planner.training_plan.model import Schedule
+
+
+class Compute(Protocol):
+    """The operations of one rank: of a real model, or imposed ones that only take their time."""
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """A step begins."""
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Do F, H or B and return what goes on to the next operation.
+
+        Parameters
+        ----------
+        kind, microbatch
+            Of the operation.
+        received
+            What the device of the operation before sent; None if that was this one.
+
+        Returns
+        -------
+        Tensor
+            Complete, and left alone from now on.
+        """
+
+    def buffer(self, message: Message) -> Tensor:
+        """Memory for a message to this rank."""
+
+    def gradients(self) -> Tensor:
+        """``float32`` vector on the CPU of the step's gradients, to be averaged in place."""
+
+    def update(self) -> None:
+        """Take the optimizer step with what `gradients` gave."""
+
+    def loss(self) -> float | None:
+        """The summed loss of the step's microbatches whose head was here; None if it was not."""

@@ -1,0 +1,277 @@
+"""Connections between ranks: one a pair and purpose, opened before the first step.
+
+Plain TCP, for three things that a library's send and receive do not give: a message leaves when it
+is handed over, whatever the receiver does; messages of a pair arrive in the order in which they
+left; and what averaging sends does not queue behind the pipeline's messages.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from planner.executor.ranks import Ranks
+
+MAGIC = 0x504C414E
+HELLO = struct.Struct("!III")
+"""Magic number, purpose and rank: the first bytes on a connection."""
+CONNECT_S = 60.0
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Names the network interface to listen on, as torch.distributed's own transports have it."""
+GET_ADDRESS = 0x8915
+"""ioctl SIOCGIFADDR of Linux."""
+
+
+class Purpose(enum.IntEnum):
+    """What a connection carries."""
+
+    PIPELINE = 0
+    AVERAGING = 1
+    LOSSES = 2
+    CALIBRATION = 3
+
+
+Connections = dict[tuple[Purpose, int], socket.socket]
+"""By purpose and the other rank."""
+
+
+class ConnectionLost(RuntimeError):
+    """The other end is gone."""
+
+
+def open_connections(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
+    """Connect with all of ``wanted``; the other ends must want this rank too.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    wanted
+        Purpose and other rank.
+    name
+        Of this opening, the same on all ranks and used once.
+
+    Returns
+    -------
+    Connections
+        Blocking sockets.
+
+    Raises
+    ------
+    ConnectionLost
+        A rank cannot be reached.
+    """
+    asked = sorted(set(wanted))
+    higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
+    lower = len(asked) - len(higher)
+    with _listen(own_address(), len(asked) + 1) as server:
+        host, port = server.getsockname()[:2]
+        addresses = ranks.share(f"{name}/address", f"{host} {port}")
+        found: Connections = {}
+        with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
+            opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks.rank, w[1]), higher)
+            server.settimeout(CONNECT_S)
+            for _ in range(lower):
+                purpose, other, connection = _accept(server)
+                found[purpose, other] = connection
+            found |= dict(zip(higher, opened, strict=True))
+    missing = set(asked) - set(found)
+    if missing:
+        raise ConnectionLost(
+            f"rank {min(other for _, other in missing)} did not connect; see what it printed"
+        )
+    return found
+
+
+def own_address() -> str:
+    """The address at which other ranks reach this process: the one it reaches the store from."""
+    name = os.environ.get(INTERFACE)
+    if name and sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            asked = struct.pack("256s", name.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+    target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
+    for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
+        # connecting a datagram socket sends nothing, it only chooses the way
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def send_all(connection: socket.socket, *parts: memoryview) -> None:
+    """Send all bytes of ``parts``, one after the other.
+
+    Parameters
+    ----------
+    connection
+        Where to.
+    parts
+        Views of bytes.
+
+    Raises
+    ------
+    ConnectionLost
+        The other end is gone.
+    """
+    try:
+        for part in parts:
+            connection.sendall(part)
+    except OSError as error:
+        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+
+
+def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
+    """Send what the connection takes without waiting.
+
+    Parameters
+    ----------
+    connection
+        Where to.
+    parts
+        Views of bytes.
+
+    Returns
+    -------
+    list[memoryview]
+        What is left.
+
+    Raises
+    ------
+    ConnectionLost
+        The other end is gone.
+    """
+    try:
+        sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        sent = 0
+    except OSError as error:
+        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+    left = []
+    for part in parts:
+        if sent < len(part):
+            left.append(part[sent:])
+        sent = max(sent - len(part), 0)
+    return left
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill ``view`` with what arrives next.
+
+    Parameters
+    ----------
+    connection
+        Where from.
+    view
+        Writable bytes.
+
+    Raises
+    ------
+    ConnectionLost
+        The other end is gone.
+    """
+    try:
+        while len(view):
+            # waiting in the kernel for all of it costs one call and no interpreter time
+            size = connection.recv_into(view, 0, socket.MSG_WAITALL)
+            if size == 0:
+                raise ConnectionLost(f"{_name(connection)} closed its connection")
+            view = view[size:]
+    except OSError as error:
+        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU.
+
+    Parameters
+    ----------
+    tensor
+        Any type and shape.
+
+    Returns
+    -------
+    memoryview
+        Its bytes; what is written there is in the tensor.
+    """
+    array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
+    return array.data
+
+
+def close_all(connections: Connections) -> None:
+    """Say that nothing more comes, and let go.
+
+    Parameters
+    ----------
+    connections
+        Of this rank.
+    """
+    for connection in connections.values():
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+
+def _listen(host: str, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=backlog)
+
+
+def _connect(address: str, purpose: Purpose, rank: int, other: int) -> socket.socket:
+    host, port = address.split()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+    except OSError as error:
+        raise ConnectionLost(
+            f"rank {other} cannot be reached at {host} ({error}); name the interface of each node "
+            f"in {INTERFACE}, and let ranks open connections to one another"
+        ) from None
+    connection.sendall(HELLO.pack(MAGIC, purpose, rank))
+    return _ready(connection)
+
+
+def _accept(server: socket.socket) -> tuple[Purpose, int, socket.socket]:
+    """The next that greets properly; whoever else knocks is sent away."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError as error:
+            raise ConnectionLost(
+                f"not all ranks connected within {CONNECT_S:g} s ({error}); see what they printed"
+            ) from None
+        connection.settimeout(CONNECT_S)
+        with suppress(OSError):
+            greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
+            if len(greeting) == HELLO.size:
+                magic, purpose, rank = HELLO.unpack(greeting)
+                if magic == MAGIC:
+                    return Purpose(purpose), rank, _ready(connection)
+        connection.close()
+
+
+def _ready(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # a host that vanished is noticed after a few minutes
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return connection
+
+
+def _name(connection: socket.socket) -> str:
+    try:
+        return f"the rank at {connection.getpeername()[0]}"
+    except OSError:
+        return "another rank"

@@ -1,0 +1,373 @@
+"""One round of averaging: member k sums share k and returns it to everybody (DeDLOC, 3.2).
+
+Shares travel in chunks; all reducers' chunks with the same number travel together, so that
+contributions, sums and returns overlap and rates keep in proportion to shares. A member contributes
+up to a window of chunks beyond those that came back whole: its reducers need no more memory than
+that window, and an answer is at the same time leave to go on.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from planner.executor.codec import decode, encode, message_length
+from planner.executor.connections import as_bytes, receive_into, send_all, send_now
+from planner.executor.pace import Pace
+from planner.executor.transport import Failure, Lane
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import AveragingGroup
+from planner.training_plan.shares import Range, share_ranges
+
+HEAD = struct.Struct("!I")
+"""In front of a chunk: its number, and `RETURN` if it is a sum."""
+RETURN = 1 << 31
+
+
+def chunk_ranges(part: Range, count: int) -> list[Range]:
+    """A slice in ``count`` nearly equal pieces.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``.
+    count
+        Number of pieces.
+
+    Returns
+    -------
+    list[Range]
+        They follow each other.
+    """
+    start, stop = part
+    ends = [start + (stop - start) * c // count for c in range(count + 1)]
+    return list(pairwise(ends))
+
+
+class Way:
+    """The way to one member: sends at once what the connection takes, and the rest by a thread.
+
+    Parameters
+    ----------
+    connection
+        To the member.
+    name
+        Of the thread.
+    failure
+        Where its errors go.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, failure: Failure) -> None:
+        self._connection = connection
+        self._lane = Lane(name, failure)
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def send(self, word: int, message: memoryview) -> None:
+        """Send one chunk, after all that was given before."""
+        left = [memoryview(HEAD.pack(word)), message]
+        with self._lock:
+            if not self._waiting:
+                left = send_now(self._connection, *left)
+            if left:
+                self._later(partial(send_all, self._connection, *left))
+
+    def send_made(self, word: int, make: Callable[[], memoryview]) -> None:
+        """The same for a chunk that is made first, on the thread."""
+
+        def job() -> None:
+            send_all(self._connection, memoryview(HEAD.pack(word)), make())
+
+        with self._lock:
+            self._later(job)
+
+    def after_all(self, told: Callable[[], None]) -> None:
+        """Call when everything given so far has left."""
+        self._lane.submit(told)
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        self._lane.finish()
+
+    def _later(self, job: Callable[[], None]) -> None:
+        self._waiting += 1
+
+        def one_less() -> None:
+            job()
+            with self._lock:
+                self._waiting -= 1
+
+        self._lane.submit(one_less)
+
+
+class Peers:
+    """A rank's connections for averaging, with a thread for each direction of each.
+
+    Parameters
+    ----------
+    connections
+        By rank.
+
+    Attributes
+    ----------
+    to, of
+        By rank, the way to it, and what receives from it.
+    failure
+        Errors of all threads.
+    changed
+        Guards what threads count; told when something is complete.
+    """
+
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        self.connections = connections
+        self.failure = Failure()
+        self.changed = threading.Condition()
+        self.failure.on_failure(self._wake)
+        self.to = {
+            d: Way(connection, f"averaging to {d}", self.failure)
+            for d, connection in connections.items()
+        }
+        self.of = {d: Lane(f"averaging from {d}", self.failure) for d in connections}
+        self._memory = np.empty(0, np.uint8)
+
+    def memory(self, size: int) -> NDArray[np.uint8]:
+        """Bytes to work with until the round ends; the same ones in every round."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait for the threads; raises what any of them raised.
+
+        Parameters
+        ----------
+        done
+            Asked whenever something is complete.
+        """
+        with self.changed:
+            while self.failure.error is None and not done():
+                self.changed.wait()
+        self.failure.check()
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        for way in self.to.values():
+            way.finish()
+        for lane in self.of.values():
+            lane.finish()
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+class Exchange:
+    """One member's part of a round.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``, changed in place.
+    group
+        The rank's group.
+    rank
+        This process.
+    peers
+        Its connections, to the other members at least.
+    codec
+        How chunks are written on the wire.
+    pace
+        The group's chunks and window.
+    scale
+        What sums are multiplied by.
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,
+        group: AveragingGroup,
+        rank: int,
+        peers: Peers,
+        codec: Codec,
+        pace: Pace,
+        scale: float = 1.0,
+    ) -> None:
+        # as a tensor, as numbers and as bytes: the same memory
+        self._vector, self._bytes = vector, as_bytes(vector)
+        self._values: NDArray[np.float32] = vector.numpy()
+        self._members, self._gives = group.members, group.contributes
+        self._me = group.members.index(rank)
+        self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
+        parts = share_ranges(len(vector), group.shares)
+        self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
+        self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
+        # starting after this one, so that not all send to the same one first
+        n = len(parts)
+        self._others = [(self._me + step) % n for step in range(1, n)]
+        self._givers = [k for k in sorted(self._others) if self._gives[k]]
+        # by chunk: contributions to come, and sums to come back
+        self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
+        self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
+        self._answered = [due > 0 for due in self._due]
+        self._open = sum(self._due)
+        self._slots = self._ring()
+
+    def run(self) -> float:
+        """Contribute, reduce and collect all chunks.
+
+        Returns
+        -------
+        float
+            Monotonic clock, when the whole vector was there.
+
+        Raises
+        ------
+        ConnectionLost
+            A member is gone.
+        """
+        for k in self._others:
+            self._peers.of[self._members[k]].submit(partial(self._receive, k))
+        for c in range(min(self._pace.window, self._pace.chunks)):
+            self._contribute(c)
+        for c, size in enumerate(self._sizes[self._me]):
+            if size:
+                self._peers.wait_until(partial(self._complete, c))
+                self._reduce(c)
+        self._peers.wait_until(lambda: self._open == 0)
+        end = time.monotonic()
+        self._settle()
+        return end
+
+    def _complete(self, c: int) -> bool:
+        return not self._missing[c]
+
+    def _ring(self) -> dict[int, list[NDArray[np.uint8]]]:
+        """Memory for a window of each member's contributions, used in turns.
+
+        A member sends chunk c + window once c came back, so the place of c is free by then.
+        """
+        length = message_length(max(self._sizes[self._me]), self._codec)
+        places = range(self._pace.window)
+        whole = self._peers.memory(len(self._givers) * len(places) * length)
+        starts = iter(range(0, len(whole), length or 1))
+        return {
+            k: [whole[start : start + length] for start in islice(starts, len(places))]
+            for k in self._givers
+            if length
+        }
+
+    def _slot(self, k: int, c: int) -> NDArray[np.uint8]:
+        length = message_length(self._sizes[self._me][c], self._codec)
+        return self._slots[k][c % self._pace.window][:length]
+
+    def _contribute(self, c: int) -> None:
+        """Give chunk c away, and what else needs no answer to it."""
+        while c < self._pace.chunks:
+            if self._gives[self._me]:
+                for k in self._others:
+                    if self._sizes[k][c]:
+                        self._send_part(k, c)
+            if self._answered[c]:
+                break
+            c += self._pace.window
+
+    def _send_part(self, k: int, c: int) -> None:
+        start, stop = self._chunks[k][c]
+        way = self._peers.to[self._members[k]]
+        if self._codec is Codec.NONE:
+            way.send(c, self._bytes[4 * start : 4 * stop])
+        else:
+            part = self._vector[start:stop]
+            way.send_made(c, lambda: as_bytes(encode(part, self._codec)))
+
+    def _receive(self, k: int) -> None:
+        """All that member k sends in this round."""
+        connection = self._peers.connections[self._members[k]]
+        head = memoryview(bytearray(HEAD.size))
+        contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
+        sums = sum(size > 0 for size in self._sizes[k])
+        for _ in range(contributions + sums):
+            receive_into(connection, head)
+            (word,) = HEAD.unpack(head)
+            if word & RETURN:
+                self._take_sum(connection, k, word ^ RETURN)
+            else:
+                self._take_part(connection, k, word)
+
+    def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
+        receive_into(connection, self._slot(k, c).data)
+        with self._peers.changed:
+            self._missing[c] -= 1
+            if not self._missing[c]:
+                self._peers.changed.notify_all()
+
+    def _take_sum(self, connection: socket.socket, k: int, c: int) -> None:
+        start, stop = self._chunks[k][c]
+        if self._codec is Codec.NONE:
+            receive_into(connection, self._bytes[4 * start : 4 * stop])
+        else:
+            message = torch.empty(message_length(stop - start, self._codec), dtype=torch.uint8)
+            receive_into(connection, as_bytes(message))
+            self._vector[start:stop] = decode(message, stop - start, self._codec)
+        with self._peers.changed:
+            self._due[c] -= 1
+            self._open -= 1
+            whole = not self._due[c]
+            if not self._open:
+                self._peers.changed.notify_all()
+        if whole:
+            self._contribute(c + self._pace.window)
+
+    def _reduce(self, c: int) -> None:
+        start, stop = self._chunks[self._me][c]
+        total = self._values[start:stop]
+        # a fixed order makes the sum reproducible: this member's first, the others' as listed
+        empty = not self._gives[self._me]
+        for k in self._givers:
+            piece = self._decode(self._slot(k, c), stop - start)
+            if empty:
+                total[:] = piece
+            else:
+                total += piece
+            empty = False
+        if self._scale != 1.0:
+            total *= self._scale
+        if self._codec is Codec.NONE:
+            message = self._bytes[4 * start : 4 * stop]
+        else:
+            encoded = encode(self._vector[start:stop], self._codec)
+            # the reducer too takes what everybody else gets
+            self._vector[start:stop] = decode(encoded, stop - start, self._codec)
+            message = as_bytes(encoded)
+        for k in self._others:
+            self._peers.to[self._members[k]].send(c | RETURN, message)
+
+    def _decode(self, message: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
+        if self._codec is Codec.NONE:
+            return message.view(np.float32)
+        return decode(torch.from_numpy(message), values, self._codec).numpy()
+
+    def _settle(self) -> None:
+        """Wait until the vector's bytes have left, so that it may be changed."""
+        left = len(self._others)
+
+        def one_less() -> None:
+            nonlocal left
+            with self._peers.changed:
+                left -= 1
+                if not left:
+                    self._peers.changed.notify_all()
+
+        for k in self._others:
+            self._peers.to[self._members[k]].after_all(one_less)
+        self._peers.wait_until(lambda: left == 0)

@@ -1,0 +1,137 @@
+"""Imposed compute: operations take the plan's seconds, messages the plan's bytes, no model.
+
+So a machine with few processors carries out a plan of many devices: what is left to chance is what
+the network and the ranks themselves do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from planner.executor.messages import Message
+from planner.training_plan.model import Schedule, TrainingPlan
+
+SET_TIMER_SLACK = 29
+"""prctl PR_SET_TIMERSLACK of Linux."""
+
+
+@dataclass(frozen=True)
+class Imposed:
+    """What is divided so that a small machine can carry a large plan's network.
+
+    Attributes
+    ----------
+    speed
+        All times are divided by it.
+    shrink
+        All bytes are divided by it.
+
+    Raises
+    ------
+    ValueError
+        One is not above 0.
+    """
+
+    speed: float = 1.0
+    shrink: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "shrink"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"--{name} must be a number above 0, found {getattr(self, name)}; give 1 to "
+                    "leave the plan as it is"
+                )
+
+
+class ImposedCompute:
+    """Sleeps for each operation as long as it takes in the plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What times and bytes are divided by.
+    """
+
+    def __init__(self, plan: TrainingPlan, rank: int, imposed: Imposed) -> None:
+        times, speed, shrink = plan.compute_times, imposed.speed, imposed.shrink
+        self._seconds = {
+            "F": times.forward_s[rank] / speed,
+            "H": times.head_s[rank] / speed,
+            "B": times.backward_s[rank] / speed,
+        }
+        self._update_s = times.update_s[rank] / speed
+        self._rank = rank
+        w, stage_of = plan.workload, plan.stage_of
+        scale = w.microbatch_samples / shrink
+        outputs = [w.stage(*layers).output_bytes * scale for layers in plan.stage_layers]
+        self._sizes = {d: max(1, round(outputs[j])) for d, j in stage_of.items()}
+        self._payload = torch.zeros(max(self._sizes.values()), dtype=torch.uint8)
+        gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage_of[rank]]
+        # numpy's zeros take no memory until they are written, and one device alone writes none
+        self._vector = torch.from_numpy(np.zeros(max(1, round(gradient / 4 / shrink)), np.float32))
+        _wake_on_time()
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Nothing to prepare."""
+        self._schedule = schedule
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Sleep; returns the bytes that a real operation would send."""
+        sleep_until(time.monotonic() + self._seconds[kind])
+        owner = self._rank
+        if kind != "F":
+            path = self._schedule.paths[microbatch]
+            place = path.index(self._rank)
+            # a gradient has the size of what the device it goes to had sent
+            owner = path[-1] if kind == "H" else path[max(place - 1, 0)]
+        return self._payload[: self._sizes[owner]]
+
+    def buffer(self, message: Message) -> Tensor:
+        """Memory for a message to this rank."""
+        owner = message.destination if message.kind == "B" else message.source
+        return torch.empty(self._sizes[owner], dtype=torch.uint8)
+
+    def gradients(self) -> Tensor:
+        """A vector of the stage's size."""
+        return self._vector
+
+    def update(self) -> None:
+        """Sleep."""
+        sleep_until(time.monotonic() + self._update_s)
+
+    def loss(self) -> float | None:
+        """There is none."""
+        return None
+
+
+def sleep_until(deadline_s: float) -> None:
+    """Sleep up to a moment of the monotonic clock.
+
+    Parameters
+    ----------
+    deadline_s
+        Seconds of `time.monotonic`.
+    """
+    while (left := deadline_s - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+def _wake_on_time() -> None:
+    """Ask the kernel to end sleeps within a microsecond of their time instead of 50."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)

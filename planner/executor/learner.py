@@ -1,0 +1,215 @@
+"""Real compute: a rank's stage, its head if it has one, its data and its optimizer."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.data import Microbatches
+from planner.executor.messages import Message
+from planner.executor.model import build_head, build_stage
+from planner.network.values import choice
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.rules import contradictions
+from planner.workload.layers import Architecture
+
+WEIGHT_DECAY = 0.01
+
+
+class Optimizer(enum.StrEnum):
+    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+
+
+def require_executable(plan: TrainingPlan) -> Architecture:
+    """Raise `PlanError` for what this release cannot carry out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    Architecture
+        Of the plan's workload.
+
+    Raises
+    ------
+    PlanError
+        One line with the field and the remedy.
+    """
+    arch = plan.workload.architecture
+    if arch is None:
+        raise PlanError(
+            f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
+            "for a GPT-2 or LLaMA workload"
+        )
+    if plan.sync.every_steps != 1 or plan.sync.outer is not None:
+        raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
+    # load_plan has seen to this for files; a plan made in memory is as welcome
+    for problem in contradictions(plan):
+        raise PlanError(problem)
+    return arch
+
+
+class Learner:
+    """One rank's part of the model.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    device
+        Where it computes.
+    learning_rate
+        Of every step.
+    data
+        A text file; None: synthetic.
+    optimizer
+        An `Optimizer` or its name.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be carried out.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        device: torch.device,
+        *,
+        learning_rate: float,
+        data: Path | None = None,
+        optimizer: str = Optimizer.ADAMW,
+    ) -> None:
+        arch = require_executable(plan)
+        w = plan.workload
+        self.device = device
+        stage = plan.stage_of[rank]
+        self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
+        runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
+        self.head = build_head(arch, plan.seed).to(device) if runs_head else None
+        self.data = Microbatches(
+            arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
+        )
+        self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
+        self.batch_tokens = w.batch_samples * arch.sequence
+        self.parameters: list[nn.Parameter] = [
+            *self.stage.parameters(),
+            *(() if self.head is None else self.head.parameters()),
+        ]
+        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
+        self._vector = _joined_gradients(self.parameters)
+        on_gpu = device.type == "cuda"
+        self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
+        self._loss: float | None = None
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
+        self._step = step
+        self._kept: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._head_gradients: dict[int, Tensor] = {}
+        self._loss = None if self.head is None else 0.0
+        self._vector.zero_()
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Do F, H or B; returns the activations or their gradient."""
+        given = None if received is None else received.to(self.device)
+        work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
+        made = work(microbatch, given)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return made
+
+    def buffer(self, message: Message) -> Tensor:
+        """Memory for activations or their gradient."""
+        return torch.empty(self.shape)
+
+    def gradients(self) -> Tensor:
+        """All gradients in one vector on the CPU."""
+        if self._host is not self._vector:
+            self._host.copy_(self._vector)
+        return self._host
+
+    def update(self) -> None:
+        """Take the optimizer step."""
+        if self._host is not self._vector:
+            self._vector.copy_(self._host)
+        self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def loss(self) -> float | None:
+        """Of the step so far."""
+        return self._loss
+
+    def _forward(self, b: int, received: Tensor | None) -> Tensor:
+        kept = None if received is None else received.requires_grad_()
+        inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
+        output: Tensor = self.stage(inputs)
+        self._kept[b] = (kept, output)
+        return output.detach()
+
+    def _run_head(self, b: int, received: Tensor | None) -> Tensor:
+        assert self.head is not None and self._loss is not None
+        source = self._kept[b][1].detach() if received is None else received
+        activations = source.requires_grad_()
+        targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
+        loss = self.head(activations, targets) / self.batch_tokens
+        loss.backward()
+        assert activations.grad is not None
+        self._loss += float(loss.detach())
+        self._head_gradients[b] = activations.grad
+        return activations.grad
+
+    def _backward(self, b: int, received: Tensor | None) -> Tensor:
+        kept, output = self._kept.pop(b)
+        own = self._head_gradients.pop(b, None)
+        gradient = own if received is None else received
+        torch.autograd.backward(output, gradient)
+        # the first stage has nobody to hand a gradient to
+        return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
+
+
+def make_optimizer(
+    name: str, parameters: list[nn.Parameter], learning_rate: float
+) -> torch.optim.Optimizer:
+    """The optimizer of a rank's parameters.
+
+    Parameters
+    ----------
+    name
+        An `Optimizer` or its name.
+    parameters
+        What it updates.
+    learning_rate
+        Of every step.
+
+    Raises
+    ------
+    ValueError
+        There is no such optimizer.
+    """
+    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
+        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
+    return torch.optim.SGD(parameters, lr=learning_rate)
+
+
+def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    """One vector that all gradients are views of, so that averaging copies nothing."""
+    sizes = [p.numel() for p in parameters]
+    vector = torch.zeros(sum(sizes), device=parameters[0].device)
+    for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return vector

@@ -1,0 +1,138 @@
+"""How finely an averaging is cut and how much of it is on the way, from the plan's network.
+
+Chunks must be small: what a round takes beyond its fullest link is a chunk's time to fill and to
+drain. They must not be many: each costs messages. And what is on the way must cover the longest way
+there and back, or links stand idle waiting for returns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.network.cluster import Cluster
+from planner.training_plan.model import AveragingGroup
+
+MESSAGE_S = 100e-6
+"""Processor time of a message at both ends together, where no calibration says more."""
+BUSY = 0.25
+"""Of a round, what messages may cost."""
+MOST_CHUNKS = 128
+LEAST_BYTES = 1 << 14
+"""Of a chunk of the largest share."""
+SLACK = 3
+"""Chunks beyond those under way: one that is being summed, and one each for both queues."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a group averages.
+
+    Attributes
+    ----------
+    chunks
+        Of every share; all shares' chunks of one number travel together.
+    window
+        Chunks that a member contributes beyond those that it got back whole.
+    """
+
+    chunks: int
+    window: int
+
+
+def pace_of(
+    group: AveragingGroup,
+    vector_bytes: float,
+    cluster: Cluster | None = None,
+    *,
+    speed: float = 1.0,
+    shrink: float = 1.0,
+) -> Pace:
+    """The pace of a group, the same for all its members.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    vector_bytes
+        As they travel.
+    cluster
+        The plan's devices; None: one machine.
+    speed, shrink
+        All times and all bytes of the cluster are divided by them.
+
+    Returns
+    -------
+    Pace
+        Chunks and window.
+    """
+    if len(group.members) == 1:
+        return Pace(1, 1)
+    largest = max(group.shares) * vector_bytes
+    messages = 4 * (len(group.members) - 1)
+    if cluster is None:
+        seconds, delay = math.inf, 0.0
+    else:
+        seconds = round_s(group, vector_bytes * shrink, cluster) / speed
+        delay = longest_round_trip_s(group, cluster) / speed
+    most = min(MOST_CHUNKS, largest / LEAST_BYTES, BUSY * seconds / (messages * MESSAGE_S))
+    chunks = max(1, int(most))
+    under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
+    return Pace(chunks, min(chunks, under_way + SLACK))
+
+
+def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
+    """Seconds in which the fullest link or device carries a round's bytes.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    vector_bytes
+        As they travel.
+    cluster
+        The plan's devices.
+
+    Returns
+    -------
+    float
+        At least.
+    """
+    members = np.array(group.members)
+    share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
+    # [i, j]: contributions to j, and returns of i's own share
+    sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None])
+    np.fill_diagonal(sent, 0.0)
+    pairs = cluster.network.bandwidth_bytes_per_s[np.ix_(members, members)]
+    off = ~np.eye(len(members), dtype=bool)
+    longest = float((sent[off] / pairs[off]).max(initial=0.0))
+    for limit, load in (
+        (cluster.upload_bytes_per_s, sent.sum(axis=1)),
+        (cluster.download_bytes_per_s, sent.sum(axis=0)),
+    ):
+        if limit is not None:
+            longest = max(longest, float((load / np.asarray(limit)[members]).max()))
+    return longest
+
+
+def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:
+    """Seconds of the longest way between two members, there and back.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    cluster
+        The plan's devices.
+
+    Returns
+    -------
+    float
+        Of latencies alone.
+    """
+    members = list(group.members)
+    latency = cluster.network.latency_s[np.ix_(members, members)]
+    both = np.where(np.eye(len(members), dtype=bool), 0.0, latency + latency.T)
+    return float(both.max())

@@ -1,0 +1,82 @@
+"""What rank 0 prints: a line at the end of each of its steps, and losses that came late."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.executor.losses import Losses
+from planner.executor.records import StepRecord
+
+
+@dataclass
+class Progress:
+    """Lines or JSON events of a run.
+
+    Attributes
+    ----------
+    planned_s
+        Of a step.
+    events
+        JSON lines instead of text.
+    """
+
+    planned_s: float
+    events: bool
+    _ended_s: float = 0.0
+    _told: set[int] = field(default_factory=set)
+
+    def step(self, record: StepRecord, losses: Losses | None) -> None:
+        """A step of rank 0 has ended.
+
+        Parameters
+        ----------
+        record
+            Of the step.
+        losses
+            What is known of them; None: there are none.
+        """
+        # steps chain: each takes from the end of the one before
+        began = record.begin_s if record.rest or record.step == 0 else self._ended_s
+        self._ended_s = record.end_s
+        took = record.end_s - began
+        of = None if losses is None or record.rest else losses.newest(record.step)
+        loss = None if losses is None or of is None else losses.of(of)
+        if losses is None:
+            middle = "  from rest" if record.rest else ""
+        elif loss is None:
+            middle = "  loss not known yet"
+        else:
+            middle = f"  loss {loss:.4f} (of step {of})"
+        self._told |= set() if of is None else {of}
+        self._say(
+            f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s",
+            event="rest" if record.rest else "step",
+            step=record.step,
+            loss=loss,
+            loss_step=of,
+            took_s=took,
+        )
+
+    def end(self, losses: Losses | None) -> None:
+        """The run has ended, and all losses are known: tell those not told yet.
+
+        Parameters
+        ----------
+        losses
+            All of them; None: there are none.
+        """
+        for step in range(0 if losses is None else losses.steps):
+            if step in self._told or losses is None:
+                continue
+            if (loss := losses.of(step)) is not None:
+                text = f"loss of step {step}: {loss:.4f}"
+                self._say(text, event="loss", step=step, loss=loss)
+
+    def calibrated(self, path: str) -> None:
+        """A calibration was written."""
+        self._say(f"calibration written to {path}", event="calibrated")
+
+    def _say(self, text: str, **event: Any) -> None:
+        print(json.dumps(event) if self.events else text, flush=True)

@@ -1,0 +1,83 @@
+"""What a rank did and when, on its monotonic clock, and the file that tells it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.executor.messages import Message
+from planner.network.atomic import write_text
+
+Record = tuple[int, int, str, float, float]
+"""``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
+
+MessageRecord = tuple[int, str, int, int, int, float | None, float | None]
+"""``(microbatch, kind, source, destination, bytes, handed_over_s, arrived_s)``.
+
+None: the half that the other end knows.
+"""
+
+
+@dataclass
+class StepRecord:
+    """One step of one rank.
+
+    Attributes
+    ----------
+    step
+        Iteration, from 0; steps from rest are counted by themselves.
+    rest
+        Whether all ranks waited for one another before it.
+    begin_s, end_s
+        From when the rank waits for its first operation to the end of its update.
+    ops, messages
+        What it did.
+    """
+
+    step: int
+    rest: bool
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    ops: list[Record] = field(default_factory=list)
+    messages: list[MessageRecord] = field(default_factory=list)
+
+    def sent(self, message: Message, size: int, handed_over_s: float) -> None:
+        """Note a message that left."""
+        self._note(message, size, handed_over_s, None)
+
+    def received(self, message: Message, size: int, arrived_s: float) -> None:
+        """Note a message that arrived."""
+        self._note(message, size, None, arrived_s)
+
+    def _note(self, message: Message, size: int, sent: float | None, got: float | None) -> None:
+        ends = message.source, message.destination
+        self.messages.append((message.microbatch, message.kind, *ends, size, sent, got))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "step": self.step,
+            "rest": self.rest,
+            "begin_s": self.begin_s,
+            "end_s": self.end_s,
+            "ops": self.ops,
+            "messages": self.messages,
+        }
+
+
+def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:
+    """Write the file of one rank.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    rank
+        Whose.
+    steps
+        In the order in which they were done.
+    """
+    data = {"rank": rank, "steps": [step.to_dict() for step in steps]}
+    write_text(path, json.dumps(data, allow_nan=False) + "\n")
