@@ -173,7 +173,7 @@ def emulated(links: Links) -> Iterator[EmulatedNetwork]:
         switch = subprocess.Popen(
             [sys.executable, "-m", "planner.emulate.switch", name],
             pass_fds=given["tuns"],
-            env=os.environ | {"PYTHONPATH": _path(), "NUMBA_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": package_path(), "NUMBA_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -194,7 +194,7 @@ def emulated(links: Links) -> Iterator[EmulatedNetwork]:
                 switch.wait(timeout=10)
 
 
-def _path() -> str:
+def package_path() -> str:
     """Where Python finds this package, in front of what is set already."""
     root = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
