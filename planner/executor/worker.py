@@ -155,7 +155,8 @@ class Worker:
         if self.imposed is not None:
             if self.rank == 0:
                 farthest = float(self.plan.cluster.network.latency_s[0].max())
-                way = 2 * farthest / self.imposed.speed
+                # told that all are here, a rank asks for the moment and is answered
+                way = 3 * farthest / self.imposed.speed
                 self.ranks.store.set(f"{name}/moment", repr(time.monotonic() + way + HEAD_START_S))
             sleep_until(float(self.ranks.store.get(f"{name}/moment")))
 
