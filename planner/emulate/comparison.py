@@ -158,15 +158,15 @@ def _operations(
         for op in step.operations:
             done.setdefault(op[:3], []).append(op)
     timeline = prediction.timelines[k]
-    for op in (*timeline.ops, *timeline.closing):
-        if ops := done.get((op.microbatch, op.device, op.kind)):
+    for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
+        if ops := done.get((b, device, kind)):
             yield OperationPair(
                 k,
-                op.microbatch,
-                ids[op.device],
-                op.kind,
-                Pair(op.start_s, median(o.start_s for o in ops)),
-                Pair(op.end_s, median(o.end_s for o in ops)),
+                b,
+                ids[device],
+                kind,
+                Pair(start_s, median(op.start_s for op in ops)),
+                Pair(end_s, median(op.end_s for op in ops)),
             )
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from planner.clock.local_machine import available_bytes
+from planner.clock.local_machine import as_executed, available_bytes, require_memory
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, need_of
 from planner.emulate.comparison import Comparison, compare
-from planner.emulate.executed import Step, parts_of, planned_steps, steps_of
+from planner.emulate.executed import Step, parts_of, planned_steps, steps_of, warm
 from planner.emulate.links import links_of
 from planner.emulate.network import Carried, emulated
-from planner.emulate.predicted import Prediction, predict
+from planner.emulate.predicted import Prediction, predict, predict_here
 from planner.emulate.processors import Processors
 from planner.emulate.ranks import Asked, run_ranks
 from planner.training_plan.model import TrainingPlan
+from planner.workload.calibration import Calibration
 
-MOST_LOST = 0
 MOST_BUSY = 0.85
 """Of the processors: beyond it ranks wait for each other, not for the network."""
 
@@ -34,8 +33,8 @@ class Emulation:
         How.
     prediction, comparison
         What the clock says, and both side by side.
-    rest
-        The steps from rest.
+    typical
+        A step of the cycle's first schedule, from rest unless none was: neither fast nor slow.
     carried
         What the switch did.
     busy
@@ -45,7 +44,7 @@ class Emulation:
     asked: Asked
     prediction: Prediction
     comparison: Comparison
-    rest: tuple[Step, ...]
+    typical: Step
     carried: Carried
     busy: float
 
@@ -57,7 +56,7 @@ class Emulation:
                 f"processors were {self.busy:.0%} busy, so that ranks waited for them; run with "
                 f"--speed {self.asked.speed / 2:g}, or a larger --shrink than {self.asked.shrink:g}"
             )
-        if self.carried.lost > MOST_LOST:
+        if self.carried.lost:
             found.append(
                 f"the switch had no room for {self.carried.lost} of {self.carried.packets} packets "
                 f"and lost them; run with a larger --shrink than {self.asked.shrink:g}"
@@ -125,6 +124,7 @@ def choose(
     """
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
+        require_memory(plan, as_executed(plan))
         return Asked(0, steps, real_compute=True)
     need = need_of(plan, links_of(plan.cluster))
     rate = need.rate_bytes_per_s * settings.speed
@@ -170,7 +170,7 @@ def emulate(
     EmulationError
         This machine cannot do it, or a rank failed.
     """
-    prediction = predict(plan)
+    prediction = None if asked.real_compute else predict(plan)
     links = links_of(plan.cluster, asked.speed, asked.shrink)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         processors = Processors()
@@ -179,8 +179,12 @@ def emulate(
             processors.look()
             told(text)
 
-        records = run_ranks(network, path, plan, asked, Path(name), line)
+        calibration = Path(name) / "calibration.json"
+        more = ("--calibrate", str(calibration)) if asked.real_compute else ()
+        records = run_ranks(network, path, plan, asked, Path(name), line, more)
         carried = network.stop()
+        if prediction is None:
+            prediction = predict_here(plan, Calibration.load(calibration))
     rest = steps_of(records, True, asked.speed)
     chained = steps_of(records, False, asked.speed)
     executed = parts_of(plan, rest, chained, asked.speed)
@@ -188,7 +192,12 @@ def emulate(
         asked,
         prediction,
         compare(plan, prediction, executed, rest),
-        tuple(rest),
+        _typical(plan, rest or chained),
         carried,
         processors.busy,
     )
+
+
+def _typical(plan: TrainingPlan, steps: Sequence[Step]) -> Step:
+    first = [step for step in warm(steps) if step.number % len(plan.cycle) == 0]
+    return sorted(first, key=lambda step: step.pipeline_s)[len(first) // 2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -214,7 +215,9 @@ def warm(steps: Sequence[Step]) -> Sequence[Step]:
     return steps[1:] if len(steps) > 1 else steps
 
 
-def parts_of(plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float) -> Parts:
+def parts_of(
+    plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float
+) -> Parts:
     """Medians of what was run.
 
     Parameters
@@ -241,7 +244,7 @@ def parts_of(plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], 
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []
     ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 :: period]]
-    passes = [(late - early) / period for early, late in zip(ends, ends[1:], strict=False)]
+    passes = [(late - early) / period for early, late in pairwise(ends)]
     return Parts(
         sum(pipeline) / len(pipeline) if pipeline else None,
         sum(averaging) / len(averaging) if averaging else None,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.clock.local_machine import as_executed
 from planner.clock.simulator import simulate_cycle
 from planner.clock.timeline import Timeline
 from planner.training_plan.model import Predicted, TrainingPlan
+from planner.workload.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,25 @@ def predict(plan: TrainingPlan) -> Prediction:
         Computed now, whatever the plan's file says.
     """
     return Prediction(*simulate_cycle(plan))
+
+
+def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
+    """The plan on its own network, computed by all ranks on this machine's processors.
+
+    Parameters
+    ----------
+    plan
+        What is priced.
+    calibration
+        What was measured on this machine.
+
+    Returns
+    -------
+    Prediction
+        With the measured compute times and 32-bit activations.
+    """
+    workload, ids = as_executed(plan), plan.cluster.network.ids
+    times = calibration.compute_times(ids, workload, plan.assignment.groups, plan.stage_layers)
+    cores = int(calibration.software["cores"] // calibration.software["threads_per_rank"])
+    here = plan.replace(compute_times=times, workload=workload)
+    return Prediction(*simulate_cycle(here, cores=max(1, cores)))

@@ -25,11 +25,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", type=int, required=True)
     parser.add_argument("--address", required=True, help="this device's")
-    parser.add_argument("--to", required=True, help="JSON list of [address, bytes, messages, gap_s]")
+    parser.add_argument(
+        "--to", required=True, help="JSON list of [address, bytes, messages, gap_s]"
+    )
     parser.add_argument("--sources", type=int, required=True, help="how many send to this device")
     args = parser.parse_args()
     with socket.create_server((args.address, PORT), backlog=128) as server:
-        flows = [(_connect(a, args.device, n), n, count, gap) for a, n, count, gap in json.loads(args.to)]
+        flows = [
+            (_connect(a, args.device, n), n, count, gap) for a, n, count, gap in json.loads(args.to)
+        ]
         receiving = [server.accept()[0] for _ in range(args.sources)]
     for connection in receiving:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, typeof, types
@@ -49,10 +49,10 @@ POLLIN = 1
 RECORDS = 400_000
 """Busy times of pairs that are kept."""
 
-_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-_read = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.intp))
-_write = types.ExternalFunction("write", types.intp(types.int32, types.intp, types.intp))
-_poll = types.ExternalFunction(
+_clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.intp))
+_write: Any = types.ExternalFunction("write", types.intp(types.int32, types.intp, types.intp))
+_poll: Any = types.ExternalFunction(
     "ppoll", types.int32(types.intp, types.intp, types.intp, types.intp)
 )
 
@@ -227,7 +227,9 @@ def main() -> int:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     q = empty_queues(links, given["slots"], RECORDS)
     ports = ports_of(given["tuns"], given["slots"], given["packet_bytes"])
-    carry.compile((typeof(links), typeof(q), typeof(ports)))
+    compiled: Any = carry
+    kinds: Any = typeof
+    compiled.compile((kinds(links), kinds(q), kinds(ports)))
     print("ready", flush=True)
     began_s = sum(os.times()[:2])
     carry(links, q, ports)
