@@ -1,17 +1,17 @@
 """The bound on a straight plan's step, computed again from its definition.
 
-A stage's device receives its first microbatch through the stages before it, does all of its
-pipeline's share and returns the last one the same way; then every device exchanges its share of the
-gradients with the other pipelines' devices, at best the nearest ones.
+Between two step ends: the devices of some stage begin together at the first of them. One microbatch
+walks from there to the last stage and home; at one stage of the walk all microbatches queue. Then
+every device averages, at best with the partners that suit it most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from planner.checker.plan_network import pair_rate, pair_s
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 
@@ -54,51 +54,118 @@ def _shape_bound_s(plan: TrainingPlan, layers: list[list[int]], samples: int) ->
         layers[j][1] != layers[j + 1][0] for j in range(stages - 1)
     ):
         raise ValueError("layers")
+    if plan.sync.every_steps != 1:
+        raise ValueError("steps without averaging")
     pipelines = n // stages
-    share = -(-(w.batch_samples // samples) // pipelines)
-    speed = max(float(flops) for flops in plan.cluster.flops)
+    microbatches = w.batch_samples // samples
+    shares = _shares(plan) if pipelines > 1 else None
+    fewest = microbatches // pipelines
+    count = fewest if shares is None else -(-microbatches // pipelines)
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else stages - 1
-    longest = on_the_way = 0.0
-    for j, (a, b) in enumerate(layers):
-        forward = sum(w.layers[k].forward_flops for k in range(a, b))
-        forward += w.stem.forward_flops if j == 0 else 0.0
-        head = 3 * w.head.forward_flops if j == head_stage else 0.0
-        through = 3 * forward * samples / speed
-        longest = max(longest, on_the_way + share * (through + head * samples / speed))
-        if j + 1 < stages:
-            message = w.layers[b - 1].output_bytes * samples
-            pairs = _there_and_back_s(plan, message)
-            on_the_way += through + min(pairs[x][y] for x in range(n) for y in range(n) if x != y)
-    return longest + _averaging_s(plan, layers, pipelines, head_stage)
+    averaging = [[0.0] * n] * stages
+    if shares is not None:
+        averaging = [
+            [_averaging_s(plan, d, vector, pipelines, shares) for d in range(n)]
+            for vector in _vectors(plan, layers, head_stage)
+        ]
+    slowest_member = [sorted(row)[pipelines - 1] for row in averaging]
+    least = math.inf
+    # a single pipeline does not average: its first stage is the last to end
+    for begin in range(stages if pipelines > 1 else 1):
+        home = [_home_s(plan, layers, samples, begin, q, count) for q in range(stages)]
+        found = [home[q] + slowest_member[q] for q in range(stages)]
+        found += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
+        if shares is not None and stages > 1:
+            found.append(_link_s(plan, layers, samples, fewest) + min(slowest_member))
+        least = min(least, max(found))
+    return least
 
 
-def _there_and_back_s(plan: TrainingPlan, message_bytes: float) -> list[list[float]]:
-    """Twice the transfer over the mean of both directions, for every pair."""
-    network = plan.cluster.network
-    latency, rate = network.latency_s, network.bandwidth_bytes_per_s
-    with np.errstate(invalid="ignore"):
-        both = latency + latency.T + 4 * message_bytes / (rate + rate.T)
-    rows: list[list[float]] = both.tolist()
-    return rows
-
-
-def _averaging_s(
-    plan: TrainingPlan, layers: Sequence[Sequence[int]], pipelines: int, head_stage: int
+def _home_s(
+    plan: TrainingPlan, layers: list[list[int]], samples: int, begin: int, home: int, count: int
 ) -> float:
-    """The last device to have exchanged with its nearest partners; 0 where eq. 2 does not hold."""
-    plain = plan.codec is Codec.NONE and all(
-        len(rounds) == 1 and all(len(set(g.shares)) == 1 for g in rounds[0])
-        for rounds in plan.averaging
-    )
-    if not plain or pipelines == 1:
-        return 0.0
+    """From the common begin of a stage until ``home`` has done its last backward pass."""
+    w, last = plan.workload, len(layers) - 1
+    speed = max(float(flops) for flops in plan.cluster.flops)
+    head_stage = 0 if plan.schedules[0].head is Head.FIRST else last
+    forward = []
+    for j, (a, b) in enumerate(layers):
+        flops = sum(w.layers[k].forward_flops for k in range(a, b))
+        forward.append((flops + (w.stem.forward_flops if j == 0 else 0.0)) * samples / speed)
+    head = 3 * w.head.forward_flops * samples / speed
+    hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
+    # the walk of one microbatch, as (what, seconds)
+    walk: list[tuple[str, float]] = []
+    for j in range(begin, last + 1):
+        walk.append((f"F{j}", forward[j]))
+        walk.append(("hop", hop[j] if j < last else 0.0))
+    walk.append(("H", head))
+    for j in range(last, -1, -1):
+        walk.append((f"B{j}", 2 * forward[j]))
+        walk.append(("hop", hop[j - 1] if j > 0 else 0.0))
+    names = [name for name, _ in walk]
+    longest = 0.0
+    for m in range(home, last + 1):
+        queue = 2 * forward[m]
+        first = names.index(f"F{m}" if m >= begin else f"B{m}")
+        if m >= begin:
+            queue += forward[m] + (head if m == head_stage else 0.0)
+        before = sum(seconds for _, seconds in walk[:first])
+        after = walk[names.index(f"B{m}") + 1 : names.index(f"B{home}") + 1]
+        longest = max(longest, before + count * queue + sum(seconds for _, seconds in after))
+    return longest
+
+
+def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
+    n = len(plan.cluster)
+    return min(pair_s(plan, i, j, message_bytes) for i in range(n) for j in range(n) if i != j)
+
+
+def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
+    """The worst-connected device's best pair carries all of its pipeline's messages one way."""
+    n = len(plan.cluster)
+    message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
+    best = [
+        max(max(pair_rate(plan, d, e), pair_rate(plan, e, d)) for e in range(n) if e != d)
+        for d in range(n)
+    ]
+    return count * message / min(best)
+
+
+def _shares(plan: TrainingPlan) -> str | None:
+    """``"equal"`` or ``"any"`` in one round of all; None: a stage's devices end apart."""
+    if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in plan.averaging):
+        return None
+    groups = [rounds[0][0] for rounds in plan.averaging]
+    if not all(all(group.contributes) for group in groups):
+        return None
+    return "equal" if all(len(set(group.shares)) == 1 for group in groups) else "any"
+
+
+def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> list[float]:
+    """Bytes of every stage's gradients on the wire."""
     w = plan.workload
     parameters = [sum(w.layers[k].parameters for k in range(a, b)) for a, b in layers]
     parameters[0] += w.stem.parameters
     parameters[head_stage] += w.head.parameters
-    share = min(parameters) * w.gradient_bytes_per_parameter / pipelines
-    slowest = 0.0
-    for d, row in enumerate(_there_and_back_s(plan, share)):
-        others = sorted(seconds for e, seconds in enumerate(row) if e != d)
-        slowest = max(slowest, sum(others[: pipelines - 1]))
-    return slowest
+    wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+    return [count * w.gradient_bytes_per_parameter * wire for count in parameters]
+
+
+def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares: str) -> float:
+    """Seconds of a round with device ``d`` in a group of so many, the partners at their best."""
+    network, others = plan.cluster.network, [e for e in range(len(plan.cluster)) if e != d]
+    away = sorted(float(network.latency_s[d, e] + network.latency_s[e, d]) for e in others)
+    out = sorted((float(network.bandwidth_bytes_per_s[d, e]) for e in others), reverse=True)
+    into = sorted((float(network.bandwidth_bytes_per_s[e, d]) for e in others), reverse=True)
+    upload, download = plan.cluster.upload_bytes_per_s, plan.cluster.download_bytes_per_s
+    up = out[0] if upload is None else float(upload[d])
+    down = into[0] if download is None else float(download[d])
+    partners = members - 1
+    if shares == "equal":
+        share = vector / members
+        sent = max(2 * share / out[partners - 1], 2 * partners * share / up)
+        received = max(2 * share / into[partners - 1], 2 * partners * share / down)
+        return max(sent, received) + away[partners - 1]
+    sent = vector / min(up, sum(out[:partners]))
+    return max(sent, vector / min(down, sum(into[:partners]))) + away[0]

@@ -11,11 +11,12 @@ from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import mean_pair_s, pair_s
+from planner.checker.plan_network import mean_pair_s
+from planner.checker.step_clock import clock_times
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FROM_FLOPS
@@ -204,27 +205,17 @@ def _visits(plan: TrainingPlan) -> Iterator[Violation]:
 
 
 def _times(plan: TrainingPlan) -> Iterator[Violation]:
-    spans: list[float] = []
-    for k, s in enumerate(plan.schedules):
-        span = _makespan_s(plan, s)
-        if span is None:
-            where = f"paths.schedules[{k}].order"
-            yield Violation("order", where, "devices wait for each other: a deadlock")
-            return
-        spans.append(span)
-    makespan = sum(spans[k] for k in plan.cycle) / len(plan.cycle)
-    averaging = _averaging_s(plan)
-    update = max(plan.compute_times.update_s)
-    yield from same(makespan, plan.predicted.pipeline_s, "timeline", "predicted.pipeline_s")
-    yield from same(averaging, plan.predicted.averaging_s, "eq. 2", "predicted.averaging_s")
-    step = makespan + averaging / plan.sync.every_steps + update
-    yield from same(step, plan.predicted.step_s, "step time", "predicted.step_s")
+    found, said = clock_times(plan), plan.predicted
+    if found is None:
+        yield Violation("order", "paths.schedules", "devices wait for each other: a deadlock")
+        return
+    yield from same(found.pipeline_s, said.pipeline_s, "timeline", "predicted.pipeline_s")
+    yield from same(found.averaging_s, said.averaging_s, "averaging", "predicted.averaging_s")
+    yield from same(found.step_s, said.step_s, "step time", "predicted.step_s")
 
 
 def _makespan_s(
-    plan: TrainingPlan,
-    s: Schedule,
-    pair_s: Callable[[TrainingPlan, int, int, float], float] = pair_s,
+    plan: TrainingPlan, s: Schedule, pair_s: Callable[[TrainingPlan, int, int, float], float]
 ) -> float | None:
     """Longest path through the operations, None if they wait in a circle."""
     seconds = {
@@ -271,30 +262,3 @@ def _makespan_s(
             if waits[after] == 0:
                 stack.append(after)
     return latest if done == total else None
-
-
-def _averaging_s(plan: TrainingPlan) -> float:
-    gradient = _gradients(plan)
-    # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-    wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
-    longest = 0.0
-    for j, rounds in enumerate(plan.averaging):
-        stage = 0.0
-        for groups in rounds:
-            slowest = 0.0
-            for g in groups:
-                m, bytes_of = g.members, [share * wire * gradient[j] for share in g.shares]
-                phases = []
-                for returning in (False, True):
-                    cost = np.zeros((len(m), len(m)))
-                    for a in range(len(m)):
-                        for b in range(len(m)):
-                            owner = a if returning else b
-                            silent = g.shares[owner] == 0 or not (returning or g.contributes[a])
-                            if a != b and not silent:
-                                cost[a, b] = pair_s(plan, m[a], m[b], bytes_of[owner])
-                    phases.append(max(cost.sum(axis=0).max(), cost.sum(axis=1).max()))
-                slowest = max(slowest, sum(phases))
-            stage += slowest
-        longest = max(longest, stage)
-    return float(longest)

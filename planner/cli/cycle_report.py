@@ -29,7 +29,7 @@ def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
                 "name": s.name,
                 "iterations": plan.cycle.count(k),
                 "pipeline_s": timeline.makespan_s,
-                "step_s": timeline.step_s,
+                "averaging_s": timeline.averaging_s,
             }
             for k, (s, timeline) in enumerate(zip(plan.schedules, timelines, strict=True))
         ],

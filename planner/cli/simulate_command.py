@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from planner.cli.arguments import count
+from planner.cli.clock_report import timeline_lines
 from planner.cli.output import require_writable, show
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import LinkModel, simulate_cycle
 from planner.network.catalogue import load_network
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
@@ -20,7 +22,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, network, pictures."""
     sub.add_argument("plan", type=Path)
     sub.add_argument("--network", help="name or file; default: the plan's own")
-    sub.add_argument("--share-links", action="store_true", help="messages share a device's links")
+    sub.add_argument(
+        "--links",
+        choices=[model.value for model in LinkModel],
+        default=LinkModel.QUEUED.value,
+        help="unlimited: the papers' clock, on which messages never wait for each other",
+    )
     sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
     sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")
     sub.add_argument(
@@ -41,32 +48,35 @@ def run(args: argparse.Namespace) -> int:
             f"--schedule is {args.schedule}, the plan has schedules 0 to "
             f"{len(plan.schedules) - 1}; name one of them"
         )
-    mean, timelines = simulate_cycle(plan, cluster, share_links=args.share_links)
+    mean, timelines = simulate_cycle(plan, cluster, links=args.links)
     timeline = timelines[args.schedule]
     if args.trace is not None:
         timeline.to_chrome_trace(args.trace)
     if args.gantt is not None:
         timeline.gantt(args.gantt)
-    data = {
+    data: dict[str, Any] = {
+        "links": args.links,
         "pipeline_s": mean.pipeline_s,
         "averaging_s": mean.averaging_s,
-        "update_s": timeline.update_s,
         "step_s": mean.step_s,
         "planned_step_s": plan.predicted.step_s,
         "schedules": [
-            {"name": s.name, "pipeline_s": t.makespan_s, "step_s": t.step_s}
+            {"name": s.name, "pipeline_s": t.makespan_s, "averaging_s": t.averaging_s}
             for s, t in zip(plan.schedules, timelines, strict=True)
         ],
     }
+    papers = args.links == LinkModel.UNLIMITED
     lines = [
-        f"step time {mean.step_s:.4f} s = pipeline {mean.pipeline_s:.4f} s + averaging "
-        f"{mean.averaging_s:.4f} s / {plan.sync.every_steps} + update "
-        f"{timeline.update_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+        f"step time {mean.step_s:.4f} s; from rest: pipeline {mean.pipeline_s:.4f} s, averaging "
+        f"{mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+        + ("   on the papers' clock: links without queues" if papers else "")
     ]
+    if not papers:
+        lines += timeline_lines(timeline, cluster, data)
     if len(timelines) > 1:
         lines += [
             f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "
-            f"pipeline {t.makespan_s:.4f} s, step {t.step_s:.4f} s"
+            f"pipeline {t.makespan_s:.4f} s, averaging {t.averaging_s:.4f} s"
             for k, (s, t) in enumerate(zip(plan.schedules, timelines, strict=True))
         ]
     show(args.json, data, lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import cycle_steps_s
 from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -151,8 +151,4 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
     )
     share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
     local = plan.replace(compute_times=times)
-    _, timelines = simulate_cycle(local, here, workload, cores=share)
-    # ranks that update at the same time share the processors too
-    waves = -(-n // share)
-    steps = [timeline.step_s + (waves - 1) * timeline.update_s for timeline in timelines]
-    return [steps[k] for k in plan.cycle]
+    return cycle_steps_s(local, here, workload, cores=share)

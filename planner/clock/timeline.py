@@ -25,6 +25,11 @@ NAMES = {
 }
 
 
+LINK_COLOUR = "#aa3377"
+DRAWN_LINKS = 8
+"""At most, under the devices of a picture."""
+
+
 class Op(NamedTuple):
     """One operation of a device: F, H or B of a microbatch; A and U have microbatch -1.
 
@@ -61,7 +66,10 @@ class Transfer(NamedTuple):
     message_bytes
         Its size.
     start_s, end_s
-        Begin and end, seconds from the begin of the iteration.
+        When it is handed over and when it is there, seconds from the begin of the iteration.
+    leaves_s, left_s
+        Between them its link is busy with it: before, it waits in the link's queue, afterwards its
+        last byte is on the way.
     """
 
     microbatch: int
@@ -71,6 +79,24 @@ class Transfer(NamedTuple):
     message_bytes: float
     start_s: float
     end_s: float
+    leaves_s: float
+    left_s: float
+
+
+class LinkLoad(NamedTuple):
+    """What a step sends over a link.
+
+    Attributes
+    ----------
+    name
+        A pair, or the up- or download of a device or site.
+    pipeline_s, averaging_s
+        Seconds for which its messages and its part of averaging fill its capacity.
+    """
+
+    name: str
+    pipeline_s: float
+    averaging_s: float
 
 
 @dataclass(frozen=True)
@@ -86,42 +112,30 @@ class Timeline:
     transfers
         Messages between devices.
     closing
-        Averaging (A) and optimizer steps (U) after the pipeline part.
-    averaging_every
-        H: averaging takes place once in so many steps.
+        Averaging (A) and optimizer steps (U).
+    averaging_s
+        The longest from a first round's begin to its stage's last return.
+    step_s
+        Distance between the ends of steps that follow each other.
+    loads
+        Links by how full they are, the fullest first.
     """
 
     ids: tuple[str, ...]
     ops: tuple[Op, ...]
     transfers: tuple[Transfer, ...] = ()
     closing: tuple[Op, ...] = field(default=())
-    averaging_every: int = 1
+    averaging_s: float = 0.0
+    step_s: float = 0.0
+    loads: tuple[LinkLoad, ...] = ()
 
     @property
     def makespan_s(self) -> float:
         """Latest end of F, H and B: the pipeline part."""
         return max((op.end_s for op in self.ops), default=0.0)
 
-    def _closing_s(self, kind: str) -> float:
-        return max((op.end_s - op.start_s for op in self.closing if op.kind == kind), default=0.0)
-
-    @property
-    def averaging_s(self) -> float:
-        """Longest averaging of one device."""
-        return self._closing_s("A")
-
-    @property
-    def update_s(self) -> float:
-        """Longest optimizer step of one device."""
-        return self._closing_s("U")
-
-    @property
-    def step_s(self) -> float:
-        """Step time: pipeline part, averaging divided by H, optimizer step."""
-        return self.makespan_s + self.averaging_s / self.averaging_every + self.update_s
-
     def to_chrome_trace(self, path: str | Path) -> None:
-        """Write Trace Event JSON for ui.perfetto.dev: a process a device, flows for messages.
+        """Write Trace Event JSON for ui.perfetto.dev: a process a device, a row for each link.
 
         Parameters
         ----------
@@ -131,47 +145,60 @@ class Timeline:
         write_text(path, json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"}))
 
     def _events(self) -> list[dict[str, Any]]:
+        """A process a device: its operations, a row for each link that it sends over, averaging."""
+        rows: dict[tuple[int, str], int] = {}
+
+        def row(device: int, what: str) -> int:
+            return rows.setdefault((device, what), sum(d == device for d, _ in rows))
+
+        for d in range(len(self.ids)):
+            row(d, "compute")
         events: list[dict[str, Any]] = []
-        for d, name in enumerate(self.ids):
-            for tid, what in enumerate(("compute", "send")):
-                events.append(
-                    {
-                        "ph": "M",
-                        "name": "thread_name",
-                        "pid": d,
-                        "tid": tid,
-                        "args": {"name": what},
-                    }
-                )
-            events.append({"ph": "M", "name": "process_name", "pid": d, "args": {"name": name}})
         for op in (*self.ops, *self.closing):
             label = op.kind if op.microbatch < 0 else f"{op.kind}{op.microbatch}"
+            where = row(op.device, "averaging" if op.kind == "A" else "compute")
             events.append(
-                _slice(label, NAMES[op.kind], op.device, 0, op.start_s, op.end_s)
+                _slice(label, NAMES[op.kind], op.device, where, op.start_s, op.end_s)
                 | {"args": {"microbatch": op.microbatch}}
             )
         for k, t in enumerate(self.transfers):
-            label = f"{t.kind}{t.microbatch} to {self.ids[t.destination]}"
+            where = row(t.source, f"to {self.ids[t.destination]}")
             events.append(
-                _slice(label, "transfer", t.source, 1, t.start_s, t.end_s)
-                | {"args": {"bytes": t.message_bytes}}
+                _slice(f"{t.kind}{t.microbatch}", "transfer", t.source, where, t.leaves_s, t.left_s)
+                | {"args": {"bytes": t.message_bytes, "waited_s": t.leaves_s - t.start_s}}
             )
             flow = {"name": "message", "cat": "transfer", "id": k}
-            events.append({**flow, "ph": "s", "pid": t.source, "tid": 1, "ts": t.start_s * 1e6})
             events.append(
-                {
-                    **flow,
-                    "ph": "f",
-                    "bp": "e",
-                    "pid": t.destination,
-                    "tid": 0,
-                    "ts": t.end_s * 1e6,
-                }
+                {**flow, "ph": "s", "pid": t.source, "tid": where, "ts": t.leaves_s * 1e6}
             )
-        return events
+            events.append(
+                {**flow, "ph": "f", "bp": "e", "pid": t.destination, "tid": 0, "ts": t.end_s * 1e6}
+            )
+        names = [_name("process_name", d, 0, name) for d, name in enumerate(self.ids)]
+        names += [_name("thread_name", d, tid, what) for (d, what), tid in rows.items()]
+        return [*names, *events]
+
+    def busiest_pairs(self, count: int) -> list[tuple[tuple[int, int], float]]:
+        """Pairs that carry messages longest, with their seconds.
+
+        Parameters
+        ----------
+        count
+            How many at most.
+
+        Returns
+        -------
+        list
+            ``((source, destination), seconds)``, the busiest first.
+        """
+        busy: dict[tuple[int, int], float] = {}
+        for t in self.transfers:
+            pair = (t.source, t.destination)
+            busy[pair] = busy.get(pair, 0.0) + t.left_s - t.leaves_s
+        return sorted(busy.items(), key=lambda item: (-item[1], item[0]))[:count]
 
     def gantt(self, path: str | Path, title: str = "") -> None:
-        """Draw the iteration, a row a device, to a PNG, SVG or PDF file.
+        """Draw the iteration to a PNG, SVG or PDF file: a row a device, then the fullest links.
 
         Parameters
         ----------
@@ -181,12 +208,29 @@ class Timeline:
             Above the picture.
         """
         from matplotlib.figure import Figure
+
+        n = len(self.ids)
+        links = self.busiest_pairs(DRAWN_LINKS)
+        height = min(0.9 + 0.26 * n, 16.0)
+        below = 0.7 + 0.26 * len(links) if links else 0.0
+        figure = Figure(figsize=(11, height + below), layout="constrained")
+        if links:
+            axes, under = figure.subplots(2, sharex=True, height_ratios=[height, below])
+            self._draw_links(under, links)
+            under.set_xlabel("seconds")
+        else:
+            axes = figure.add_subplot()
+            axes.set_xlabel("seconds")
+        self._draw_devices(axes, min(9.0, 60 * height / max(n, 1) / 2))
+        axes.set_title(title or f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s")
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=130, format=Path(path).suffix[1:] or "png")
+        write_bytes(path, picture.getvalue())
+
+    def _draw_devices(self, axes: Any, font_size: float) -> None:
         from matplotlib.patches import Patch
 
         n = len(self.ids)
-        height = min(0.9 + 0.26 * n, 16.0)
-        figure = Figure(figsize=(11, height), layout="constrained")
-        axes = figure.add_subplot()
         for kind, colour in COLOURS.items():
             for d in range(n):
                 bars = [
@@ -196,11 +240,9 @@ class Timeline:
                 ]
                 if bars:
                     axes.broken_barh(bars, (d - 0.4, 0.8), facecolors=colour, linewidth=0)
-        axes.set_yticks(range(n), self.ids, fontsize=min(9.0, 60 * height / max(n, 1) / 2))
+        axes.set_yticks(range(n), self.ids, fontsize=font_size)
         axes.set_ylim(n - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel("seconds")
-        axes.set_title(title or f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s")
         used = {op.kind for op in (*self.ops, *self.closing)}
         axes.legend(
             handles=[Patch(color=COLOURS[k], label=NAMES[k]) for k in COLOURS if k in used],
@@ -208,9 +250,25 @@ class Timeline:
             bbox_to_anchor=(1.005, 1),
             frameon=False,
         )
-        picture = io.BytesIO()
-        figure.savefig(picture, dpi=130, format=Path(path).suffix[1:] or "png")
-        write_bytes(path, picture.getvalue())
+
+    def _draw_links(self, axes: Any, links: Sequence[tuple[tuple[int, int], float]]) -> None:
+        labels = []
+        for k, ((i, j), busy) in enumerate(links):
+            bars = [
+                (t.leaves_s, t.left_s - t.leaves_s)
+                for t in self.transfers
+                if (t.source, t.destination) == (i, j)
+            ]
+            axes.broken_barh(bars, (k - 0.4, 0.8), facecolors=LINK_COLOUR, linewidth=0)
+            full = f", {busy / self.step_s:.0%} of a step" if self.step_s > 0 else ""
+            labels.append(f"{self.ids[i]} to {self.ids[j]}{full}")
+        axes.set_yticks(range(len(links)), labels, fontsize=7)
+        axes.set_ylim(len(links) - 0.4, -0.6)
+        axes.set_title("fullest links of the pipeline's messages", fontsize=9, loc="left")
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _slice(
@@ -232,8 +290,8 @@ def sorted_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
     return tuple(sorted(ops, key=lambda op: (op.start_s, op.device, op.end_s, op.microbatch)))
 
 
-def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]], every: int) -> Timeline:
-    """From ``[microbatch, device, kind, start_s, end_s]`` records of an executor.
+def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]]) -> Timeline:
+    """From ``[microbatch, device, kind, start_s, end_s]`` records of one step of an executor.
 
     Parameters
     ----------
@@ -241,21 +299,21 @@ def from_records(ids: Sequence[str], records: Iterable[Sequence[Any]], every: in
         Names of the devices.
     records
         ``[microbatch, device, kind, start_s, end_s]``, seconds from the iteration's begin.
-    every
-        Number of steps that they cover.
 
     Returns
     -------
     Timeline
-        Operations only, on average over the steps.
+        Operations only; its step ends with the last of them.
     """
     ops = sorted_ops(
         Op(int(b), int(d), str(kind), float(start), float(end))
         for b, d, kind, start, end in records
     )
+    closing = tuple(op for op in ops if op.kind in "AU")
     return Timeline(
         tuple(ids),
         tuple(op for op in ops if op.kind in "FHB"),
-        closing=tuple(op for op in ops if op.kind in "AU"),
-        averaging_every=every,
+        closing=closing,
+        averaging_s=max((op.end_s - op.start_s for op in closing if op.kind == "A"), default=0.0),
+        step_s=max((op.end_s for op in ops), default=0.0),
     )

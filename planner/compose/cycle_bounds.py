@@ -1,7 +1,7 @@
 """A lower bound on the mean step of any plan with skipped stages and given stage sizes.
 
-It holds for every arrangement, every choice of paths and every order of operations within the
-devices' memory, under the simulator's default rules.
+It holds on the clock for every arrangement, every choice of paths and every order of operations
+within the devices' memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem
@@ -22,10 +23,13 @@ def cycle_bound_s(
     stage_sizes: Sequence[int],
     microbatches_per_start: int,
     share_of: Mapping[int, float],
-    *,
-    equal_shares: bool = True,
+    averaging_s: NDArray[np.float64],
 ) -> float:
     """Seconds that no arrangement can beat on average, compute times by FLOPs.
+
+    At a step's end T all devices of one stage begin their next step together. If that is stage 0,
+    the whole pipeline part follows. Otherwise what this stage does follows, and the last
+    microbatch's way back to its start device.
 
     Parameters
     ----------
@@ -39,8 +43,8 @@ def cycle_bound_s(
         Microbatches that a device of stage 0 starts.
     share_of
         Share of the iterations whose paths have so many stages; the shares sum to 1.
-    equal_shares
-        Averaging in one round of full precision with equal shares; otherwise it is bounded by 0.
+    averaging_s
+        ``float[stages]``: averaging in one round over every stage takes at least this.
 
     Returns
     -------
@@ -49,12 +53,48 @@ def cycle_bound_s(
     """
     from planner.mapf.arranged_bounds import arranged_bound_s
 
-    pipeline = 0.0
+    mean = 0.0
     for path_stages, share in share_of.items():
         problem = _problem(cluster, workload, stage_sizes, path_stages, microbatches_per_start)
-        pipeline += share * arranged_bound_s(problem)
-    averaging = averaging_bound_s(cluster, workload, stage_sizes) if equal_shares else 0.0
-    return pipeline + averaging
+        # the start devices return the last gradients, so stage 0 averages after all else
+        whole = arranged_bound_s(problem) + float(averaging_s[0])
+        mean += share * min([whole, *_later_stages_s(problem, float(averaging_s[0]))])
+    return mean
+
+
+def _later_stages_s(problem: ArrangedPathProblem, averaging_s: float) -> list[float]:
+    """The same where the devices of stage 1, 2, ... begin together.
+
+    What visits that stage goes on to head and backward pass on a start device, back to the stage
+    and home: the stage's own work, or the start devices', is the neck of that walk.
+    """
+    sizes, stages = problem.stage_sizes, len(problem.stage_sizes)
+    count = sizes[0] * problem.microbatches_per_start
+    off = ~np.eye(len(problem), dtype=bool)
+    hop = float(problem.transfer_s[off].min(initial=np.inf))
+    forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
+    busy = (problem.forward_s + problem.backward_s).min(axis=1)
+    head = float(problem.head_s.min())
+    ending = float((problem.head_s + problem.backward_s[0]).min())
+    found = []
+    for j in range(1, stages):
+        # CC3: every stage but the first is visited by the floor of the mean, or more
+        visits = count * (problem.path_stages - 1) // (stages - 1)
+        if visits == 0:
+            found.append(averaging_s)
+            continue
+        if sizes[j] == 1:
+            continue  # it does not average, so stage 0 ends after it
+        away = float(forward[j]) + hop
+        # a swap moves a stage by one place; after it the rest of the path, head, and all back
+        place = min(j + 1, problem.path_stages - 1)
+        others = np.sort(np.delete(backward[1:], j - 1))[: problem.path_stages - 2]
+        alone = float(forward[j] + backward[j] + backward[0] + others.sum()) + head
+        alone += (2 * problem.path_stages - place) * hop
+        own = -(-visits // sizes[j]) * float(busy[j]) + hop + float(backward[0])
+        starts = away + -(-visits // sizes[0]) * ending
+        found.append(max(alone, own, starts) + averaging_s)
+    return found
 
 
 def _problem(
@@ -74,40 +114,3 @@ def _problem(
         each,
         live_memory=True,
     )
-
-
-def averaging_bound_s(cluster: Cluster, workload: Workload, stage_sizes: Sequence[int]) -> float:
-    """Eq. 2 of DT-FM for stages of unlike size, every device exchanging with its nearest ones.
-
-    A device of a stage of m devices exchanges 1/m of the gradient with m - 1 others. A stage has m
-    devices, so at least the m-th cheapest of all; and every device has some stage.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    workload
-        What is trained.
-    stage_sizes
-        Devices of every stage.
-
-    Returns
-    -------
-    float
-        Seconds.
-
-    References
-    ----------
-    B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
-    (DT-FM, 2022), eq. 2.
-    """
-    gradients = workload.gradient_bytes(workload.even_split(len(stage_sizes)), 0)
-    mean = cluster.network.symmetrised()
-    best, anywhere = 0.0, np.full(len(cluster), np.inf)
-    for size, gradient in zip(stage_sizes, gradients, strict=True):
-        pair = 2 * mean.transfer_s(gradient / size)
-        np.fill_diagonal(pair, np.inf)
-        nearest = np.sort(pair, axis=1)[:, : size - 1].sum(axis=1)
-        best = max(best, float(np.sort(nearest)[size - 1]))
-        anywhere = np.minimum(anywhere, nearest)
-    return max(best, float(anywhere.max()))

@@ -235,13 +235,6 @@ class PlanRequest:
         always_full = self.path_stages == stages and self.swaps == 0
         return (0,) if every == 0 or always_full else (0,) * (every - 1) + (1,)
 
-    @property
-    def plain_averaging(self) -> bool:
-        """Whether averaging follows DT-FM's eq. 2: one round, equal shares, full precision."""
-        return (
-            self.averaging == Shares.EQUAL and self.group_size is None and self.codec == Codec.NONE
-        )
-
     def replace(self, **changes: Any) -> PlanRequest:
         """A copy with some fields changed.
 

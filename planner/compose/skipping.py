@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import LinkModel, simulate_cycle
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room
 from planner.network.cluster import Cluster, Devices
@@ -202,4 +202,5 @@ def path_solver_s(made: TrainingPlan) -> float:
     alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
     mean = made.cluster.limited_network().symmetrised()
     devices = Devices(made.cluster.flops, made.cluster.memory_bytes)
-    return simulate_cycle(made, Cluster(mean, devices), alike)[0].pipeline_s
+    cluster = Cluster(mean, devices)
+    return simulate_cycle(made, cluster, alike, links=LinkModel.UNLIMITED)[0].pipeline_s

@@ -3,15 +3,20 @@
 Three orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and eager 1F1B, which takes
 backward passes first and starts forward passes as long as memory holds them, so that slow links are
 hidden behind more microbatches in flight (Zhuang et al. 2023 use the same idea between clusters).
+Its order comes from the clock, where messages wait for links.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.engine import Run
+from planner.clock.links import Links
+from planner.clock.program import compile_schedules
 from planner.compose.request import Order, Question
 from planner.compose.shape import Shape, memory_room
 from planner.problems import ProblemError
@@ -21,8 +26,6 @@ from planner.training_plan.model import Operation, Schedule
 from planner.workload.compute_times import ComputeTimes
 
 Paths = tuple[tuple[int, ...], ...]
-HopSeconds = Callable[[int, int, int], float]
-"""Seconds from one device to another for a message of a third one's activations."""
 
 
 def straight_schedule(
@@ -58,19 +61,11 @@ def straight_schedule(
     if request.schedule == Order.EAGER_1F1B:
         if request.in_flight is not None:
             room = {d: min(count, request.in_flight) for d, count in room.items()}
-        stage_of = {d: j for j, group in enumerate(assignment.groups) for d in group}
-        hops = [
-            cluster.network.transfer_s(costs.output_bytes).tolist()
-            for costs in shape.costs(workload)
-        ]
-        return eager_schedule(
-            grid,
-            shape.microbatches,
-            shape.head,
-            times,
-            lambda d, e, owner: float(hops[stage_of[owner]][d][e]),
-            room,
-        )
+        sent = np.zeros(len(cluster))
+        for group, costs in zip(assignment.groups, shape.costs(workload), strict=True):
+            sent[list(group)] = costs.output_bytes
+        links = Links.of(cluster)
+        return eager_schedule(grid, shape.microbatches, shape.head, times, sent, links, room)
     order = Order(request.schedule)
     made = fixed_schedule(order, grid, shape.microbatches, shape.head, len(cluster))
     for d, held in enumerate(made.most_live()):
@@ -169,10 +164,11 @@ def eager_schedule(
     microbatches: int,
     head: Head,
     times: ComputeTimes,
-    hop_s: HopSeconds,
+    sent_bytes: NDArray[np.float64],
+    links: Links,
     room: Mapping[int, int],
 ) -> Schedule:
-    """List scheduling: each device takes B before H before F, first come first served.
+    """List scheduling on the clock: devices take B before H before F, first come first served.
 
     Parameters
     ----------
@@ -182,8 +178,12 @@ def eager_schedule(
         Microbatches of an iteration.
     head
         The place of head and loss.
-    times, hop_s
-        What operations and transfers are expected to take.
+    times
+        Seconds of every device on its stage.
+    sent_bytes
+        ``float[N]``: a microbatch's activations after each device's stage.
+    links
+        What carries them, one after the other.
     room
         Microbatches that each device may hold between their F and B.
 
@@ -192,79 +192,31 @@ def eager_schedule(
     Schedule
         One order a device.
     """
-    paths = straight_paths(grid, microbatches)
-    blank = Schedule(Order.EAGER_1F1B, head, paths, ())
-    run = _ListScheduler(blank, times, hop_s, room)
-    return Schedule(blank.name, head, paths, run.orders())
+    blank = Schedule(Order.EAGER_1F1B, head, straight_paths(grid, microbatches), ())
+    return eagerly_ordered(blank, times, sent_bytes, links, room)
 
 
-@dataclass
-class _Device:
-    """A device's waiting operations by kind, and what it holds."""
+def eagerly_ordered(
+    schedule: Schedule,
+    times: ComputeTimes,
+    sent_bytes: NDArray[np.float64],
+    links: Links,
+    room: Mapping[int, int],
+) -> Schedule:
+    """The schedule's paths in the order of devices that serve B before H before F as they come.
 
-    waiting: dict[str, deque[tuple[int, int]]]
-    live: int = 0
-    busy: bool = False
+    Parameters
+    ----------
+    schedule
+        Its order is not looked at.
+    times, sent_bytes, links, room
+        As in `eager_schedule`.
 
-
-class _ListScheduler:
-    """Event loop of `eager_schedule`; an operation is ``(microbatch, place in its chain)``."""
-
-    def __init__(
-        self, schedule: Schedule, times: ComputeTimes, hop_s: HopSeconds, room: Mapping[int, int]
-    ) -> None:
-        self.chains = [schedule.chain(b) for b in range(len(schedule.paths))]
-        self.seconds = {"F": times.forward_s, "H": times.head_s, "B": times.backward_s}
-        self.hop_s, self.room = hop_s, room
-        self.devices = [_Device({kind: deque() for kind in "BHF"}) for _ in times.forward_s]
-        self.order: list[list[Operation]] = [[] for _ in times.forward_s]
-        self.events: list[tuple[float, int, int, bool]] = []
-
-    def orders(self) -> tuple[tuple[Operation, ...], ...]:
-        for b in range(len(self.chains)):
-            self._push(0.0, False, b, 0)
-        while self.events:
-            now = self.events[0][0]
-            touched = []
-            # take everything that happens at this moment before anybody chooses
-            while self.events and self.events[0][0] == now:
-                _, b, k, computed = heapq.heappop(self.events)
-                touched.append(self.chains[b][k][1])
-                if computed:
-                    self._computed(now, b, k)
-                else:
-                    kind, d = self.chains[b][k]
-                    self.devices[d].waiting[kind].append((b, k))
-            for d in dict.fromkeys(touched):
-                self._choose(d, now)
-        return tuple(tuple(ops) for ops in self.order)
-
-    def _push(self, time: float, computed: bool, b: int, k: int) -> None:
-        # ties by microbatch and place, so that equal times give one order everywhere
-        heapq.heappush(self.events, (time, b, k, computed))
-
-    def _computed(self, now: float, b: int, k: int) -> None:
-        kind, d = self.chains[b][k]
-        device = self.devices[d]
-        device.busy = False
-        device.live -= kind == "B"
-        if k + 1 < len(self.chains[b]):
-            next_kind, e = self.chains[b][k + 1]
-            if e == d:
-                device.waiting[next_kind].append((b, k + 1))
-            else:
-                hop = self.hop_s(d, e, e if next_kind == "B" else d)
-                self._push(now + hop, False, b, k + 1)
-
-    def _choose(self, d: int, now: float) -> None:
-        device = self.devices[d]
-        if device.busy:
-            return
-        for kind, queue in device.waiting.items():
-            if queue and (kind != "F" or device.live < self.room[d]):
-                b, k = queue.popleft()
-                device.busy = True
-                device.live += kind == "F"
-                self.order[d].append((kind, b))
-                self._push(now + self.seconds[kind][d], True, b, k)
-                return
+    Returns
+    -------
+    Schedule
+        The same paths.
+    """
+    pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
+    held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
+    return replace(schedule, order=Run.chosen(pairs, work, held, times.message_s).order())

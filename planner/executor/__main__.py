@@ -153,7 +153,7 @@ def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: S
         zero = min(begin for begin, _ in told)
         found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
         ids = plan.cluster.network.ids
-        from_records(ids, found, plan.sync.every_steps).to_chrome_trace(path)
+        from_records(ids, found).to_chrome_trace(path)
     ranks.meet("traced")
 
 

@@ -41,7 +41,7 @@ def test_broken_training_plans() -> None:
     plan = make_plan([[0, 1]])
     assert check(plan) == []
     slow = plan.replace(predicted=Predicted(1.0, 1.0, 2.0))
-    assert {v.rule for v in check(slow)} == {"timeline", "eq. 2", "step time"}
+    assert {v.rule for v in check(slow)} == {"timeline", "averaging", "step time"}
     small = plan.replace(cluster=plan.cluster.replace(devices=Devices(1e12, 1e5)))
     assert {v.rule for v in check(small)} == {"memory"}
     other = Cluster(random_network(2, seed=5), Devices(1e12, 16e9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
+from tests.clock.reference import fair_rates
 from tests.conftest import make_plan, random_network, tiny_workload
 
 
@@ -52,21 +54,56 @@ def test_head_on_the_first_device_adds_a_round_trip() -> None:
     assert simulate(two_stage_plan("gpipe", "first", batch=1)).makespan_s == 14.5
 
 
-def test_shared_links_slow_each_other() -> None:
-    """Two messages that leave a within 1 s: the second waits for its part of the uplink.
+def heavier(plan: TrainingPlan) -> TrainingPlan:
+    """Messages of 1000 bytes: 10 s on the link, 1 s of latency."""
+    layers = tuple(replace(layer, output_bytes=1000.0) for layer in plan.workload.layers)
+    return plan.replace(workload=plan.workload.replace(layers=layers))
 
-    F0 leaves at 1 alone until 2 and is through at 2 just as F1 leaves: no slowdown. With 10 times
-    the bytes they share: F0 has 1 s alone (of 10 s), then half, so it ends at 2 + 18 = 20 (+ 1).
+
+def test_messages_of_a_pair_wait_for_each_other() -> None:
+    """F0 leaves a at 1 and has left at 11; F1, ready at 2, has left at 21 and is there at 22.
+
+    On the papers' clock F1 does not wait: it is there at 2 + 10 + 1.
     """
-    plan = two_stage_plan("gpipe")
-    assert simulate(plan, share_links=True).makespan_s == simulate(plan).makespan_s
-    heavy = plan.workload.replace(
-        layers=tuple(Layer("layer", 0, 1.0, 1000.0, 0.0) for _ in plan.workload.layers)
+    plan = heavier(two_stage_plan("gpipe"))
+    sent = {(t.kind, t.microbatch): t for t in simulate(plan).transfers}
+    first, second = sent["F", 0], sent["F", 1]
+    assert (first.start_s, first.leaves_s, first.left_s, first.end_s) == (1, 1, 11, 12)
+    assert (second.start_s, second.leaves_s, second.left_s, second.end_s) == (2, 11, 21, 22)
+    papers = simulate(plan, links="unlimited")
+    assert {(t.kind, t.microbatch): t.end_s for t in papers.transfers}["F", 1] == 13
+
+
+def test_the_oracle_shares_an_upload() -> None:
+    """a sends to b and c at once over 100 bytes/s each: with 150 in all each gets 75."""
+    network = Network(np.zeros((3, 3)), np.full((3, 3), 100.0), list("abc"))
+    cluster = Cluster(network, Devices(1.0, 1.0, upload_bytes_per_s=[150.0, 1e3, 1e3]))
+    assert fair_rates(cluster, {(0, 1), (0, 2)}) == {(0, 1): 75.0, (0, 2): 75.0}
+    slow = Cluster(network, Devices(1.0, 1.0, upload_bytes_per_s=1e3, download_bytes_per_s=20.0))
+    assert fair_rates(slow, {(0, 1), (2, 1), (0, 2)}) == {(0, 1): 10, (2, 1): 10, (0, 2): 20}
+
+
+def test_averaging_overlaps_with_other_stages() -> None:
+    """Stage 1 averages while stage 0 still works."""
+    plan = heavier(two_pipelines())
+    wide = Devices(1.0, 1e9, upload_bytes_per_s=1e6, download_bytes_per_s=1e6)
+    timeline = simulate(plan, plan.cluster.replace(devices=wide))
+    averaging = {op.device: op for op in timeline.closing if op.kind == "A"}
+    assert averaging[1].end_s < timeline.makespan_s
+    # two halves of 100 bytes each way, at 100 bytes/s of the pair, there and back 2 s
+    assert averaging[1].end_s - averaging[1].start_s == pytest.approx(100 / 100 + 2)
+
+
+def two_pipelines() -> TrainingPlan:
+    """a -> b and c -> d, as in `two_stage_plan`, with 25 parameters of 4 bytes a stage."""
+    layer = Layer("layer", 25, 1.0, 100.0, 0.0)
+    w = Workload(
+        "two", Layer("stem", 0, 0.0, 100.0, 0.0), (layer, layer), Layer("head", 0, 1, 0, 0), 4
     )
-    timeline = simulate(plan, workload=heavy, share_links=True)
-    ends = {(t.kind, t.microbatch): t.end_s for t in timeline.transfers}
-    assert ends["F", 0] == pytest.approx(21)
-    assert ends["F", 1] == pytest.approx(22)
+    network = Network(np.ones((4, 4)), np.full((4, 4), 100.0), list("abcd"))
+    plan = make_plan([[0, 1], [2, 3]], workload=w, network=network, schedule="gpipe")
+    times = ComputeTimes("by hand", (1.0,) * 4, (2.0,) * 4, (0.5,) * 4, (0.25,) * 4)
+    return plan.replace(compute_times=times)
 
 
 def test_cores_are_shared() -> None:
@@ -84,12 +121,14 @@ def test_limits_cut_the_bandwidth() -> None:
     assert simulate(plan, limited).makespan_s == simulate(plan).makespan_s + 2
 
 
-def test_averaging_is_eq_2_on_a_symmetric_network(line4: Network) -> None:
-    """Three members in a row: the outer ones have 1 + 2 hops, the middle one 1 + 1."""
+def test_averaging_by_hand(line4: Network) -> None:
+    """Three in a row: each sends 2 x 2/3 of the vector; the longest way there and back is 4 s."""
     plan = make_plan([[0], [1], [2]], network=line4.subset("abc"), workload=tiny_workload())
     gradient = plan.workload.gradient_bytes(plan.stage_layers, 0)[0]
-    expected = 2 * ((1 + 2) + 2 * gradient / 3 / 100.0)
-    assert simulate(plan).averaging_s == pytest.approx(expected)
+    assert simulate(plan).averaging_s == pytest.approx(4 * gradient / 3 / 100.0 + 4)
+    # eq. 2: the outer ones have 1 + 2 hops, the middle one 1 + 1
+    papers = simulate(plan, links="unlimited")
+    assert papers.averaging_s == pytest.approx(2 * ((1 + 2) + 2 * gradient / 3 / 100.0))
 
 
 def test_deadlock_is_an_error_and_a_violation() -> None:
@@ -145,8 +184,8 @@ def test_any_straight_plan_is_valid_and_priced_alike(
         for (kind, d), (after, e) in pairwise(chain):
             gap = times[b, after, e].start_s - times[b, kind, d].end_s
             assert gap >= (0 if d == e else plan.cluster.network.latency_s[d, e])
-    shared = simulate(plan, share_links=True).makespan_s
-    assert shared >= timeline.makespan_s * (1 - 1e-9) or schedule == "eager-1f1b"
+    papers = simulate(plan, links="unlimited").makespan_s
+    assert papers <= timeline.makespan_s * (1 + 1e-9)
 
 
 def test_pictures_and_traces(tmp_path: Path) -> None:
@@ -154,8 +193,13 @@ def test_pictures_and_traces(tmp_path: Path) -> None:
     timeline = simulate(make_plan([[0, 3], [2, 1]]))
     timeline.to_chrome_trace(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "transfer"]
     assert len(slices) == len(timeline.ops) + len(timeline.closing)
+    busy = [e for e in events if e["ph"] == "X" and e["cat"] == "transfer"]
+    for row in {(e["pid"], e["tid"]) for e in busy}:
+        # a link carries one message after the other
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in busy if (e["pid"], e["tid"]) == row)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(mine))
     flows = [e["id"] for e in events if e["ph"] == "s"]
     assert flows == [e["id"] for e in events if e["ph"] == "f"]
     assert len(flows) == len(timeline.transfers) == 16

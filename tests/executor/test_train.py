@@ -149,15 +149,18 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
 
 def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
-    from planner.compose.straight import _ListScheduler
+    from planner.clock.links import Links
+    from planner.compose.straight import eagerly_ordered
     from planner.training_plan.choices import Head
     from planner.training_plan.model import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
     paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))
     blank = Schedule("paths", Head.FIRST, paths, ())
-    run = _ListScheduler(blank, plan.compute_times, lambda *_: 0.01, dict.fromkeys(range(3), 4))
-    plan = plan.replace(schedules=(Schedule("paths", Head.FIRST, paths, run.orders()),))
+    room = dict.fromkeys(range(3), 4)
+    sent, links = np.full(3, 1e4), Links.of(plan.cluster)
+    made = eagerly_ordered(blank, plan.compute_times, sent, links, room)
+    plan = plan.replace(schedules=(made,))
     ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
     losses, _ = single(plan)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)

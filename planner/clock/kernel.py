@@ -1,0 +1,546 @@
+"""The clock's compiled event loop: devices, links that queue and share, averaging rounds.
+
+Messages wait in one queue a pair; the first of each queue is on its way, at a rate that is max-min
+fair among the active pairs of the resources it shares. A pair's rate is changed by others only
+through a resource whose pairs together could ask for more than it has, so that only pairs connected
+through such resources are looked at when one comes or goes.
+
+Events at the same moment are taken in the order in which they came up; devices choose after all of
+them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+
+from planner.clock.compiled import njit
+from planner.clock.links import MOST_SHARED, NONE
+from planner.clock.state import AVERAGING, IDLE, UPDATE, Processors, Queue
+
+COMPUTED, HANDED, LEFT, ARRIVED, AVERAGED, UPDATED, PROCESSOR = range(7)
+"""Events: an operation is done; a message joins its queue, has left it, is there; a group's round
+is over; an optimizer step is done; the first of the operations that share processors is done."""
+
+ROUNDING = 1e-9
+"""Relative, of rates that are compared."""
+
+
+@njit(cache=True, nogil=True)
+def _push(queue: Any, time: float, kind: int, subject: int, version: int) -> None:
+    queue.number[0] += 1
+    heapq.heappush(queue.heap, (time, queue.number[0], kind, subject, version))
+
+
+@njit(cache=True, nogil=True)
+def _binds(pairs: Any, flows: Any, r: int) -> bool:
+    """Whether a resource's active pairs together could use more than it has."""
+    first = pairs.first[r]
+    total = 0.0
+    for a in range(first, first + flows.users[r]):
+        total += pairs.most[flows.active[a]]
+    return bool(total > pairs.capacity[r] * (1 + ROUNDING))
+
+
+@njit(cache=True, nogil=True)
+def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
+    """Extend ``found`` pairs by all that are connected with them through resources that bind."""
+    full = 0
+    stamp = flows.stamp[0]
+    k = 0
+    while k < found:
+        p = flows.found[k]
+        k += 1
+        for place in range(MOST_SHARED):
+            r = pairs.shared[p, place]
+            if r == NONE or flows.seen_resource[r] == stamp:
+                continue
+            flows.seen_resource[r] = stamp
+            if not _binds(pairs, flows, r):
+                continue
+            flows.full[full] = r
+            full += 1
+            first = pairs.first[r]
+            for a in range(first, first + flows.users[r]):
+                q = flows.active[a]
+                if flows.seen_pair[q] != stamp:
+                    flows.seen_pair[q] = stamp
+                    flows.found[found] = q
+                    found += 1
+    return found, full
+
+
+@njit(cache=True, nogil=True)
+def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
+    if flows.rate[p] == rate:
+        return
+    flows.to_go[p] = max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0)
+    flows.since[p] = now
+    flows.rate[p] = rate
+    flows.version[p] += 1
+    _push(queue, now + flows.to_go[p] / rate, LEFT, p, flows.version[p])
+
+
+@njit(cache=True, nogil=True)
+def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
+    """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
+
+    ``load`` counts a resource's rising pairs, below zero once it is full; 0 where it never binds.
+    """
+    found, full = _spread(pairs, flows, found)
+    for k in range(full):
+        r = flows.full[k]
+        flows.room[r] = pairs.capacity[r]
+        flows.load[r] = flows.users[r]
+    level = 0.0
+    while found > 0:
+        lowest = np.inf
+        for k in range(found):
+            lowest = min(lowest, pairs.most[flows.found[k]])
+        for k in range(full):
+            r = flows.full[k]
+            if flows.load[r] > 0:
+                lowest = min(lowest, flows.room[r] / flows.load[r])
+        level = max(level, lowest)
+        for k in range(full):
+            r = flows.full[k]
+            if flows.load[r] > 0 and flows.room[r] / flows.load[r] <= level * (1 + ROUNDING):
+                flows.load[r] = -flows.load[r]
+        left = 0
+        for k in range(found):
+            p = flows.found[k]
+            stops = pairs.most[p] <= level * (1 + ROUNDING)
+            for place in range(MOST_SHARED):
+                r = pairs.shared[p, place]
+                stops = stops or (r != NONE and flows.load[r] < 0)
+            if not stops:
+                flows.found[left] = p
+                left += 1
+                continue
+            rate = min(level, pairs.most[p])
+            _set_rate(flows, queue, p, rate, now)
+            for place in range(MOST_SHARED):
+                r = pairs.shared[p, place]
+                if r != NONE and flows.load[r] != 0:
+                    flows.room[r] -= rate
+                    flows.load[r] -= 1 if flows.load[r] > 0 else -1
+        found = left
+
+
+@njit(cache=True, nogil=True)
+def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+    """A pair becomes active: its queue was empty."""
+    for place in range(MOST_SHARED):
+        r = pairs.shared[p, place]
+        if r != NONE:
+            flows.place[p, place] = flows.users[r]
+            flows.active[pairs.first[r] + flows.users[r]] = p
+            flows.users[r] += 1
+    flows.rate[p] = 0.0
+    flows.since[p] = now
+    flows.stamp[0] += 1
+    flows.seen_pair[p] = flows.stamp[0]
+    flows.found[0] = p
+    _share(pairs, flows, queue, 1, now)
+
+
+@njit(cache=True, nogil=True)
+def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
+    """A pair's queue is empty: those that shared what was scarce get more."""
+    flows.stamp[0] += 1
+    stamp = flows.stamp[0]
+    flows.seen_pair[p] = stamp
+    flows.rate[p] = 0.0
+    found = 0
+    for place in range(MOST_SHARED):
+        r = pairs.shared[p, place]
+        if r == NONE:
+            continue
+        first = pairs.first[r]
+        scarce = _binds(pairs, flows, r)
+        # the last of the list takes its place
+        last = flows.active[first + flows.users[r] - 1]
+        flows.active[first + flows.place[p, place]] = last
+        for other in range(MOST_SHARED):
+            if pairs.shared[last, other] == r:
+                flows.place[last, other] = flows.place[p, place]
+        flows.users[r] -= 1
+        if not scarce:
+            continue
+        for a in range(first, first + flows.users[r]):
+            q = flows.active[a]
+            if flows.seen_pair[q] != stamp:
+                flows.seen_pair[q] = stamp
+                flows.found[found] = q
+                found += 1
+    _share(pairs, flows, queue, found, now)
+
+
+@njit(cache=True, nogil=True)
+def _unsent(flows: Any, p: int, now: float) -> float:
+    """Bytes of a pair's queue that have not left."""
+    if flows.head[p] == NONE:
+        return 0.0
+    return float(
+        max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0) + flows.behind[p]
+    )
+
+
+@njit(cache=True, nogil=True)
+def _round_s(pairs: Any, rounds: Any, flows: Any, g: int, now: float) -> float:
+    """Seconds of a round that begins now.
+
+    The largest (bytes of the round + pipeline bytes still queued) / capacity over all resources,
+    plus the longest latency there and back.
+    """
+    longest = rounds.pair_s[g]
+    for k in range(rounds.pair_first[g], rounds.pair_first[g + 1]):
+        p = rounds.pair[k]
+        size = rounds.pair_need[k]
+        if size > 0:
+            longest = max(longest, (size + _unsent(flows, p, now)) / pairs.bandwidth[p])
+    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+        r = rounds.resource[k]
+        size = rounds.need[k]
+        for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
+            size += _unsent(flows, flows.active[a], now)
+        longest = max(longest, size / pairs.capacity[r])
+    return float(longest + rounds.return_s[g])
+
+
+@njit(cache=True, nogil=True)
+def _processor_rate(cores: float, state: Any) -> float:
+    return float(min(1.0, cores / max(state[2], 1.0)))
+
+
+@njit(cache=True, nogil=True)
+def _forecast(processors: Any, queue: Any, cores: float, now: float) -> None:
+    """The next end of an operation, as long as none comes or goes."""
+    processors.version[0] += 1
+    if len(processors.heap) > 0:
+        rest = max(processors.heap[0][0] - processors.state[0], 0.0)
+        rate = _processor_rate(cores, processors.state)
+        _push(queue, now + rest / rate, PROCESSOR, 0, processors.version[0])
+
+
+@njit(cache=True, nogil=True)
+def _advance(processors: Any, cores: float, now: float) -> None:
+    state = processors.state
+    state[0] += (now - state[1]) * _processor_rate(cores, state)
+    state[1] = now
+
+
+@njit(cache=True, nogil=True)
+def _begin(
+    rules: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
+) -> None:
+    """A device starts to work for so many seconds of a processor of its own."""
+    if rules.cores == 0:
+        _push(queue, now + seconds, kind, d, 0)
+        return
+    _advance(processors, rules.cores, now)
+    queue.number[0] += 1
+    heapq.heappush(
+        processors.heap, (processors.state[0] + seconds, queue.number[0], 2 * d + (kind == UPDATED))
+    )
+    processors.state[2] += 1
+    _forecast(processors, queue, rules.cores, now)
+
+
+@njit(cache=True, nogil=True)
+def _touch(devices: Any, touched: int, d: int) -> int:
+    if devices.mark[d]:
+        return touched
+    devices.mark[d] = True
+    devices.touched[touched] = d
+    return touched + 1
+
+
+@njit(cache=True, nogil=True)
+def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
+    """What an operation waited for is there; ``message`` numbers it over all steps."""
+    devices.there[message] = True
+    if len(rules.room) == 0:
+        return
+    o = message % len(work.device)
+    d, kind = work.device[o], work.kind[o]
+    devices.behind[message] = NONE
+    if devices.waiting[d, kind] == NONE:
+        devices.waiting[d, kind] = message
+    else:
+        devices.behind[devices.last[d, kind]] = message
+    devices.last[d, kind] = message
+
+
+@njit(cache=True, nogil=True)
+def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int:
+    """With free choice: B before H before F, first come first served; -1: nothing can begin."""
+    for kind in range(3):
+        o = devices.waiting[d, kind]
+        if o == NONE or (kind == 2 and devices.live[d] >= rules.room[d]):
+            continue
+        devices.waiting[d, kind] = devices.behind[o]
+        times.chosen[work.first[d] + times.done[d]] = o
+        times.done[d] += 1
+        return int(o)
+    return NONE
+
+
+@njit(cache=True, nogil=True)
+def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
+    """The next operation in the planned order, -1 while what it needs is not there."""
+    total = len(work.device)
+    t = devices.step[d]
+    row = rules.steps[t] * len(work.update_s) + d
+    o = work.order[work.first[row] + devices.place[d]]
+    if devices.there[t * total + o]:
+        return int(o)
+    return NONE
+
+
+@njit(cache=True, nogil=True)
+def _has_more(work: Any, rules: Any, devices: Any, d: int) -> bool:
+    row = rules.steps[devices.step[d]] * len(work.update_s) + d
+    return bool(devices.place[d] < work.first[row + 1] - work.first[row])
+
+
+@njit(cache=True, nogil=True)
+def _finish_step(
+    work: Any, rules: Any, rounds: Any, devices: Any, times: Any, d: int, now: float
+) -> None:
+    t = devices.step[d]
+    times.step_end[t] = max(times.step_end[t], now)
+    if t < rules.recorded:
+        times.update_end[t, d] = now
+    devices.step[d] += 1
+    devices.place[d] = 0
+    devices.round[d] = 0
+    devices.doing[d] = IDLE
+
+
+@njit(cache=True, nogil=True)
+def _go_on(
+    pairs: Any,
+    work: Any,
+    rounds: Any,
+    rules: Any,
+    devices: Any,
+    flows: Any,
+    processors: Any,
+    queue: Any,
+    times: Any,
+    d: int,
+    now: float,
+) -> None:
+    """Let an idle device do what comes next, until it works or waits."""
+    while devices.doing[d] == IDLE and devices.step[d] < len(rules.steps):
+        t = devices.step[d]
+        if _has_more(work, rules, devices, d):
+            if len(rules.room) > 0:
+                o = _next_chosen(work, rules, devices, times, d)
+            else:
+                o = _next_planned(work, rules, devices, d)
+            if o == NONE:
+                return
+            devices.place[d] += 1
+            devices.live[d] += 1 if work.kind[o] == 2 else 0
+            devices.doing[d] = o
+            if t < rules.recorded:
+                times.begin[t, o] = now
+            _begin(rules, processors, queue, d, work.seconds[o], COMPUTED, now)
+            return
+        if devices.round[d] == 0 and t < rules.recorded:
+            times.ready[t, d] = now
+        first = rounds.of_first[d] + devices.round[d]
+        if rules.averages[t] and first < rounds.of_first[d + 1]:
+            g = rounds.of[first]
+            devices.doing[d] = AVERAGING
+            devices.present[g] += 1
+            if devices.present[g] == rounds.size[g]:
+                devices.present[g] = 0
+                seconds = 0.0
+                if rounds.size[g] > 1:
+                    seconds = _round_s(pairs, rounds, flows, g, now)
+                if t < rules.recorded:
+                    times.round_begin[t, g] = now
+                    times.round_end[t, g] = now + seconds
+                _push(queue, now + seconds, AVERAGED, g, t)
+            return
+        if t < rules.recorded:
+            times.update_begin[t, d] = now
+        if work.update_s[d] > 0:
+            devices.doing[d] = UPDATE
+            _begin(rules, processors, queue, d, work.update_s[d], UPDATED, now)
+            return
+        _finish_step(work, rules, rounds, devices, times, d, now)
+
+
+@njit(cache=True, nogil=True)
+def _hand_over(
+    pairs: Any,
+    work: Any,
+    rules: Any,
+    flows: Any,
+    queue: Any,
+    times: Any,
+    message: int,
+    now: float,
+) -> None:
+    """A message joins its pair's queue; ``message`` numbers the operation that gave it."""
+    total = len(work.device)
+    t, o = message // total, message % total
+    p, size = work.pair[o], work.size[o]
+    if t < rules.recorded:
+        times.handed[t, o] = now
+    if not rules.queues:
+        if t < rules.recorded:
+            times.leaves[t, o] = now
+            times.left[t, o] = now + size / pairs.most[p]
+        _push(queue, now + pairs.latency_s[p] + size / pairs.most[p], ARRIVED, message, 0)
+        return
+    flows.follow[message] = NONE
+    if flows.head[p] == NONE:
+        flows.head[p] = message
+        flows.tail[p] = message
+        flows.to_go[p] = size
+        flows.behind[p] = 0.0
+        if t < rules.recorded:
+            times.leaves[t, o] = now
+        _start(pairs, flows, queue, p, now)
+    else:
+        flows.follow[flows.tail[p]] = message
+        flows.tail[p] = message
+        flows.behind[p] += size
+
+
+@njit(cache=True, nogil=True)
+def _leave(
+    pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
+) -> None:
+    """The first message of a queue has left; the next one is on its way."""
+    total = len(work.device)
+    message = flows.head[p]
+    t, o = message // total, message % total
+    if t < rules.recorded:
+        times.left[t, o] = now
+    _push(queue, now + pairs.latency_s[p], ARRIVED, message, 0)
+    after = flows.follow[message]
+    flows.head[p] = after
+    if after == NONE:
+        _stop(pairs, flows, queue, p, now)
+        return
+    t, o = after // total, after % total
+    flows.to_go[p] = work.size[o]
+    flows.behind[p] = max(flows.behind[p] - work.size[o], 0.0)
+    flows.since[p] = now
+    flows.version[p] += 1
+    if t < rules.recorded:
+        times.leaves[t, o] = now
+    _push(queue, now + flows.to_go[p] / flows.rate[p], LEFT, p, flows.version[p])
+
+
+@njit(cache=True, nogil=True)
+def _computed(
+    pairs: Any,
+    work: Any,
+    rules: Any,
+    devices: Any,
+    flows: Any,
+    queue: Any,
+    times: Any,
+    d: int,
+    now: float,
+) -> None:
+    """An operation is done: its result stays here or goes on its way."""
+    o, t = devices.doing[d], devices.step[d]
+    devices.doing[d] = IDLE
+    devices.live[d] -= 1 if work.kind[o] == 0 else 0
+    if t < rules.recorded:
+        times.end[t, o] = now
+    if work.after[o] == NONE:
+        return
+    message = t * len(work.device) + o
+    if work.pair[o] == NONE:
+        _make_ready(work, rules, devices, message - o + work.after[o])
+    elif rules.message_s > 0:
+        _push(queue, now + rules.message_s, HANDED, message, 0)
+    else:
+        _hand_over(pairs, work, rules, flows, queue, times, message, now)
+
+
+@njit(cache=True, nogil=True)
+def run(
+    pairs: Any,
+    work: Any,
+    rounds: Any,
+    rules: Any,
+    devices: Any,
+    flows: Any,
+    times: Any,
+) -> None:
+    """Let the clock run until nothing more can happen; ``times`` is filled in place."""
+    total, n = len(work.device), len(work.update_s)
+    queue = Queue([(0.0, 0, 0, 0, 0)], np.zeros(1, np.int64))
+    queue.heap.pop()
+    processors = Processors([(0.0, 0, 0)], np.zeros(3), np.zeros(1, np.int64))
+    processors.heap.pop()
+    for t in range(len(rules.steps)):
+        for row in range(rules.steps[t] * n, (rules.steps[t] + 1) * n):
+            for k in range(work.first[row], work.first[row + 1]):
+                if len(rules.room) == 0 and work.begins[work.order[k]]:
+                    devices.there[t * total + work.order[k]] = True
+    if len(rules.room) > 0:
+        for o in range(total):
+            if work.begins[o]:
+                _make_ready(work, rules, devices, o)
+    for d in range(n):
+        _go_on(pairs, work, rounds, rules, devices, flows, processors, queue, times, d, 0.0)
+    while len(queue.heap) > 0:
+        now = queue.heap[0][0]
+        touched = 0
+        while len(queue.heap) > 0 and queue.heap[0][0] == now:
+            _, _, kind, subject, version = heapq.heappop(queue.heap)
+            if kind == PROCESSOR:
+                if version != processors.version[0]:
+                    continue
+                _advance(processors, rules.cores, now)
+                done, _, code = heapq.heappop(processors.heap)
+                processors.state[0] = done
+                processors.state[2] -= 1
+                _forecast(processors, queue, rules.cores, now)
+                kind, subject = (UPDATED, code // 2) if code % 2 else (COMPUTED, code // 2)
+            if kind == COMPUTED:
+                _computed(pairs, work, rules, devices, flows, queue, times, subject, now)
+                # what stays on the device is there now
+                touched = _touch(devices, touched, subject)
+            elif kind == HANDED:
+                _hand_over(pairs, work, rules, flows, queue, times, subject, now)
+            elif kind == LEFT:
+                if version == flows.version[subject] and flows.head[subject] != NONE:
+                    _leave(pairs, work, rules, flows, queue, times, subject, now)
+            elif kind == ARRIVED:
+                t, o = subject // total, subject % total
+                if t < rules.recorded:
+                    times.arrived[t, o] = now
+                _make_ready(work, rules, devices, t * total + work.after[o])
+                touched = _touch(devices, touched, work.device[work.after[o]])
+            elif kind == AVERAGED:
+                for d in range(n):
+                    first = rounds.of_first[d] + devices.round[d]
+                    waits = devices.doing[d] == AVERAGING and first < rounds.of_first[d + 1]
+                    if waits and rounds.of[first] == subject:
+                        devices.doing[d] = IDLE
+                        devices.round[d] += 1
+                        touched = _touch(devices, touched, d)
+            else:
+                _finish_step(work, rules, rounds, devices, times, subject, now)
+                touched = _touch(devices, touched, subject)
+        for k in range(touched):
+            d = devices.touched[k]
+            devices.mark[d] = False
+            _go_on(pairs, work, rounds, rules, devices, flows, processors, queue, times, d, now)
+    for d in range(n):
+        if devices.step[d] < len(rules.steps) and times.stuck[0] == NONE:
+            times.stuck[0] = d

@@ -1,0 +1,165 @@
+"""What carries messages: ordered pairs, and the up- and downlinks that pairs share.
+
+A resource is a capacity and the ordered pairs that use it. Resource numbers: uploads of the N
+devices, their downloads, then the sites' uploads and downloads. An ordered pair is a resource of
+its own, which nothing else uses, so it has no number here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+NONE = -1
+MOST_SHARED = 4
+"""Resources that a pair shares with others: its devices' links and their sites' lines."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Latency and capacities of a cluster's network.
+
+    Attributes
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        ``float[N, N]``, of the ordered pairs; the diagonal costs nothing.
+    capacity_bytes_per_s
+        ``float[R]``, by resource number.
+    ids
+        Names of the N devices.
+    names
+        Of the R resources.
+    site_of
+        ``int[N]``: the place of a device's site among all, -1 where none is stated.
+    sites
+        How many there are.
+    """
+
+    latency_s: Floats
+    bandwidth_bytes_per_s: Floats
+    capacity_bytes_per_s: Floats
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    site_of: Ints
+    sites: int
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Links:
+        """The links of a cluster; a device without a stated limit has its fastest pair's rate.
+
+        Parameters
+        ----------
+        cluster
+            N devices, every pair measured.
+        """
+        n, ids = len(cluster), cluster.network.ids
+        bandwidth = cluster.network.bandwidth_bytes_per_s.copy()
+        latency = cluster.network.latency_s.copy()
+        np.fill_diagonal(bandwidth, np.inf)
+        np.fill_diagonal(latency, 0.0)
+        up, down = device_limits(cluster)
+        names = sorted(set(cluster.devices.sites or ()))
+        place = {name: k for k, name in enumerate(names)}
+        site_of = np.array([place[s] for s in cluster.devices.sites or ()] or [NONE] * n)
+        lines = [
+            _by_site(names, limits)
+            for limits in (
+                cluster.devices.site_upload_bytes_per_s,
+                cluster.devices.site_download_bytes_per_s,
+            )
+        ]
+        return cls(
+            latency,
+            bandwidth,
+            np.concatenate([up, down, *lines]),
+            ids,
+            (
+                *(f"upload of {name}" for name in ids),
+                *(f"download of {name}" for name in ids),
+                *(f"upload of site {name}" for name in names),
+                *(f"download of site {name}" for name in names),
+            ),
+            site_of.astype(np.int64),
+            len(names),
+        )
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+    def shared(self, source: int, destination: int) -> tuple[int, ...]:
+        """Numbers of the resources that an ordered pair shares with others.
+
+        Parameters
+        ----------
+        source, destination
+            Two devices.
+
+        Returns
+        -------
+        tuple[int, ...]
+            Two or, between sites, four of them.
+        """
+        n = len(self)
+        found = (source, n + destination)
+        here, there = int(self.site_of[source]), int(self.site_of[destination])
+        if here == there:
+            return found
+        return (*found, 2 * n + here, 2 * n + self.sites + there)
+
+
+def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
+    """Upload and download of every device: as stated, else its fastest measured pair's rate.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+
+    Returns
+    -------
+    tuple[ndarray, ndarray]
+        ``float[N]`` each, bytes per second; infinite for a device that is alone.
+    """
+    n = len(cluster)
+    pairs = np.where(np.eye(n, dtype=bool), 0.0, cluster.network.bandwidth_bytes_per_s)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    alone = np.inf if n == 1 else 0.0
+    return (
+        pairs.max(axis=1, initial=0.0) + alone if up is None else up,
+        pairs.max(axis=0, initial=0.0) + alone if down is None else down,
+    )
+
+
+def assumed_limits(cluster: Cluster) -> str:
+    """One line that says which limits of devices are assumed, empty if all are stated.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    """
+    words = [
+        name
+        for name, limit in (
+            ("upload", cluster.upload_bytes_per_s),
+            ("download", cluster.download_bytes_per_s),
+        )
+        if limit is None
+    ]
+    if not words or len(cluster) < 2:
+        return ""
+    return (
+        f"assumed: a device's whole {' and '.join(words)} is its fastest measured pair's rate; "
+        "give limits in a devices file"
+    )
+
+
+def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:
+    return np.array([(limits or {}).get(name, np.inf) for name in names], dtype=np.float64)

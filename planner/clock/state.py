@@ -1,0 +1,193 @@
+"""What the compiled clock keeps: its rules, where devices and links are, and what happened when."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.links import Floats, Ints
+
+UPDATE, IDLE, AVERAGING = -1, -2, -3
+"""What a device does where it does no operation."""
+
+
+class Rules(NamedTuple):
+    """How the clock runs.
+
+    Attributes
+    ----------
+    steps
+        ``int[T]``: the schedule of every step.
+    averages
+        ``bool[T]``: whether a step ends with averaging.
+    message_s
+        Seconds between an operation's end and its message's hand-over.
+    cores
+        Operations and updates at full speed at the same time; 0: no limit.
+    queues
+        False: every message has its pair's whole bandwidth.
+    room
+        ``int[N]``: empty: devices work in the planned order. Else they choose: B before H before F,
+        first come first served, with at most so many microbatches between F and B.
+    recorded
+        Steps, from the first, of which all times are kept.
+    """
+
+    steps: Ints
+    averages: NDArray[np.bool_]
+    message_s: float
+    cores: float
+    queues: bool
+    room: Ints
+    recorded: int
+
+
+class Times(NamedTuple):
+    """What happened when, in seconds; rows are steps.
+
+    Attributes
+    ----------
+    step_end
+        ``float[T]``: last update.
+    begin, end
+        ``float[recorded, O]``: operations.
+    handed, leaves, left, arrived
+        ``float[recorded, O]``: messages, by the operation that sends them: they join the queue, are
+        first in it, have left it, are there.
+    ready, update_begin, update_end
+        ``float[recorded, N]``: a device's last operation is done; its update.
+    round_begin, round_end
+        ``float[recorded, G]``.
+    chosen, done
+        ``int[O]``, ``int[N]``: with free choice, what devices did, filled like ``order``.
+    stuck
+        ``int[1]``: a device that cannot go on, -1 if none.
+    """
+
+    step_end: Floats
+    begin: Floats
+    end: Floats
+    handed: Floats
+    leaves: Floats
+    left: Floats
+    arrived: Floats
+    ready: Floats
+    update_begin: Floats
+    update_end: Floats
+    round_begin: Floats
+    round_end: Floats
+    chosen: Ints
+    done: Ints
+    stuck: Ints
+
+
+class Flows(NamedTuple):
+    """Queues of the pairs and the rates of what is first in them.
+
+    Attributes
+    ----------
+    head, tail
+        ``int[P]``: first and last message of each queue, -1 when it is empty.
+    follow
+        ``int[messages]``: the next in the same queue.
+    to_go, rate, since
+        ``float[P]``: bytes of the first message at ``since``, and bytes per second from then.
+    behind
+        ``float[P]``: bytes of the messages after the first.
+    version
+        ``int[P]``: changes with every new rate and message, so that old events are known as such.
+    active, users, place
+        Active pairs of each resource: resource r's are ``active[first[r] : first[r] + users[r]]``;
+        ``place[p, k]`` is where pair p is in the list of its k-th resource.
+    seen_pair, seen_resource, stamp
+        For one look at connected pairs.
+    found, full
+        Pairs and resources of that look.
+    room, load
+        ``float[R]``, ``int[R]``: what is left of a resource, and for how many pairs.
+    """
+
+    head: Ints
+    tail: Ints
+    follow: Ints
+    to_go: Floats
+    rate: Floats
+    since: Floats
+    behind: Floats
+    version: Ints
+    active: Ints
+    users: Ints
+    place: Ints
+    seen_pair: Ints
+    seen_resource: Ints
+    stamp: Ints
+    found: Ints
+    full: Ints
+    room: Floats
+    load: Ints
+
+
+class Queue(NamedTuple):
+    """Events to come, as a heap of ``(time, number, kind, subject, version)``."""
+
+    heap: Any
+    number: Ints
+
+
+class Devices(NamedTuple):
+    """Where every device is.
+
+    Attributes
+    ----------
+    step, place
+        ``int[N]``: its step, and how many of its operations it has begun there.
+    doing
+        ``int[N]``: the operation at work, `UPDATE`, or `IDLE`, `AVERAGING`.
+    round
+        ``int[N]``: rounds it has behind it in this step.
+    live
+        ``int[N]``: microbatches between their F and B here.
+    waiting, last
+        ``int[N, 3]``: first and last operation that could begin, by kind; with free choice only.
+    behind
+        ``int[messages]``: the operation that could begin next after this one.
+    present
+        ``int[G]``: members of a group that are ready for its round.
+    there
+        ``bool[messages]``: what the operation waits for is there.
+    touched, mark
+        Devices that something happened to at this moment.
+    """
+
+    step: Ints
+    place: Ints
+    doing: Ints
+    round: Ints
+    live: Ints
+    waiting: Ints
+    last: Ints
+    behind: Ints
+    present: Ints
+    there: NDArray[np.bool_]
+    touched: Ints
+    mark: NDArray[np.bool_]
+
+
+class Processors(NamedTuple):
+    """Operations that share processors, all at the same rate.
+
+    Attributes
+    ----------
+    heap
+        ``(work done by each at the end, number, device)``.
+    state
+        ``float[3]``: work that each has done so far, when, and how many there are.
+    version
+        ``int[1]``.
+    """
+
+    heap: Any
+    state: Floats
+    version: Ints

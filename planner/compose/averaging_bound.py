@@ -1,0 +1,88 @@
+"""What averaging takes at least on the clock, whoever is in which stage's group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.links import device_limits
+from planner.network.cluster import Cluster
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AveragingBound:
+    """Seconds of one round over all devices of a stage.
+
+    Attributes
+    ----------
+    device_s
+        ``float[stages, N]``: at least this with that device in the stage's group.
+    stage_s
+        ``float[stages]``: at least this for any group of the stage.
+    """
+
+    device_s: Floats
+    stage_s: Floats
+
+
+def averaging_bound(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    vector_bytes: Sequence[float],
+    *,
+    equal_shares: bool,
+) -> AveragingBound:
+    """Bounds for one round a stage in which everybody contributes.
+
+    In a group of m, a member gives m - 1 others their shares and returns its own to them. With
+    equal shares every pair carries 2/m of the vector, so the pair with its (m-1)-nearest partner
+    does. With any shares, what a member sends, (1 - s) + s (m - 1) of the vector, is at least the
+    vector, and so is what it receives.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    sizes, vector_bytes
+        Per stage, its devices and the bytes of its vector on the wire.
+    equal_shares
+        Whether everybody sums the same part; otherwise any shares are allowed for.
+
+    Returns
+    -------
+    AveragingBound
+        Zeros for stages of one device.
+    """
+    n = len(cluster)
+    up, down = device_limits(cluster)
+    rate = cluster.network.bandwidth_bytes_per_s
+    latency = cluster.network.latency_s
+    off = ~np.eye(n, dtype=bool)
+    away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)
+    best_out = -np.sort(-np.where(off, rate, 0.0), axis=1)
+    best_in = -np.sort(-np.where(off, rate, 0.0).T, axis=1)
+    device_s = np.zeros((len(sizes), n))
+    stage_s = np.zeros(len(sizes))
+    for j, (m, vector) in enumerate(zip(sizes, vector_bytes, strict=True)):
+        if m == 1:
+            continue
+        if equal_shares:
+            pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])
+            line = np.minimum(up, down)
+            fullest = np.maximum(2 * vector / m / pair, 2 * (m - 1) / m * vector / line)
+            device_s[j] = fullest + away[:, m - 2]
+        else:
+            room = np.minimum(
+                np.minimum(up, best_out[:, : m - 1].sum(axis=1)),
+                np.minimum(down, best_in[:, : m - 1].sum(axis=1)),
+            )
+            # some pair with a reducer is used, and one device may be all others' reducer
+            device_s[j] = vector / room + away[:, 0]
+        # any group has m members, so one at least as slow as the m-th quickest of all
+        stage_s[j] = np.sort(device_s[j])[m - 1]
+    return AveragingBound(device_s, stage_s)

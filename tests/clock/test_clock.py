@@ -1,0 +1,130 @@
+"""The compiled clock against the definitions: hand-made cases, and a slow reference at random."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.clock.simulator import _Setting, simulate, simulate_cycle
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
+from planner.workload.compute_times import ComputeTimes
+from tests.clock.reference import Reference
+from tests.conftest import make_plan, tiny_workload
+
+SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
+
+
+def random_plan(seed: int) -> TrainingPlan:
+    """A straight plan on a random network with random limits, shares, times and a cycle of two."""
+    rng = np.random.default_rng(seed)
+    pipelines, stages = SHAPES[rng.integers(len(SHAPES))]
+    n = pipelines * stages
+    # few values, so that links are full together and events meet
+    rates = rng.choice([2e4, 5e4, 1e5], (n, n))
+    network = Network(rng.choice([0.0, 0.05, 0.2], (n, n)), rates)
+    sites = rng.choice(["east", "west"], n).tolist() if rng.random() < 0.3 else None
+    devices = Devices(
+        1e9,
+        1e12,
+        upload_bytes_per_s=rng.choice([3e4, 1e5], n) if rng.random() < 0.5 else None,
+        download_bytes_per_s=rng.choice([3e4, 1e5], n) if rng.random() < 0.5 else None,
+        sites=sites,
+        site_upload_bytes_per_s={sites[0]: 4e4} if sites else None,
+        site_download_bytes_per_s={sites[-1]: 4e4} if sites else None,
+    )
+    grid = rng.permutation(n).reshape(pipelines, stages).tolist()
+    orders = rng.choice(["gpipe", "eager-1f1b", "1f1b"], 2)
+    head = str(rng.choice(["first", "last"]))
+    work = tiny_workload(batch_samples=4 if pipelines < 3 else 12)
+    plans = [
+        make_plan(grid, workload=work, network=network, head=head, schedule=str(order))
+        for order in orders
+    ]
+    columns = [tuple(rng.choice([0.05, 0.1, 0.3], n).tolist()) for _ in range(4)]
+    times = ComputeTimes(
+        "by chance",
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
+        operation_s=float(rng.choice([0.0, 0.01])),
+        message_s=float(rng.choice([0.0, 0.02])),
+    )
+    averaging = tuple(_rounds(rng, group) for group in plans[0].assignment.groups)
+    return plans[0].replace(
+        cluster=Cluster(network, devices),
+        compute_times=times,
+        schedules=(plans[0].schedules[0], plans[1].schedules[0]),
+        cycle=(0, 1),
+        averaging=averaging,
+    )
+
+
+def _rounds(
+    rng: np.random.Generator, group: tuple[int, ...]
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    if len(group) == 4 and rng.random() < 0.5:
+        a, b, c, d = group
+        pairs = [[(a, b), (c, d)], [(a, c), (b, d)]]
+        return tuple(tuple(AveragingGroup.equal(pair) for pair in one) for one in pairs)
+    share = rng.choice([0.0, 1.0, 2.0], len(group))
+    share[0] += 1
+    gives = rng.random(len(group)) < 0.7
+    gives[-1] = True
+    return ((AveragingGroup(group, tuple((share / share.sum()).tolist()), tuple(gives.tolist())),),)
+
+
+@given(st.integers(0, 10**6))
+def test_any_plan_as_the_reference_has_it(seed: int) -> None:
+    """Every operation, every round and every step end, over three steps that chain."""
+    plan = random_plan(seed)
+    steps = [0, 1, 0]
+    slow = Reference(plan, steps, averages=True).run()
+    run = _Setting.of(plan, None, None, "queued", None).run(steps, True, recorded=3)
+    work = run.work
+    found = {}
+    for t in range(3):
+        for o in run.operations(steps[t]).tolist():
+            key = (t, "BHF"[work.kind[o]], int(work.microbatch[o]), int(work.device[o]))
+            found[key] = (run.times.begin[t, o], run.times.end[t, o])
+    assert found.keys() == slow.op_times.keys()
+    for key, times in slow.op_times.items():
+        assert found[key] == pytest.approx(times, rel=1e-9, abs=1e-9), key
+    ends = [slow.step_end[t] for t in range(3)]
+    assert run.times.step_end.tolist() == pytest.approx(ends, rel=1e-9)
+    first = sorted((b, e) for t, _, _, b, e in slow.round_times if t == 0)
+    mine = sorted(zip(run.times.round_begin[0], run.times.round_end[0], strict=True))
+    assert [x for pair in mine for x in pair] == pytest.approx(
+        [x for pair in first for x in pair], rel=1e-9, abs=1e-9
+    )
+
+
+@given(st.integers(0, 10**6))
+def test_step_is_the_distance_in_the_third_pass(seed: int) -> None:
+    """With averaging in one step of H, the mean of steps with and without it."""
+    plan = random_plan(seed)
+    ends = {}
+    for averages in (True, False):
+        slow = Reference(plan, [0, 1] * 3, averages=averages).run()
+        ends[averages] = (slow.step_end[5] - slow.step_end[3]) / 2
+    assert simulate(plan).step_s == pytest.approx(ends[True], rel=1e-9)
+    rare = plan.replace(sync=Sync(every_steps=4))
+    expected = (3 * ends[False] + ends[True]) / 4
+    assert simulate(rare).step_s == pytest.approx(expected, rel=1e-9)
+    predicted, _ = simulate_cycle(plan)
+    alone = [Reference(plan, [k], averages=True).run() for k in (0, 1)]
+    spans = [max(end for _, end in one.op_times.values()) for one in alone]
+    assert predicted.pipeline_s == pytest.approx(sum(spans) / 2, rel=1e-9)
+    longest = [_longest_averaging(one) for one in alone]
+    assert predicted.averaging_s == pytest.approx(sum(longest) / 2, rel=1e-9)
+
+
+def _longest_averaging(run: Reference) -> float:
+    last: dict[int, float] = {}
+    for _, stage, _, _, end in run.round_times:
+        last[stage] = max(last.get(stage, 0.0), end)
+    return max([last[stage] - begin for _, stage, r, begin, _ in run.round_times if r == 0])
