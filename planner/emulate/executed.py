@@ -131,10 +131,10 @@ def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> 
 
 
 def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
-    begin = min(part["begin_s"] for part in parts)
+    begin = min(float(part["begin_s"]) for part in parts)
 
-    def since(moment: float) -> float:
-        return (moment - begin) * speed
+    def since(moment: Any) -> float:
+        return (float(moment) - begin) * speed
 
     operations = sorted(
         (
@@ -155,14 +155,14 @@ def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
 
 def _messages(halves: Iterable[Sequence[Any]], begin_s: float, speed: float) -> list[Message]:
     """Each is known by halves: its sender knows when it left, its receiver when it arrived."""
-    left: dict[tuple[Any, ...], float] = {}
-    came: dict[tuple[Any, ...], float] = {}
+    left: dict[tuple[int, str, int, int], float] = {}
+    came: dict[tuple[int, str, int, int], float] = {}
     for b, kind, source, destination, _, handed_over, arrived in halves:
         key = int(b), str(kind), int(source), int(destination)
         if handed_over is not None:
-            left[key] = (handed_over - begin_s) * speed
+            left[key] = (float(handed_over) - begin_s) * speed
         if arrived is not None:
-            came[key] = (arrived - begin_s) * speed
+            came[key] = (float(arrived) - begin_s) * speed
     whole = [Message(*key, left[key], came[key]) for key in left.keys() & came.keys()]
     return sorted(whole, key=lambda m: m.arrived_s)
 

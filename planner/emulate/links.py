@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Links(NamedTuple):
     @property
     def devices(self) -> int:
         """Number of devices."""
-        return round(len(self.rate) ** 0.5)
+        return math.isqrt(len(self.rate))
 
     def mtu_bytes(self) -> list[list[int]]:
         """By source and destination, the longest packet: short where the slower direction is slow.

@@ -159,39 +159,45 @@ def emulated(links: Links) -> Iterator[EmulatedNetwork]:
         No Linux, no root, no TUN devices.
     """
     mtu_bytes = links.mtu_bytes()
-    longest = max(map(max, mtu_bytes))
-    flight = int(2 * links.flight_bytes() + QUEUE_BYTES)
-    with namespaces(mtu_bytes, flight) as spaces, tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        np.savez(folder / "links.npz", **links._asdict())
-        given = {
-            "tuns": [space.tun for space in spaces],
-            "slots": int(min(MOST_SLOTS, POOL_BYTES / longest)),
-            "packet_bytes": longest,
-        }
-        (folder / "switch.json").write_text(json.dumps(given))
-        switch = subprocess.Popen(
-            [sys.executable, "-m", "planner.emulate.switch", name],
-            pass_fds=given["tuns"],
-            env=os.environ | {"PYTHONPATH": package_path(), "NUMBA_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Ctrl-C is for the parent, which then ends the switch
-            start_new_session=True,
-        )
-        try:
-            assert switch.stdout is not None
-            if switch.stdout.readline() != "ready\n":
-                raise EmulationError(
-                    f"the switch of the emulated network failed: {switch.communicate()[1][-500:]}"
-                )
-            yield EmulatedNetwork(spaces, switch, folder)
-        finally:
-            switch.kill()
-            with suppress(subprocess.TimeoutExpired):
-                switch.wait(timeout=10)
+    window = int(2 * links.flight_bytes() + QUEUE_BYTES)
+    with (
+        namespaces(mtu_bytes, window) as spaces,
+        tempfile.TemporaryDirectory() as name,
+        _switch(links, [space.tun for space in spaces], max(map(max, mtu_bytes)), name) as switch,
+    ):
+        yield EmulatedNetwork(spaces, switch, Path(name))
+
+
+@contextmanager
+def _switch(
+    links: Links, tuns: list[int], longest: int, folder: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The switch's process, ready to carry packets of at most ``longest`` bytes."""
+    np.savez(Path(folder) / "links.npz", **links._asdict())
+    slots = int(min(MOST_SLOTS, POOL_BYTES / longest))
+    given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
+    (Path(folder) / "switch.json").write_text(json.dumps(given))
+    switch = subprocess.Popen(
+        [sys.executable, "-m", "planner.emulate.switch", folder],
+        pass_fds=tuns,
+        env=os.environ | {"PYTHONPATH": package_path(), "NUMBA_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C is for the parent, which then ends the switch
+        start_new_session=True,
+    )
+    try:
+        assert switch.stdout is not None
+        if switch.stdout.readline() != "ready\n":
+            error = switch.communicate()[1]
+            raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
+        yield switch
+    finally:
+        switch.kill()
+        with suppress(subprocess.TimeoutExpired):
+            switch.wait(timeout=10)
 
 
 def package_path() -> str:
