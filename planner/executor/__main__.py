@@ -126,6 +126,7 @@ def _run(args: argparse.Namespace) -> int:
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 1e9
         print(f"rank {ranks.rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr)
+    ranks.part()
     return 0
 
 
@@ -154,7 +155,6 @@ def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: S
         found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
         ids = plan.cluster.network.ids
         from_records(ids, found).to_chrome_trace(path)
-    ranks.meet("traced")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ import time
 import torch
 from torch.distributed.rendezvous import rendezvous
 
-from planner.executor.connections import Purpose, open_connections
+from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
-from planner.executor.pace import Pace, pace_of
+from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
+from planner.executor.transport import Failure
+from planner.executor.warmth import kept_warm
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
@@ -31,8 +33,8 @@ def main() -> int:
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--codec", choices=[c.value for c in Codec], default=Codec.NONE.value)
-    parser.add_argument("--chunks", type=int, help="of a share; default: as for one machine")
-    parser.add_argument("--window", type=int, default=4, help="chunks under way")
+    parser.add_argument("--chunks", type=int, default=64, help="of a share")
+    parser.add_argument("--window", type=int, default=12, help="chunks under way")
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
@@ -40,25 +42,35 @@ def main() -> int:
     group = AveragingGroup(
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
-    pace = Pace(args.chunks, args.window) if args.chunks else pace_of(group, 4.0 * args.values)
+    pace = Pace(args.chunks, args.window)
     wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
-    opened = open_connections(ranks, wanted, "averaging")
-    peers = Peers({other: connection for (_, other), connection in opened.items()})
-    seconds = []
-    for repeat in range(args.repeats + 1):
-        vector = _vector(rank, repeat, args.values)
-        ranks.meet(f"begin/{repeat}")
-        start = time.perf_counter()
-        Exchange(vector, group, rank, peers, Codec(args.codec), pace).run()
-        took = time.perf_counter() - start
-        seconds.append(max(float(t) for t in ranks.share(f"took/{repeat}", repr(took))))
-        if Codec(args.codec) is Codec.NONE:
-            _require_mean(vector, repeat, group)
+    with connections_to(ranks, wanted, "averaging") as opened, kept_warm():
+        peers = Peers({other: connection for (_, other), connection in opened.items()}, Failure())
+        seconds = [_average(ranks, peers, group, pace, args, r) for r in range(args.repeats + 1)]
     if rank == 0:
         # the first one also lets windows grow
         print(json.dumps(seconds[1:]), flush=True)
-    ranks.meet("end")
+    ranks.part()
     return 0
+
+
+def _average(
+    ranks: Ranks,
+    peers: Peers,
+    group: AveragingGroup,
+    pace: Pace,
+    args: argparse.Namespace,
+    repeat: int,
+) -> float:
+    """Seconds of the slowest rank."""
+    vector = _vector(ranks.rank, repeat, args.values)
+    ranks.meet(f"begin/{repeat}")
+    start = time.perf_counter()
+    Exchange(vector, group, ranks.rank, peers, Codec(args.codec), pace).run()
+    took = time.perf_counter() - start
+    if Codec(args.codec) is Codec.NONE:
+        _require_mean(vector, repeat, group)
+    return max(float(t) for t in ranks.share(f"took/{repeat}", repr(took)))
 
 
 def _vector(rank: int, repeat: int, values: int) -> torch.Tensor:

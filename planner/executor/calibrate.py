@@ -20,8 +20,7 @@ import torch
 from planner.executor.connections import (
     Purpose,
     as_bytes,
-    close_all,
-    open_connections,
+    connections_to,
     receive_into,
     send_all,
 )
@@ -203,11 +202,10 @@ def measure_link(ranks: Ranks) -> Link:
     """
     link = Link(0.0, 1e12, 0.0)
     wanted = [(Purpose.CALIBRATION, 1 - ranks.rank)] if ranks.rank < 2 else []
-    connections = open_connections(ranks, wanted, "calibration")
-    for connection in connections.values():
-        link = _measure(connection, ranks.rank)
+    with connections_to(ranks, wanted, "calibration") as connections:
+        for connection in connections.values():
+            link = _measure(connection, ranks.rank)
     ranks.meet("calibration/measured")
-    close_all(connections)
     return link
 
 

@@ -12,9 +12,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -50,8 +50,11 @@ class ConnectionLost(RuntimeError):
     """The other end is gone."""
 
 
-def open_connections(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
-    """Connect with all of ``wanted``; the other ends must want this rank too.
+@contextmanager
+def connections_to(
+    ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str
+) -> Iterator[Connections]:
+    """Connect with all of ``wanted``, who must want this rank too; closed after the block.
 
     Parameters
     ----------
@@ -62,8 +65,8 @@ def open_connections(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: 
     name
         Of this opening, the same on all ranks and used once.
 
-    Returns
-    -------
+    Yields
+    ------
     Connections
         Blocking sockets.
 
@@ -72,6 +75,17 @@ def open_connections(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: 
     ConnectionLost
         A rank cannot be reached.
     """
+    connections = _open(ranks, wanted, name)
+    try:
+        yield connections
+    finally:
+        for connection in connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
     asked = sorted(set(wanted))
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
     lower = len(asked) - len(higher)
@@ -209,20 +223,6 @@ def as_bytes(tensor: Tensor) -> memoryview:
     """
     array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return array.data
-
-
-def close_all(connections: Connections) -> None:
-    """Say that nothing more comes, and let go.
-
-    Parameters
-    ----------
-    connections
-        Of this rank.
-    """
-    for connection in connections.values():
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
 
 
 def _listen(host: str, backlog: int) -> socket.socket:

@@ -2,8 +2,8 @@
 
 Shares travel in chunks; all reducers' chunks with the same number travel together, so that
 contributions, sums and returns overlap and rates keep in proportion to shares. A member contributes
-up to a window of chunks beyond those that came back whole: its reducers need no more memory than
-that window, and an answer is at the same time leave to go on.
+up to a window of chunks beyond those that came back whole: an answer is at the same time leave to
+go on, and its reducers hold no more of it than the window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -110,6 +110,31 @@ class Way:
         self._lane.submit(one_less)
 
 
+class Memory:
+    """Pieces of memory that are used again and again: as many as are needed at a time.
+
+    Parameters
+    ----------
+    length
+        Bytes of each.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._spare: list[NDArray[np.uint8]] = []
+
+    def take(self) -> NDArray[np.uint8]:
+        """A piece."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return np.empty(self.length, np.uint8)
+
+    def give_back(self, piece: NDArray[np.uint8]) -> None:
+        """A piece that is not needed any more."""
+        self._spare.append(piece)
+
+
 class Peers:
     """A rank's connections for averaging, with a thread for each direction of each.
 
@@ -117,20 +142,20 @@ class Peers:
     ----------
     connections
         By rank.
+    failure
+        Errors of all threads.
 
     Attributes
     ----------
     to, of
         By rank, the way to it, and what receives from it.
-    failure
-        Errors of all threads.
     changed
         Guards what threads count; told when something is complete.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, connections: Mapping[int, socket.socket], failure: Failure) -> None:
         self.connections = connections
-        self.failure = Failure()
+        self.failure = failure
         self.changed = threading.Condition()
         self.failure.on_failure(self._wake)
         self.to = {
@@ -138,13 +163,13 @@ class Peers:
             for d, connection in connections.items()
         }
         self.of = {d: Lane(f"averaging from {d}", self.failure) for d in connections}
-        self._memory = np.empty(0, np.uint8)
+        self._memory = Memory(0)
 
-    def memory(self, size: int) -> NDArray[np.uint8]:
-        """Bytes to work with until the round ends; the same ones in every round."""
-        if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory[:size]
+    def memory(self, length: int) -> Memory:
+        """For contributions; kept from round to round as long as they have the same length."""
+        if self._memory.length != length:
+            self._memory = Memory(length)
+        return self._memory
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Wait for the threads; raises what any of them raised.
@@ -220,7 +245,8 @@ class Exchange:
         self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
-        self._slots = self._ring()
+        self._memory = peers.memory(message_length(max(self._sizes[self._me]), codec))
+        self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
         """Contribute, reduce and collect all chunks.
@@ -250,25 +276,6 @@ class Exchange:
 
     def _complete(self, c: int) -> bool:
         return not self._missing[c]
-
-    def _ring(self) -> dict[int, list[NDArray[np.uint8]]]:
-        """Memory for a window of each member's contributions, used in turns.
-
-        A member sends chunk c + window once c came back, so the place of c is free by then.
-        """
-        length = message_length(max(self._sizes[self._me]), self._codec)
-        places = range(self._pace.window)
-        whole = self._peers.memory(len(self._givers) * len(places) * length)
-        starts = iter(range(0, len(whole), length or 1))
-        return {
-            k: [whole[start : start + length] for start in islice(starts, len(places))]
-            for k in self._givers
-            if length
-        }
-
-    def _slot(self, k: int, c: int) -> NDArray[np.uint8]:
-        length = message_length(self._sizes[self._me][c], self._codec)
-        return self._slots[k][c % self._pace.window][:length]
 
     def _contribute(self, c: int) -> None:
         """Give chunk c away, and what else needs no answer to it."""
@@ -305,8 +312,11 @@ class Exchange:
                 self._take_part(connection, k, word)
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
-        receive_into(connection, self._slot(k, c).data)
+        length = message_length(self._sizes[self._me][c], self._codec)
+        piece = self._memory.take()
+        receive_into(connection, piece[:length].data)
         with self._peers.changed:
+            self._parts[k, c] = piece
             self._missing[c] -= 1
             if not self._missing[c]:
                 self._peers.changed.notify_all()
@@ -334,12 +344,14 @@ class Exchange:
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
         empty = not self._gives[self._me]
         for k in self._givers:
-            piece = self._decode(self._slot(k, c), stop - start)
+            piece = self._parts.pop((k, c))
+            part = self._decode(piece, stop - start)
             if empty:
-                total[:] = piece
+                total[:] = part
             else:
-                total += piece
+                total += part
             empty = False
+            self._memory.give_back(piece)
         if self._scale != 1.0:
             total *= self._scale
         if self._codec is Codec.NONE:
@@ -352,7 +364,8 @@ class Exchange:
         for k in self._others:
             self._peers.to[self._members[k]].send(c | RETURN, message)
 
-    def _decode(self, message: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
+    def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
+        message = piece[: message_length(values, self._codec)]
         if self._codec is Codec.NONE:
             return message.view(np.float32)
         return decode(torch.from_numpy(message), values, self._codec).numpy()

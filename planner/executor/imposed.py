@@ -22,6 +22,9 @@ from planner.training_plan.model import Schedule, TrainingPlan
 
 SET_TIMER_SLACK = 29
 """prctl PR_SET_TIMERSLACK of Linux."""
+LEARN = 0.1
+MOST_LATE_S = 3e-4
+"""More than that would be waited out awake too often, on processors that others need."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class ImposedCompute:
         gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage_of[rank]]
         # numpy's zeros take no memory until they are written, and one device alone writes none
         self._vector = torch.from_numpy(np.zeros(max(1, round(gradient / 4 / shrink)), np.float32))
-        _wake_on_time()
+        self._sleeper = Sleeper()
 
     def begin(self, step: int, schedule: Schedule) -> None:
         """Nothing to prepare."""
@@ -91,7 +94,7 @@ class ImposedCompute:
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Sleep; returns the bytes that a real operation would send."""
-        sleep_until(time.monotonic() + self._seconds[kind])
+        self._sleeper.until(time.monotonic() + self._seconds[kind])
         owner = self._rank
         if kind != "F":
             path = self._schedule.paths[microbatch]
@@ -111,27 +114,39 @@ class ImposedCompute:
 
     def update(self) -> None:
         """Sleep."""
-        sleep_until(time.monotonic() + self._update_s)
+        self._sleeper.until(time.monotonic() + self._update_s)
 
     def loss(self) -> float | None:
         """There is none."""
         return None
 
 
-def sleep_until(deadline_s: float) -> None:
-    """Sleep up to a moment of the monotonic clock.
+class Sleeper:
+    """Sleeps up to moments of the monotonic clock, for one thread.
 
-    Parameters
-    ----------
-    deadline_s
-        Seconds of `time.monotonic`.
+    Systems wake a thread late, by tens of microseconds that depend on the machine and its load. It
+    asks to be woken so much earlier, as learnt from the times before, and waits out the rest awake.
     """
-    while (left := deadline_s - time.monotonic()) > 0:
-        time.sleep(left)
 
+    def __init__(self) -> None:
+        self._late_s = 0.0
+        if sys.platform == "linux":
+            # sleeps may then end a microsecond late instead of 50
+            with suppress(OSError, AttributeError):
+                ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)
 
-def _wake_on_time() -> None:
-    """Ask the kernel to end sleeps within a microsecond of their time instead of 50."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(SET_TIMER_SLACK, ctypes.c_ulong(1000), 0, 0, 0)
+    def until(self, deadline_s: float) -> None:
+        """Sleep.
+
+        Parameters
+        ----------
+        deadline_s
+            Seconds of `time.monotonic`.
+        """
+        target = deadline_s - self._late_s
+        if (left := target - time.monotonic()) > 0:
+            time.sleep(left)
+            late = time.monotonic() - target
+            self._late_s = min(self._late_s + LEARN * (late - self._late_s), MOST_LATE_S)
+        while time.monotonic() < deadline_s:
+            pass

@@ -15,15 +15,15 @@ import numpy as np
 from planner.network.cluster import Cluster
 from planner.training_plan.model import AveragingGroup
 
-MESSAGE_S = 100e-6
-"""Processor time of a message at both ends together, where no calibration says more."""
+MESSAGE_S = 40e-6
+"""Processor time of a chunk's message at one end."""
 BUSY = 0.25
-"""Of a round, what messages may cost."""
-MOST_CHUNKS = 128
-LEAST_BYTES = 1 << 14
+"""Of a rank's processor time in a round, what messages may cost."""
+MOST_CHUNKS = 384
+LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
-SLACK = 3
-"""Chunks beyond those under way: one that is being summed, and one each for both queues."""
+SLACK = 8
+"""Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class Pace:
 def pace_of(
     group: AveragingGroup,
     vector_bytes: float,
-    cluster: Cluster | None = None,
+    cluster: Cluster,
     *,
     speed: float = 1.0,
     shrink: float = 1.0,
+    crowd: float = 1.0,
 ) -> Pace:
     """The pace of a group, the same for all its members.
 
@@ -59,9 +60,11 @@ def pace_of(
     vector_bytes
         As they travel.
     cluster
-        The plan's devices; None: one machine.
+        The plan's devices.
     speed, shrink
         All times and all bytes of the cluster are divided by them.
+    crowd
+        Ranks that share a processor.
 
     Returns
     -------
@@ -71,16 +74,13 @@ def pace_of(
     if len(group.members) == 1:
         return Pace(1, 1)
     largest = max(group.shares) * vector_bytes
-    messages = 4 * (len(group.members) - 1)
-    if cluster is None:
-        seconds, delay = math.inf, 0.0
-    else:
-        seconds = round_s(group, vector_bytes * shrink, cluster) / speed
-        delay = longest_round_trip_s(group, cluster) / speed
-    most = min(MOST_CHUNKS, largest / LEAST_BYTES, BUSY * seconds / (messages * MESSAGE_S))
-    chunks = max(1, int(most))
+    seconds = round_s(group, vector_bytes * shrink, cluster) / speed
+    delay = longest_round_trip_s(group, cluster) / speed
+    messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
+    wanted = MOST_CHUNKS * seconds / (seconds + delay)
+    chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    return Pace(chunks, min(chunks, under_way + SLACK))
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK))
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
@@ -105,16 +105,17 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     # [i, j]: contributions to j, and returns of i's own share
     sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None])
     np.fill_diagonal(sent, 0.0)
-    pairs = cluster.network.bandwidth_bytes_per_s[np.ix_(members, members)]
-    off = ~np.eye(len(members), dtype=bool)
-    longest = float((sent[off] / pairs[off]).max(initial=0.0))
-    for limit, load in (
-        (cluster.upload_bytes_per_s, sent.sum(axis=1)),
-        (cluster.download_bytes_per_s, sent.sum(axis=0)),
-    ):
-        if limit is not None:
-            longest = max(longest, float((load / np.asarray(limit)[members]).max()))
-    return longest
+    pairs = cluster.network.bandwidth_bytes_per_s
+    fastest = np.where(np.eye(len(cluster), dtype=bool), 0.0, pairs)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    # where no limit is stated, the fastest measured pair is one
+    up = fastest.max(axis=1) if up is None else np.asarray(up)
+    down = fastest.max(axis=0) if down is None else np.asarray(down)
+    return max(
+        float((sent / pairs[np.ix_(members, members)]).max()),
+        float((sent.sum(axis=1) / up[members]).max()),
+        float((sent.sum(axis=0) / down[members]).max()),
+    )
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

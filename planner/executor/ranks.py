@@ -62,3 +62,11 @@ class Ranks:
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
         self.store.wait([f"{name}/all"], TIMEOUT)
+
+    def part(self) -> None:
+        """Wait for all ranks for the last time; the store's own process leaves last."""
+        self.meet("parting")
+        if self.store.add("parted", 1) == self.world:
+            self.store.set("parted/all", "")
+        if self.rank == 0:
+            self.store.wait(["parted/all"], TIMEOUT)

@@ -1,0 +1,97 @@
+"""One rank of ``planner bench all_reduce``: averages the same vector in two ways, in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from planner.executor.connections import Purpose, connections_to
+from planner.executor.exchange import Exchange, Peers
+from planner.executor.pace import Pace
+from planner.executor.ranks import TIMEOUT, Ranks
+from planner.executor.transport import Failure
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import AveragingGroup
+
+CLEAR_PEAK = "5"
+"""Written to ``/proc/self/clear_refs``, makes the largest resident size the present one."""
+
+
+def main() -> int:
+    """Average in turns; rank 0 prints seconds and bytes of all; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--values", type=int, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--chunks", type=int, required=True)
+    parser.add_argument("--window", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    dist.init_process_group(
+        "gloo", store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
+    )
+    ranks = Ranks(rank, world, PrefixStore("ours", store))
+    group = AveragingGroup.equal(tuple(range(world)))
+    pace = Pace(args.chunks, args.window)
+    vector = torch.empty(args.values)
+    wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
+    with connections_to(ranks, wanted, "averaging") as opened:
+        peers = Peers({other: connection for (_, other), connection in opened.items()}, Failure())
+
+        def all_reduce() -> None:
+            dist.all_reduce(vector)
+
+        def exchange() -> None:
+            Exchange(vector, group, rank, peers, Codec.NONE, pace).run()
+
+        ways = {"gloo": all_reduce, "exchange": exchange}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for _ in range(args.repeats + 1):
+            for name, way in ways.items():
+                found[name].append(_measured(vector, way))
+                if not bool((vector == world * (world + 1) / 2).all()):
+                    raise SystemExit(f"{name}: the sum is wrong")
+    if rank == 0:
+        # the first ones also let windows grow
+        print(json.dumps({name: rows[1:] for name, rows in found.items()}), flush=True)
+    ranks.part()
+    return 0
+
+
+def _measured(vector: torch.Tensor, way: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the slowest rank, and the most memory that any took beyond what it had."""
+    vector.fill_(dist.get_rank() + 1.0)
+    with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
+        file.write(CLEAR_PEAK)
+    before = _status("VmRSS")
+    dist.barrier()
+    start = time.perf_counter()
+    way()
+    seconds = time.perf_counter() - start
+    most = torch.tensor([seconds, _status("VmHWM") - before], dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most[0]), float(most[1])
+
+
+def _status(field: str) -> float:
+    """A size of this process in bytes."""
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        line = next(line for line in file if line.startswith(field))
+    return 1024.0 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
+    os._exit(code)

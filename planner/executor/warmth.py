@@ -1,0 +1,105 @@
+"""Keeping connections warm: a link carries its rate from the first message on, also after a pause.
+
+Linux lets a connection that was idle for a moment start again with a small window, and a step has
+many such moments. The setting is one of the whole machine (of its network namespace): it is changed
+for the run where that is allowed, put back afterwards, and both are said.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from planner.executor.connections import Connections, receive_into, send_all
+
+SETTING = "net.ipv4.tcp_slow_start_after_idle"
+FILE = Path("/proc/sys", *SETTING.split("."))
+LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
+"""Sent each way over a connection before the first step, within which windows grow."""
+
+
+@contextmanager
+def kept_warm(file: Path = FILE) -> Iterator[None]:
+    """No slow start after a pause, as long as the block runs.
+
+    Parameters
+    ----------
+    file
+        Of the setting.
+
+    Yields
+    ------
+    None
+        Once.
+    """
+    changed = _write_zero(file)
+    try:
+        yield
+    finally:
+        if changed:
+            with suppress(OSError):
+                file.write_text("1\n")
+
+
+def grow_windows(connections: Connections, flight_bytes: Mapping[int, float]) -> None:
+    """Send and receive as much as fills each connection's way, all at the same time.
+
+    Parameters
+    ----------
+    connections
+        All of this rank; the other ends do the same.
+    flight_bytes
+        By rank, the larger of both directions' rate times the way there and back.
+    """
+    if not connections:
+        return
+    with ThreadPoolExecutor(max_workers=2 * len(connections)) as pool:
+        tasks = []
+        for (_, other), connection in connections.items():
+            size = int(min(max(2 * flight_bytes[other], LEAST_BYTES), MOST_BYTES))
+            tasks.append(pool.submit(send_all, connection, memoryview(bytes(size))))
+            tasks.append(pool.submit(receive_into, connection, memoryview(bytearray(size))))
+        for task in tasks:
+            task.result()
+
+
+def leaves_the_machine(connections: Connections) -> bool:
+    """Whether any connection goes over a network.
+
+    Parameters
+    ----------
+    connections
+        All of this rank.
+
+    Returns
+    -------
+    bool
+        False where all are between processes of one machine.
+    """
+    addresses = (connection.getpeername()[0] for connection in connections.values())
+    return any(not ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _write_zero(file: Path) -> bool:
+    """Whether the setting was 1 and is 0 now."""
+    try:
+        if file.read_text().strip() == "0":
+            return False
+    except OSError:
+        return False  # another system: nothing to set
+    try:
+        file.write_text("0\n")
+    except OSError:
+        print(
+            f"planner.executor: {SETTING} is 1 and may not be changed here: connections start "
+            f"slowly after every pause; as root: sysctl -w {SETTING}=0",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    print(f"planner.executor: {SETTING} is 0 for this run, 1 again after it", file=sys.stderr)
+    return True

@@ -1,0 +1,115 @@
+"""What one rank has to do with which others, read off the plan before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner.executor.averaging import Averaging
+from planner.executor.connections import Purpose
+from planner.executor.imposed import Imposed
+from planner.executor.messages import Traffic
+from planner.executor.pace import pace_of
+from planner.executor.transport import Expected
+from planner.training_plan.model import TrainingPlan
+
+
+class Wiring:
+    """The plan as one rank sees it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+    own_pace
+        Whether any rank does any microbatch, alone.
+
+    Attributes
+    ----------
+    traffic
+        Messages, by schedule of the cycle.
+    averaging
+        Its groups.
+    tellers
+        Ranks that have losses.
+    """
+
+    def __init__(
+        self, plan: TrainingPlan, rank: int, imposed: Imposed | None, own_pace: bool
+    ) -> None:
+        self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
+        used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
+        self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
+        self.averaging = self._averaging(shared=imposed is not None)
+        heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
+        everybody = set(range(len(plan.cluster)))
+        self.tellers = set() if imposed is not None else everybody if own_pace else heads
+
+    @property
+    def connections(self) -> set[tuple[Purpose, int]]:
+        """Purpose and other rank of each connection that this rank needs."""
+        wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
+        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
+        if self._rank == 0:
+            wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
+        elif self._rank in self.tellers:
+            wanted.add((Purpose.LOSSES, 0))
+        return wanted
+
+    def expected(self, walk: Sequence[int]) -> dict[int, Iterator[Expected]]:
+        """What each source sends to this rank, in its order.
+
+        Parameters
+        ----------
+        walk
+            The schedule of every step.
+
+        Returns
+        -------
+        dict
+            By source.
+        """
+
+        def messages(source: int) -> Iterator[Expected]:
+            for serial, k in enumerate(walk):
+                for message in self.traffic[k].incoming.get(source, ()):
+                    yield Expected(serial, message)
+
+        used = [self.traffic[k] for k in set(walk) & set(self.traffic)]
+        return {source: messages(source) for t in used for source in t.incoming}
+
+    def flight_bytes(self) -> Mapping[int, float]:
+        """By rank, what is on the way there, or back, while news of it comes."""
+        network = self._plan.cluster.network
+        latency, bandwidth, me = network.latency_s, network.bandwidth_bytes_per_s, self._rank
+        return {
+            d: float(latency[me, d] + latency[d, me])
+            * float(max(bandwidth[me, d], bandwidth[d, me]))
+            / self._imposed.shrink
+            for d in range(len(network))
+            if d != me
+        }
+
+    def _averaging(self, *, shared: bool) -> Averaging:
+        plan, rank, imposed = self._plan, self._rank, self._imposed
+        stage = plan.stage_of[rank]
+        rounds = [next(g for g in groups if rank in g.members) for groups in plan.averaging[stage]]
+        gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+        # imposed runs are of one machine, whose processors all ranks share
+        crowd = max(1.0, len(plan.cluster) / (os.cpu_count() or 1)) if shared else 1.0
+        paces = [
+            pace_of(
+                group,
+                gradient * plan.codec.wire_ratio / imposed.shrink,
+                plan.cluster,
+                speed=imposed.speed,
+                shrink=imposed.shrink,
+                crowd=crowd,
+            )
+            for group in rounds
+        ]
+        return Averaging(rank, rounds, paces, len(plan.assignment.groups[stage]), plan.codec)
