@@ -25,6 +25,7 @@ from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
+from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
 NAME = "plan"
@@ -70,6 +71,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="of gradients sent",
     )
     sub.add_argument(
+        "--boundary-codec",
+        default=BoundaryCodec.NONE.value,
+        choices=[codec.value for codec in BoundaryCodec],
+        help="of activations between stages: priced, not executed yet",
+    )
+    sub.add_argument(
         "--random-placements", type=count, help="straight ones to compare with; default 20"
     )
     sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
@@ -96,6 +103,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         averaging=args.averaging,
         group_size=args.group_size,
         codec=args.codec,
+        boundary_codec=args.boundary_codec,
         method=args.method,
         calibration=calibration,
         network_name=args.network,

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.clock.links import MOST_SHARED, NONE, Ints
-from planner.clock.program import KINDS, Pairs, Program, Rounds, Work
+from planner.clock.pairs import Pairs
+from planner.clock.program import KINDS, Program, Work
+from planner.clock.rounds import Rounds
 from planner.clock.state import IDLE, Devices, Flows, Rules, Times
 from planner.training_plan.model import Operation
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.clock.links import Links, device_limits
+from planner.clock.rounds import round_s
 from planner.compose.request import Shares
 from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem, ProblemError
@@ -15,7 +17,11 @@ Rounds = tuple[tuple[AveragingGroup, ...], ...]
 
 
 def averaging_rounds(
-    cluster: Cluster, group: Sequence[int], shares: str, group_size: int | None
+    cluster: Cluster,
+    group: Sequence[int],
+    shares: str,
+    group_size: int | None,
+    vector_bytes: float,
 ) -> Rounds:
     """Rounds of one stage, in which every device contributes.
 
@@ -32,6 +38,8 @@ def averaging_rounds(
     group_size
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
+    vector_bytes
+        The stage's gradients, in bytes on the wire.
 
     Returns
     -------
@@ -58,9 +66,12 @@ def averaging_rounds(
             f"device {cluster.network.ids[unable[0]]!r} cannot aggregate, so shares cannot be "
             "equal; ask for averaging='adaptive'"
         )
-    make = (
-        AveragingGroup.equal if shares == Shares.EQUAL else (lambda m: adaptive_group(cluster, m))
-    )
+
+    def make(m: tuple[int, ...]) -> AveragingGroup:
+        if shares == Shares.EQUAL:
+            return AveragingGroup.equal(m)
+        return adaptive_group(cluster, m, vector_bytes)
+
     return tuple(tuple(make(m) for m in groups) for groups in rounds)
 
 
@@ -77,8 +88,12 @@ def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...
     return [[tuple(group[i] for i in members) for members in groups] for groups in rounds]
 
 
-def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
+def adaptive_group(
+    cluster: Cluster, members: tuple[int, ...], vector_bytes: float
+) -> AveragingGroup:
     """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
+
+    Equal ones where these take no longer on the clock, which counts latency too.
 
     Parameters
     ----------
@@ -86,6 +101,8 @@ def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup
         N devices.
     members
         Devices.
+    vector_bytes
+        What is averaged, in bytes on the wire.
 
     Returns
     -------
@@ -101,24 +118,31 @@ def adaptive_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), eq. 6.
     """
+    if len(members) == 1:
+        return AveragingGroup.equal(members)
+    links = Links.of(cluster)
+    found = [_lp_group(cluster, members)]
+    if np.asarray(cluster.devices.can_aggregate)[list(members)].all():
+        found.append(AveragingGroup.equal(members))
+    return min(found, key=lambda group: round_s(group, vector_bytes, links))
+
+
+def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
+    """Shares of the highest rate, latency left aside."""
     from planner.lp.capacity import Limits
     from planner.lp.rates import best_rates
 
-    if len(members) == 1:
-        return AveragingGroup.equal(members)
     index = list(members)
     # a site's line is a limit of pairs here; devices' own limits are the problem's
     network = cluster.network if cluster.devices.sites is None else cluster.limited_network()
-    pairs = network.bandwidth_bytes_per_s[np.ix_(index, index)]
-    off = np.where(np.eye(len(index), dtype=bool), 0.0, pairs)
-    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    up, down = device_limits(cluster)
     problem = AveragingProblem(
         1.0,
-        off.max(axis=1) if up is None else up[index],
-        off.max(axis=0) if down is None else down[index],
+        up[index],
+        down[index],
         1.0,
         1.0,
-        pairs,
+        network.bandwidth_bytes_per_s[np.ix_(index, index)],
         can_aggregate=np.asarray(cluster.devices.can_aggregate)[index],
     )
     rates = best_rates(Limits(problem), problem.contributors).rates

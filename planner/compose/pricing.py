@@ -92,6 +92,7 @@ def priced(
         Its bound on the step is not there yet.
     """
     cluster, request = question.cluster, question.request
+    wire = Codec(request.codec).wire_ratio
     unpriced = TrainingPlan(
         cluster=cluster,
         network_name=request.network_name,
@@ -103,8 +104,10 @@ def priced(
         schedules=schedules,
         cycle=request.cycle(shape.stages),
         averaging=tuple(
-            averaging_rounds(cluster, group, request.averaging, request.group_size)
-            for group in assignment.groups
+            averaging_rounds(
+                cluster, group, request.averaging, request.group_size, costs.gradient_bytes * wire
+            )
+            for group, costs in zip(assignment.groups, shape.costs(question.workload), strict=True)
         ),
         codec=Codec(request.codec),
         predicted=Predicted(0.0, 0.0, 0.0),

@@ -11,6 +11,7 @@ from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
+from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
@@ -74,6 +75,9 @@ class PlanRequest:
         Average in rounds of groups of at most so many devices; by default all of a stage at once.
     codec
         ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
+    boundary_codec
+        ``"none"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their gradients between
+        stages. Priced; the executor refuses it so far.
     method
         Of `planner.solve_assignment`.
     calibration
@@ -101,6 +105,7 @@ class PlanRequest:
     averaging: str = Shares.EQUAL
     group_size: int | None = None
     codec: str = Codec.NONE
+    boundary_codec: str = BoundaryCodec.NONE
     method: str = "auto"
     calibration: Calibration | None = None
     network_name: str = ""
@@ -125,6 +130,7 @@ class PlanRequest:
             "schedule": choice(Order, "schedule", self.schedule),
             "averaging": choice(Shares, "averaging", self.averaging),
             "codec": choice(Codec, "codec", self.codec),
+            "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "head": None if self.head is None else choice(Head, "head", self.head),
         }
         for name in ("pipelines", "microbatch_samples", "path_stages", "full_every", "max_swaps"):
@@ -307,6 +313,8 @@ class Question:
         asked = asked.replace(**changes) if changes else asked
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
+        if asked.boundary_codec != BoundaryCodec.NONE:
+            workload = workload.with_boundary_codec(asked.boundary_codec)
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
         return cls(cluster, workload, asked, seed)

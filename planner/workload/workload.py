@@ -15,8 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.network.values import count, of_kind, real, several
+from planner.network.values import choice, count, of_kind, real, several
 from planner.workload import presets
+from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
 
 
@@ -46,6 +47,9 @@ class Workload:
         Set where the executor can build the model.
     source
         Where the figures come from.
+    boundary_codec
+        How activations travel between stages; the layers' ``output_bytes`` are what it leaves of
+        them (see `with_boundary_codec`).
 
     Raises
     ------
@@ -63,6 +67,7 @@ class Workload:
     state_bytes_per_parameter: float = 16.0
     architecture: Architecture | None = None
     source: str = ""
+    boundary_codec: BoundaryCodec = BoundaryCodec.NONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", several("layers", self.layers))
@@ -78,6 +83,48 @@ class Workload:
             object.__setattr__(self, field, real(field, getattr(self, field), 0))
         for field in ("batch_samples", "microbatch_samples"):
             object.__setattr__(self, field, count(field, getattr(self, field)))
+        codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
+        object.__setattr__(self, "boundary_codec", codec)
+
+    def with_boundary_codec(self, codec: str) -> Workload:
+        """The workload whose activations, and their gradients, travel in that many bits.
+
+        Parameters
+        ----------
+        codec
+            A `BoundaryCodec` or its name.
+
+        Returns
+        -------
+        Workload
+            Other ``output_bytes``; what a device holds stays. Values that are not those of a known
+            architecture are taken to have 2 bytes.
+
+        Raises
+        ------
+        ValueError
+            No such codec, or the workload has one already.
+        """
+        wanted = choice(BoundaryCodec, "boundary_codec", codec)
+        if wanted is self.boundary_codec:
+            return self
+        if self.boundary_codec is not BoundaryCodec.NONE:
+            raise ValueError(
+                f"boundary_codec is {self.boundary_codec} already; start from the workload without"
+            )
+        arch, element_bytes = self.architecture, 2.0
+        if arch is not None:
+            element_bytes = self.layers[0].output_bytes / (arch.sequence * arch.hidden)
+        ratio = wanted.wire_ratio(element_bytes)
+
+        def coded(layer: Layer) -> Layer:
+            return _replace(layer, output_bytes=layer.output_bytes * ratio)
+
+        return self.replace(
+            stem=coded(self.stem),
+            layers=tuple(coded(layer) for layer in self.layers),
+            boundary_codec=wanted,
+        )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Workload:
@@ -260,6 +307,8 @@ class Workload:
         """JSON-ready form."""
         data = asdict(self)
         data["layers"] = [asdict(layer) for layer in self.layers]
+        if self.boundary_codec is BoundaryCodec.NONE:
+            del data["boundary_codec"]
         return data
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,27 @@ def test_arguments_of_another_type() -> None:
         pl.plan(cluster_of(4), tiny_workload(), request={"stages": 2}, stop=stop)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="stop must be a stopping rule, found None"):
         pl.plan(cluster_of(4), tiny_workload(), stages=2, stop=None)
+
+
+@pytest.mark.parametrize(
+    ("codec", "bits"), [("fp16", 16), ("int8", 8 + 32 / 1024), ("int4", 4.03125)]
+)
+def test_boundary_codecs_are_priced(codec: str, bits: float, tmp_path: Path) -> None:
+    """Messages of 4-byte values shrink, memory does not; the plan file keeps it."""
+    cluster = pl.Cluster(random_network(4), pl.Devices(1e9, 16e9))
+    plain, coded = (
+        pl.plan(
+            cluster, tiny_workload(), stages=2, stop=pl.MaxIterations(10), boundary_codec=c
+        ).plan
+        for c in ("none", codec)
+    )
+    assert plain is not None and coded is not None
+    before, after = (pl.simulate(p).transfers[0].message_bytes for p in (plain, coded))
+    assert after == pytest.approx(before * bits / 32)
+    assert coded.predicted.step_s < plain.predicted.step_s
+    assert coded.workload.layers[0].saved_bytes == plain.workload.layers[0].saved_bytes
+    assert pl.check(coded) == []
+    pl.save_plan(coded, tmp_path / "p.json")
+    assert pl.load_plan(tmp_path / "p.json").workload == coded.workload
+    with pytest.raises(ValueError, match="already"):
+        coded.workload.with_boundary_codec("none")

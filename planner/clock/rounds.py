@@ -1,0 +1,213 @@
+"""Averaging rounds: what each sends over which resource, and how long it takes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.clock.links import NONE, Floats, Ints, Links
+from planner.clock.pairs import Pairs
+from planner.training_plan.model import AveragingGroup
+
+
+class Rounds(NamedTuple):
+    """Averaging groups, of all stages and rounds.
+
+    Attributes
+    ----------
+    size
+        ``int[G]``: members of each group.
+    of_first, of
+        Groups of each device in the order of its rounds; ``of_first`` is ``int[N + 1]``.
+    return_s
+        ``float[G]``: the longest latency there and back.
+    pair_s
+        ``float[G]``: bytes over bandwidth of the slowest pair that carries no pipeline messages.
+    need_first, resource, need
+        Per group, the shared resources it uses and its bytes over each.
+    pair_first, pair, pair_need
+        Per group, those of its pairs that carry pipeline messages too, and its bytes over each.
+    stage
+        ``int[G]``.
+    round
+        ``int[G]``: 0 for a first round.
+    """
+
+    size: Ints
+    of_first: Ints
+    of: Ints
+    return_s: Floats
+    pair_s: Floats
+    need_first: Ints
+    resource: Ints
+    need: Floats
+    pair_first: Ints
+    pair: Ints
+    pair_need: Floats
+    stage: Ints
+    round: Ints
+
+
+def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
+    """Bytes that every member sends every other in a round.
+
+    Member i gives member k the share that k sums, and gets back the sum of it.
+
+    Parameters
+    ----------
+    group
+        The round's group.
+    vector_bytes
+        Of the whole vector on the wire.
+
+    Returns
+    -------
+    ndarray
+        ``float[m, m]``, by place in the group; nothing on the diagonal.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
+    a_ik = c_i r_k, g_ki = r_k.
+    """
+    share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
+    sent = (gives[:, None] * share[None, :] + share[:, None]) * vector_bytes
+    np.fill_diagonal(sent, 0.0)
+    return np.asarray(sent)
+
+
+def return_s(group: AveragingGroup, links: Links) -> float:
+    """The longest latency there and back of a round.
+
+    Parameters
+    ----------
+    group
+        The round's group.
+    links
+        Where.
+
+    Returns
+    -------
+    float
+        Seconds, over all pairs of a member and another that sums something.
+    """
+    index = np.array(group.members)
+    latency = links.latency_s[np.ix_(index, index)]
+    both = latency + latency.T
+    sums = np.array(group.shares) > 0
+    used = ~np.eye(len(index), dtype=bool) & (sums[:, None] | sums[None, :])
+    return float(both[used].max(initial=0.0))
+
+
+def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
+    """Seconds of a round on links that carry nothing else.
+
+    Parameters
+    ----------
+    group
+        The round's group.
+    vector_bytes
+        Of the whole vector on the wire.
+    links
+        Where.
+
+    Returns
+    -------
+    float
+        The fullest resource's seconds and the longest latency there and back.
+    """
+    if len(group.members) == 1:
+        return 0.0
+    index = np.array(group.members)
+    sent = group_bytes(group, vector_bytes)
+    fullest = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
+    for r, size in _shared_needs(index, sent, links).items():
+        fullest = max(fullest, size / float(links.capacity_bytes_per_s[r]))
+    return fullest + return_s(group, links)
+
+
+def compile_rounds(
+    averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
+    wire_bytes: Sequence[float],
+    links: Links,
+    pairs: Pairs,
+) -> Rounds:
+    """The arrays of a plan's averaging.
+
+    Parameters
+    ----------
+    averaging
+        Per stage, rounds of groups.
+    wire_bytes
+        Per stage, bytes of its vector on the wire.
+    links
+        Where.
+    pairs
+        What the pipeline's messages use.
+
+    Returns
+    -------
+    Rounds
+        All groups, stage by stage.
+    """
+    n = len(links)
+    flat = [
+        (stage, r, group)
+        for stage, rounds in enumerate(averaging)
+        for r, groups in enumerate(rounds)
+        for group in groups
+    ]
+    of: list[list[int]] = [[] for _ in range(n)]
+    number = np.full((n, n), NONE)
+    number[pairs.source, pairs.destination] = np.arange(len(pairs.source))
+    pair_s: list[float] = []
+    needs: list[dict[int, float]] = []
+    own: list[dict[int, float]] = []
+    for g, (stage, _, group) in enumerate(flat):
+        for d in group.members:
+            of[d].append(g)
+        index = np.array(group.members)
+        sent = group_bytes(group, wire_bytes[stage])
+        used = number[np.ix_(index, index)]
+        alone = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
+        pair_s.append(float(alone[used == NONE].max(initial=0.0)))
+        own.append(dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True)))
+        needs.append(_shared_needs(index, sent, links))
+    return Rounds(
+        _ints(len(g.members) for _, _, g in flat),
+        _ends(of),
+        _ints(g for groups in of for g in groups),
+        np.array([return_s(g, links) for _, _, g in flat], dtype=np.float64),
+        np.array(pair_s, dtype=np.float64),
+        _ends(needs),
+        _ints(r for need in needs for r in need),
+        np.array([size for need in needs for size in need.values()], dtype=np.float64),
+        _ends(own),
+        _ints(p for busy in own for p in busy),
+        np.array([size for busy in own for size in busy.values()], dtype=np.float64),
+        _ints(stage for stage, _, _ in flat),
+        _ints(r for _, r, _ in flat),
+    )
+
+
+def _shared_needs(members: Ints, sent: Floats, links: Links) -> dict[int, float]:
+    """Bytes of a round over each of the resources that pairs share."""
+    n = len(links)
+    need = dict(zip(members.tolist(), sent.sum(axis=1).tolist(), strict=True))
+    need |= dict(zip((n + members).tolist(), sent.sum(axis=0).tolist(), strict=True))
+    site = links.site_of[members]
+    for k in range(links.sites):
+        here = site == k
+        need[2 * n + k] = float(sent[np.ix_(here, ~here)].sum())
+        need[2 * n + links.sites + k] = float(sent[np.ix_(~here, here)].sum())
+    return {r: size for r, size in need.items() if size > 0}
+
+
+def _ints(values: object) -> Ints:
+    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+
+
+def _ends(lists: Sequence[Sequence[int] | dict[int, float]]) -> Ints:
+    return np.cumsum([0, *(len(one) for one in lists)]).astype(np.int64)

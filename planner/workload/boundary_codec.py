@@ -1,0 +1,38 @@
+"""How activations and their gradients are written on the wire between stages."""
+
+from __future__ import annotations
+
+import enum
+
+SCALE_BYTES = 4 / 1024
+"""A 32-bit scale for every 1024 values, with 8 and 4 bits."""
+
+
+class BoundaryCodec(enum.StrEnum):
+    """``none``: as the workload holds them; the others change what is computed."""
+
+    NONE = "none"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    def wire_ratio(self, element_bytes: float) -> float:
+        """Bytes on the wire over bytes of the values themselves.
+
+        Parameters
+        ----------
+        element_bytes
+            Of one value, uncoded.
+
+        Returns
+        -------
+        float
+            Above 1 where the values are shorter than the codec's.
+        """
+        coded = {
+            BoundaryCodec.NONE: element_bytes,
+            BoundaryCodec.FP16: 2.0,
+            BoundaryCodec.INT8: 1.0 + SCALE_BYTES,
+            BoundaryCodec.INT4: 0.5 + SCALE_BYTES,
+        }[self]
+        return coded / element_bytes
