@@ -252,9 +252,9 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         "",
         *(f"- {name}: {setting.about}" for name, setting in SETTINGS.items()),
         "",
-        "| network | plan | pipeline s | executed | ratio | averaging s | executed | ratio | step s "
-        "| executed | ratio | shrink | busy | latest operation |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| network | plan | {' | '.join(f'{part} s | executed | ratio' for part in PARTS)} | shrink "
+        "| busy | latest operation |",
+        f"|{'---|' * 14}",
     ]
     lines += [_row(row) for row in rows]
     return "\n".join([*lines, "", *summary(rows)]) + "\n"
@@ -297,8 +297,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
             ratio, row = max(found, key=lambda f: abs(f[0] - 1))
             middle = statistics.median(abs(r - 1) for r, _ in found)
             lines.append(
-                f"{part.capitalize()}: off by at most {abs(ratio - 1):.1%} ({row.key}, {ratio:.3f}), "
-                f"by {middle:.1%} in the median."
+                f"{part.capitalize()}: off by at most {abs(ratio - 1):.1%} ({row.key}, "
+                f"{ratio:.3f}), by {middle:.1%} in the median."
             )
     return lines
 
