@@ -252,8 +252,8 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         "",
         *(f"- {name}: {setting.about}" for name, setting in SETTINGS.items()),
         "",
-        f"| network | plan | {' | '.join(f'{part} s | executed | ratio' for part in PARTS)} | shrink "
-        "| busy | latest operation |",
+        f"| network | plan | {' | '.join(f'{part} s | executed | ratio' for part in PARTS)} | "
+        "shrink | busy | latest operation |",
         f"|{'---|' * 14}",
     ]
     lines += [_row(row) for row in rows]
