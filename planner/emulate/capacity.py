@@ -13,8 +13,9 @@ from planner.emulate.links import Links
 from planner.emulate.namespaces import EmulationError
 from planner.training_plan.model import TrainingPlan
 
-CARRIED_BYTES_PER_S = 60e6
-"""What the switch and the ranks on its two ends carry together on two cores without being late."""
+CARRIED_BYTES_PER_S = 200e6
+"""What the switch and the ranks at its two ends carry on two cores, as long as it is not for long:
+the most that all messages can get at the same time is rarely what they do get."""
 RANK_BYTES = 250e6
 """A Python process with torch loaded, less what all of them share."""
 USABLE = 0.7

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+from planner.clock.timeline import Timeline
 from planner.emulate.executed import Operation, Parts, Step, warm
 from planner.emulate.predicted import Prediction
 from planner.training_plan.model import TrainingPlan
@@ -157,8 +158,7 @@ def _operations(
     for step in steps:
         for op in step.operations:
             done.setdefault(op[:3], []).append(op)
-    timeline = prediction.timelines[k]
-    for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
+    for (b, device, kind), (start_s, end_s) in _expected(prediction.timelines[k]).items():
         if ops := done.get((b, device, kind)):
             yield OperationPair(
                 k,
@@ -168,6 +168,15 @@ def _operations(
                 Pair(start_s, median(op.start_s for op in ops)),
                 Pair(end_s, median(op.end_s for op in ops)),
             )
+
+
+def _expected(timeline: Timeline) -> dict[tuple[int, int, str], tuple[float, float]]:
+    """Start and end of each operation; a device's rounds of averaging are one."""
+    found: dict[tuple[int, int, str], tuple[float, float]] = {}
+    for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
+        known = found.get((b, device, kind), (start_s, end_s))
+        found[b, device, kind] = min(known[0], start_s), max(known[1], end_s)
+    return found
 
 
 def _links(
