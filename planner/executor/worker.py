@@ -166,7 +166,8 @@ class Worker:
             store = self.ranks.store
             if self.rank == 0:
                 farthest = float(self.plan.cluster.network.latency_s[0].max())
-                moment = time.monotonic() + 2 * farthest / self._imposed.speed + HEAD_START_S
+                # told that all are here, a rank asks whether the moment is known, and for it
+                moment = time.monotonic() + 5 * farthest / self._imposed.speed + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))
 
