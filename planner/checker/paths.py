@@ -214,11 +214,13 @@ def _in_turn(
     messages: Sequence[tuple[float, PathOp]], slack: float
 ) -> Iterator[tuple[float, PathOp]]:
     """By hand-over; of those handed over together, the one that is needed first."""
-    left = sorted(messages, key=lambda m: (m[0], m[1].start_s))
-    while left:
-        together = [m for m in left if m[0] <= left[0][0] + slack]
-        yield from sorted(together, key=lambda m: (m[1].start_s, m[0]))
-        left = left[len(together) :]
+    together: list[tuple[float, PathOp]] = []
+    for message in sorted(messages, key=lambda m: m[0]):
+        if together and message[0] > together[0][0] + slack:
+            yield from sorted(together, key=lambda m: m[1].start_s)
+            together = []
+        together.append(message)
+    yield from sorted(together, key=lambda m: m[1].start_s)
 
 
 def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:
