@@ -20,10 +20,10 @@ def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem)
     Parameters
     ----------
     witness
-        ``{"kind": "turnover", "device": d}``, ``{"kind": "stage visits", "stage": s}``, and with
-        ``link_s`` ``{"kind": "links out of", "device": d}``, ``"links into"`` likewise, or either
-        with ``"stage": s``, for a `PathProblem`; ``{"kind": "work"}`` or ``{"kind": "turnover of start devices"}`` for an
-        `ArrangedPathProblem`.
+        For a `PathProblem`: ``{"kind": "turnover", "device": d}``, ``{"kind": "stage visits",
+        "stage": s}``; with ``link_s`` also kinds ``"links out of"`` and ``"links into"``, with
+        ``"device": d`` or ``"stage": s``. For an `ArrangedPathProblem`: ``{"kind": "work"}`` or
+        ``{"kind": "turnover of start devices"}``.
 
     Returns
     -------

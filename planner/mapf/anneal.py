@@ -158,11 +158,12 @@ def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     went first.
     """
     steps = state.begin.shape[1]
-    other = state.before[at // steps, at % steps]
-    if len(state.behind) > 0 and state.behind[at // steps, at % steps] >= 0:
-        if state.begin[at // steps, at % steps] <= state.ready[at // steps, at % steps]:
-            other = state.behind[at // steps, at % steps] - 1
-            at -= 1
+    b, k = at // steps, at % steps
+    other = state.before[b, k]
+    queued = len(state.behind) > 0 and state.behind[b, k] >= 0
+    if queued and state.begin[b, k] <= state.ready[b, k]:
+        other = state.behind[b, k] - 1
+        at -= 1
     if other < 0 or other // steps == at // steps:
         return False
     b, k, c, j = at // steps, at % steps, other // steps, other % steps

@@ -247,7 +247,7 @@ class PathProblem:
         """The problem of an arrangement: layers cut evenly, compute times by FLOPs.
 
         ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
-        With ``queueing`` a link is busy for a message's bytes divided by its bandwidth (``link_s``).
+        With ``queueing`` a link is busy for a message's bytes over its bandwidth (``link_s``).
         """
         numbers = StageNumbers.of(cluster, workload, len(assignment.groups))
         stage = np.empty(len(cluster), dtype=np.int64)
