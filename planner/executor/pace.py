@@ -22,6 +22,7 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
+EARLY = 1 / 3
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -36,10 +37,13 @@ class Pace:
         Of every share; all shares' chunks of one number travel together.
     window
         Chunks that a member contributes beyond those that it got back whole.
+    early
+        Whether a member contributes before it knows that all others are ready.
     """
 
     chunks: int
     window: int
+    early: bool = False
 
 
 def pace_of(
@@ -80,7 +84,9 @@ def pace_of(
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK))
+    # where the way takes longer than the bytes, to wait for word from all would be most of a round
+    early = seconds < EARLY * delay
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
