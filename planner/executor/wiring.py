@@ -9,7 +9,7 @@ from planner.executor.averaging import Averaging
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
-from planner.executor.pace import pace_of
+from planner.executor.pace import pace_of, upload_bytes_per_s
 from planner.executor.transport import Expected
 from planner.training_plan.model import TrainingPlan
 
@@ -118,4 +118,6 @@ class Wiring:
             )
             for group in rounds
         ]
-        return Averaging(rank, rounds, paces, len(plan.assignment.groups[stage]), plan.codec)
+        devices = len(plan.assignment.groups[stage])
+        upload = upload_bytes_per_s(plan.cluster)[rank] * imposed.speed / imposed.shrink
+        return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))
