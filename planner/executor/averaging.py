@@ -95,7 +95,9 @@ class Averaging:
     def _give_way(self, group: AveragingGroup, peers: Peers, outbox: Outbox) -> None:
         """Leave the pipeline's last messages their rate: other devices wait for them."""
         size, until_s = outbox.under_way()
-        seconds = until_s - time.monotonic()
+        now = time.monotonic()
+        until_s = max(until_s, now + size / self.upload_bytes_per_s)
+        seconds = until_s - now
         if size <= 0.0 or seconds <= 0.0:
             return
         spare = max(self.upload_bytes_per_s - size / seconds, LEAST * self.upload_bytes_per_s)
