@@ -7,15 +7,20 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
+from planner.executor.transport import Outbox
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
+
+LEAST = 0.01
+"""Of its upload, what a rank averages with while the pipeline could take all of it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Averaging:
         Of the stage.
     codec
         How vectors are written on the wire.
+    upload_bytes_per_s
+        What this rank can send in all.
     """
 
     rank: int
@@ -43,13 +50,14 @@ class Averaging:
     paces: Sequence[Pace]
     devices: int
     codec: Codec
+    upload_bytes_per_s: float
 
     @property
     def peers(self) -> set[int]:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def run(self, vector: Tensor, peers: Peers, clear: Callable[[], None]) -> float:
+    def run(self, vector: Tensor, peers: Peers, outbox: Outbox) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
         Parameters
@@ -58,8 +66,8 @@ class Averaging:
             ``float32[values]``.
         peers
             Connections.
-        clear
-            Called before contributions leave; it may wait for what has to leave before.
+        outbox
+            Where the pipeline's last messages may still be leaving.
 
         Returns
         -------
@@ -75,11 +83,30 @@ class Averaging:
         for number, (group, pace) in enumerate(zip(self.rounds, self.paces, strict=True)):
             scale = self._scale(number)
             if len(group.members) > 1:
-                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, clear)
+                begins = partial(self._give_way, group, peers, outbox)
+                exchange = Exchange(
+                    vector, group, self.rank, peers, self.codec, pace, scale, begins
+                )
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)
         return end
+
+    def _give_way(self, group: AveragingGroup, peers: Peers, outbox: Outbox) -> None:
+        """Leave the pipeline's last messages their rate: other devices wait for them."""
+        size, until_s = outbox.under_way()
+        now = time.monotonic()
+        until_s = max(until_s, now + size / self.upload_bytes_per_s)
+        seconds = until_s - now
+        if size <= 0.0 or seconds <= 0.0:
+            return
+        spare = max(self.upload_bytes_per_s - size / seconds, LEAST * self.upload_bytes_per_s)
+        share = dict(zip(group.members, group.shares, strict=True))
+        gives = group.contributes[group.members.index(self.rank)]
+        own = share.pop(self.rank)
+        sent = {d: s * gives + own for d, s in share.items() if s * gives + own > 0.0}
+        total = sum(sent.values())
+        peers.hold_back({d: spare * part / total for d, part in sent.items()}, until_s)
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""

@@ -1,7 +1,8 @@
 """One round of averaging: member k sums share k and returns it to everybody (DeDLOC, 3.2).
 
 A round begins when its last member is ready, which each tells the others: what is sent earlier
-would take links from the pipeline's messages that others still wait for. Shares travel in chunks;
+would take links from the pipeline's messages that others still wait for (`Pace.early` is the
+exception: little to send, and far). Shares travel in chunks;
 all reducers' chunks with the same number travel together, so that contributions, sums and returns
 overlap and rates keep in proportion to shares. A member contributes up to a window of chunks beyond
 those that came back whole: an answer is at the same time leave to go on, and its reducers hold no
@@ -24,7 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from planner.executor.codec import decode, encode, message_length
-from planner.executor.connections import as_bytes, receive_into, send_all, send_now
+from planner.executor.connections import (
+    as_bytes,
+    limit_rate,
+    receive_into,
+    send_all,
+    send_now,
+)
 from planner.executor.pace import Pace
 from planner.executor.transport import Failure, Lane
 from planner.training_plan.choices import Codec
@@ -189,6 +196,27 @@ class Peers:
                 self.changed.wait()
         self.failure.check()
 
+    def hold_back(self, rates: Mapping[int, float], until_s: float) -> None:
+        """Send no faster for a while, where the system can do that.
+
+        Parameters
+        ----------
+        rates
+            By rank, bytes per second, above 0.
+        until_s
+            Monotonic clock.
+        """
+        for other, rate in rates.items():
+            limit_rate(self.connections[other], rate)
+
+        def lift() -> None:
+            for other in rates:
+                limit_rate(self.connections[other], None)
+
+        timer = threading.Timer(max(until_s - time.monotonic(), 0.0), lift)
+        timer.daemon = True
+        timer.start()
+
     def finish(self) -> None:
         """Wait until everything has left."""
         for way in self.to.values():
@@ -220,8 +248,8 @@ class Exchange:
         The group's chunks and window.
     scale
         What sums are multiplied by.
-    clear
-        Called before the first contribution leaves; it may wait for what has to leave before.
+    begins
+        Called before the first contribution leaves.
     """
 
     def __init__(
@@ -233,7 +261,7 @@ class Exchange:
         codec: Codec,
         pace: Pace,
         scale: float = 1.0,
-        clear: Callable[[], None] = lambda: None,
+        begins: Callable[[], None] = lambda: None,
     ) -> None:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
@@ -241,7 +269,7 @@ class Exchange:
         self._members, self._gives = group.members, group.contributes
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
-        self._clear = clear
+        self._begins = begins
         parts = share_ranges(len(vector), group.shares)
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
@@ -274,8 +302,8 @@ class Exchange:
         for k in self._others:
             self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
-        self._peers.wait_until(lambda: not self._unready)
-        self._clear()
+        self._peers.wait_until(lambda: self._pace.early or not self._unready)
+        self._begins()
         for c in range(min(self._pace.window, self._pace.chunks)):
             self._contribute(c)
         for c, size in enumerate(self._sizes[self._me]):

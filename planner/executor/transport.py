@@ -22,8 +22,6 @@ from planner.executor.connections import as_bytes, receive_into, send_all, unack
 from planner.executor.messages import Message
 
 EARLY_BYTES = 1 << 30
-POLL_S = 1e-3
-"""Between looks at whether all has arrived."""
 
 Job = Callable[[], None]
 
@@ -142,11 +140,18 @@ class Outbox:
 
         self._lanes[destination].submit(job)
 
-    def wait_until_clear(self) -> None:
-        """Wait until everything has left: by the plan's rates, or because it has arrived."""
-        for destination, leaves_s in self._leaves_s.items():
-            while (left := leaves_s - time.monotonic()) > 0 and not self._arrived(destination):
-                time.sleep(min(left, POLL_S))
+    def under_way(self) -> tuple[float, float]:
+        """What is still leaving by the plan's rates, and is not known to have arrived.
+
+        Returns
+        -------
+        tuple[float, float]
+            Bytes, and until when on the monotonic clock.
+        """
+        now = time.monotonic()
+        left = {d: s - now for d, s in self._leaves_s.items() if s > now and not self._arrived(d)}
+        size = sum(seconds * self._rates[d] for d, seconds in left.items())
+        return size, now + max(left.values(), default=0.0)
 
     def finish(self) -> None:
         """Wait until everything is in the hands of the system."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from planner.executor.averaging import Averaging
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
-from planner.executor.pace import pace_of
+from planner.executor.pace import download_bytes_per_s, pace_of, upload_bytes_per_s
 from planner.executor.transport import Expected
 from planner.training_plan.model import TrainingPlan
 
@@ -96,9 +98,11 @@ class Wiring:
 
     def rates(self) -> Mapping[int, float]:
         """By rank, bytes per second of the link there, as this run takes them."""
+        cluster, me = self._plan.cluster, self._rank
+        limit = np.minimum(upload_bytes_per_s(cluster)[me], download_bytes_per_s(cluster))
+        row = np.minimum(cluster.network.bandwidth_bytes_per_s[me], limit)
         scale = self._imposed.speed / self._imposed.shrink
-        row = self._plan.cluster.network.bandwidth_bytes_per_s[self._rank]
-        return {d: float(rate) * scale for d, rate in enumerate(row) if d != self._rank}
+        return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
     def _averaging(self, *, shared: bool) -> Averaging:
         plan, rank, imposed = self._plan, self._rank, self._imposed
@@ -118,4 +122,6 @@ class Wiring:
             )
             for group in rounds
         ]
-        return Averaging(rank, rounds, paces, len(plan.assignment.groups[stage]), plan.codec)
+        devices = len(plan.assignment.groups[stage])
+        upload = upload_bytes_per_s(plan.cluster)[rank] * imposed.speed / imposed.shrink
+        return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))

@@ -150,8 +150,7 @@ class Worker:
         averaging = self._wiring.averaging
         if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
             ready = time.monotonic()
-            # the pipeline's last messages go first: others wait for them
-            end = averaging.run(self._compute.gradients(), peers, outbox.wait_until_clear)
+            end = averaging.run(self._compute.gradients(), peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
         update = time.monotonic()
         self._compute.update()
