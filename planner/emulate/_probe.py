@@ -1,8 +1,8 @@
 """One device of a measurement of links: sends messages, notes when those of others have arrived.
 
-``python -m planner.emulate.probe`` in the device's namespace. It prints a line once all connections
-stand, reads the time to begin (of the monotonic clock) and the time to end, and prints as JSON a
-list ``[source, handed_over_s, arrived_s]`` for each message that arrived.
+``python -m planner.emulate._probe`` in the device's namespace. It prints a line once all
+connections stand, reads the time to begin (of the monotonic clock) and the time to end, and prints
+as JSON a list ``[source, sent_s, arrived_s]`` for each message that arrived.
 """
 
 from __future__ import annotations
