@@ -165,7 +165,8 @@ class Worker:
             store = self.ranks.store
             if self.rank == 0:
                 farthest = float(self.plan.cluster.network.latency_s[0].max())
-                moment = time.monotonic() + 2 * farthest / self._imposed.speed + HEAD_START_S
+                # told that all are here, a rank asks for the moment and is answered
+                moment = time.monotonic() + 3 * farthest / self._imposed.speed + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))
 
