@@ -19,8 +19,9 @@ from planner.executor.transport import Outbox
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
-LEAST = 0.01
-"""Of its upload, what a rank averages with while the pipeline could take all of it."""
+LEAST = 0.2
+"""Of its upload, what a rank averages with even where the pipeline could take all of it: its last
+messages are few, and most of a round is still to come."""
 
 
 @dataclass(frozen=True)
@@ -83,30 +84,20 @@ class Averaging:
         for number, (group, pace) in enumerate(zip(self.rounds, self.paces, strict=True)):
             scale = self._scale(number)
             if len(group.members) > 1:
-                begins = partial(self._give_way, group, peers, outbox)
-                exchange = Exchange(
-                    vector, group, self.rank, peers, self.codec, pace, scale, begins
-                )
+                room = partial(self._room, outbox)
+                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, room)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)
         return end
 
-    def _give_way(self, group: AveragingGroup, peers: Peers, outbox: Outbox) -> None:
+    def _room(self, outbox: Outbox) -> tuple[float, float]:
         """Leave the pipeline's last messages their rate: other devices wait for them."""
         size, until_s = outbox.under_way()
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)
-        seconds = until_s - now
-        if size <= 0.0 or seconds <= 0.0:
-            return
-        spare = max(self.upload_bytes_per_s - size / seconds, LEAST * self.upload_bytes_per_s)
-        share = dict(zip(group.members, group.shares, strict=True))
-        gives = group.contributes[group.members.index(self.rank)]
-        own = share.pop(self.rank)
-        sent = {d: s * gives + own for d, s in share.items() if s * gives + own > 0.0}
-        total = sum(sent.values())
-        peers.hold_back({d: spare * part / total for d, part in sent.items()}, until_s)
+        busy = size / (until_s - now) if until_s > now else 0.0
+        return max(self.upload_bytes_per_s - busy, LEAST * self.upload_bytes_per_s), until_s
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""

@@ -29,8 +29,6 @@ HELLO = struct.Struct("!III")
 CONNECT_S = 60.0
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
-MAX_PACING_RATE, UNLIMITED = 47, -1
-"""SO_MAX_PACING_RATE of Linux."""
 GET_ADDRESS, OUTPUT_QUEUE = 0x8915, 0x5411
 """ioctls SIOCGIFADDR and SIOCOUTQ of Linux."""
 
@@ -229,22 +227,6 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
 
     waiting: bytes = fcntl.ioctl(connection.fileno(), OUTPUT_QUEUE, bytes(4))
     return int.from_bytes(waiting, sys.byteorder)
-
-
-def limit_rate(connection: socket.socket, bytes_per_s: float | None) -> None:
-    """Send no faster than this, where the system can do that.
-
-    Parameters
-    ----------
-    connection
-        Whose.
-    bytes_per_s
-        Above 0; None: as fast as it goes.
-    """
-    if sys.platform == "linux":
-        rate = UNLIMITED if bytes_per_s is None else min(max(int(bytes_per_s), 1), UNLIMITED)
-        with suppress(OSError):  # closed meanwhile
-            connection.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, rate)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

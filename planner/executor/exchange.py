@@ -11,10 +11,12 @@ more of it than the window.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -27,7 +29,6 @@ from torch import Tensor
 from planner.executor.codec import decode, encode, message_length
 from planner.executor.connections import (
     as_bytes,
-    limit_rate,
     receive_into,
     send_all,
     send_now,
@@ -44,6 +45,7 @@ RETURN = 1 << 31
 READY = (1 << 32) - 1
 """Instead of a chunk: the member's gradients are there."""
 NOTHING = memoryview(b"")
+TICK_S = 1e-3
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:
@@ -196,27 +198,6 @@ class Peers:
                 self.changed.wait()
         self.failure.check()
 
-    def hold_back(self, rates: Mapping[int, float], until_s: float) -> None:
-        """Send no faster for a while, where the system can do that.
-
-        Parameters
-        ----------
-        rates
-            By rank, bytes per second, above 0.
-        until_s
-            Monotonic clock.
-        """
-        for other, rate in rates.items():
-            limit_rate(self.connections[other], rate)
-
-        def lift() -> None:
-            for other in rates:
-                limit_rate(self.connections[other], None)
-
-        timer = threading.Timer(max(until_s - time.monotonic(), 0.0), lift)
-        timer.daemon = True
-        timer.start()
-
     def finish(self) -> None:
         """Wait until everything has left."""
         for way in self.to.values():
@@ -248,8 +229,9 @@ class Exchange:
         The group's chunks and window.
     scale
         What sums are multiplied by.
-    begins
-        Called before the first contribution leaves.
+    room
+        Called when the round begins: the bytes per second that may be sent, and until when on the
+        monotonic clock; afterwards there is no limit.
     """
 
     def __init__(
@@ -261,7 +243,7 @@ class Exchange:
         codec: Codec,
         pace: Pace,
         scale: float = 1.0,
-        begins: Callable[[], None] = lambda: None,
+        room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
     ) -> None:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
@@ -269,7 +251,7 @@ class Exchange:
         self._members, self._gives = group.members, group.contributes
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
-        self._begins = begins
+        self._room = room
         parts = share_ranges(len(vector), group.shares)
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
@@ -303,31 +285,51 @@ class Exchange:
             self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
         self._peers.wait_until(lambda: self._pace.early or not self._unready)
-        self._begins()
-        for c in range(min(self._pace.window, self._pace.chunks)):
+        contributions = deque(range(min(self._pace.window, self._pace.chunks)))
+        sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
+        self._begin_slowly(contributions, sums, *self._room())
+        for c in contributions:
             self._contribute(c)
-        for c, size in enumerate(self._sizes[self._me]):
-            if size:
-                self._peers.wait_until(partial(self._complete, c))
-                self._reduce(c)
+        for c in sums:
+            self._peers.wait_until(partial(self._complete, c))
+            self._reduce(c)
         self._peers.wait_until(lambda: self._open == 0)
         end = time.monotonic()
         self._settle()
         return end
 
+    def _begin_slowly(
+        self, contributions: deque[int], sums: deque[int], bytes_per_s: float, until_s: float
+    ) -> None:
+        """Contribute and reduce, up to a moment no faster than this."""
+        free_s = until_s if bytes_per_s <= 0.0 else 0.0
+        while (now := time.monotonic()) < until_s:
+            self._peers.failure.check()
+            if now < free_s:
+                time.sleep(min(free_s, until_s) - now)
+            elif sums and self._complete(sums[0]):
+                free_s = now + self._reduce(sums.popleft()) / bytes_per_s
+            elif contributions:
+                free_s = now + self._contribute(contributions.popleft()) / bytes_per_s
+            else:
+                time.sleep(min(TICK_S, until_s - now))
+
     def _complete(self, c: int) -> bool:
         return not self._missing[c]
 
-    def _contribute(self, c: int) -> None:
-        """Give chunk c away, and what else needs no answer to it."""
+    def _contribute(self, c: int) -> int:
+        """Give chunk c away, and what else needs no answer to it; returns bytes."""
+        values = 0
         while c < self._pace.chunks:
             if self._gives[self._me]:
                 for k in self._others:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
+                        values += self._sizes[k][c]
             if self._answered[c]:
                 break
             c += self._pace.window
+        return message_length(values, self._codec)
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
@@ -387,7 +389,8 @@ class Exchange:
         if whole:
             self._contribute(c + self._pace.window)
 
-    def _reduce(self, c: int) -> None:
+    def _reduce(self, c: int) -> int:
+        """Sum chunk c of this member's share and return it to all; returns bytes."""
         start, stop = self._chunks[self._me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -412,6 +415,7 @@ class Exchange:
             message = as_bytes(encoded)
         for k in self._others:
             self._peers.to[self._members[k]].send(c | RETURN, message)
+        return len(message) * len(self._others)
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
         message = piece[: message_length(values, self._codec)]

@@ -164,9 +164,10 @@ class Worker:
         if self._imposed is not None:
             store = self.ranks.store
             if self.rank == 0:
-                farthest = float(self.plan.cluster.network.latency_s[0].max())
                 # told that all are here, a rank asks whether the moment is known, and for it
-                moment = time.monotonic() + 5 * farthest / self._imposed.speed + HEAD_START_S
+                way = self.plan.cluster.network.latency_s
+                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._imposed.speed
+                moment = time.monotonic() + longest + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))
 
