@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
+from planner.executor.transport import Outbox
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
@@ -36,6 +38,8 @@ class Averaging:
         Of the stage.
     codec
         How vectors are written on the wire.
+    upload_bytes_per_s
+        What this rank can send in all.
     """
 
     rank: int
@@ -43,13 +47,14 @@ class Averaging:
     paces: Sequence[Pace]
     devices: int
     codec: Codec
+    upload_bytes_per_s: float
 
     @property
     def peers(self) -> set[int]:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def run(self, vector: Tensor, peers: Peers) -> float:
+    def run(self, vector: Tensor, peers: Peers, outbox: Outbox) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
         Parameters
@@ -58,6 +63,8 @@ class Averaging:
             ``float32[values]``.
         peers
             Connections.
+        outbox
+            Where the pipeline's last messages may still be leaving.
 
         Returns
         -------
@@ -73,11 +80,20 @@ class Averaging:
         for number, (group, pace) in enumerate(zip(self.rounds, self.paces, strict=True)):
             scale = self._scale(number)
             if len(group.members) > 1:
-                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale)
+                room = partial(self._room, outbox)
+                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, room)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)
         return end
+
+    def _room(self, outbox: Outbox) -> tuple[float, float]:
+        """Leave the pipeline's last messages their rate: other devices wait for them."""
+        size, until_s = outbox.under_way()
+        now = time.monotonic()
+        until_s = max(until_s, now + size / self.upload_bytes_per_s)
+        busy = size / (until_s - now) if until_s > now else 0.0
+        return self.upload_bytes_per_s - busy, until_s
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""

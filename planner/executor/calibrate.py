@@ -222,7 +222,7 @@ def measure_operation() -> float:
     schedule = Schedule("empty", Head.LAST, (path,) * (len(order) // len(kinds)), (order,))
     traffic, nothing = Traffic(schedule, 0), _Nothing()
     failure = Failure()
-    inbox, outbox = Inbox({}, {}, nothing.buffer, failure), Outbox({}, failure)
+    inbox, outbox = Inbox({}, {}, nothing.buffer, failure), Outbox({}, failure, {})
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -279,7 +279,7 @@ def _measure(connection: socket.socket, rank: int) -> Link:
     message = Message("F", 0, other, rank)
     coming = (Expected(serial, message) for serial in range(PINGS))
     inbox = Inbox({other: connection}, {other: coming}, nothing.buffer, failure)
-    outbox = Outbox({other: connection}, failure)
+    outbox = Outbox({other: connection}, failure, {other: bandwidth})
     numbers = count()
     ours = _one_way(
         rank,

@@ -29,8 +29,8 @@ HELLO = struct.Struct("!III")
 CONNECT_S = 60.0
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
-GET_ADDRESS = 0x8915
-"""ioctl SIOCGIFADDR of Linux."""
+GET_ADDRESS, OUTPUT_QUEUE = 0x8915, 0x5411
+"""ioctls SIOCGIFADDR and SIOCOUTQ of Linux."""
 
 
 class Purpose(enum.IntEnum):
@@ -206,6 +206,27 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             view = view[size:]
     except OSError as error:
         raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+
+
+def unacknowledged_bytes(connection: socket.socket) -> int:
+    """What the other end's system has not confirmed; 0 where this system does not tell.
+
+    Parameters
+    ----------
+    connection
+        Whose.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    if sys.platform != "linux":
+        return 0
+    import fcntl
+
+    waiting: bytes = fcntl.ioctl(connection.fileno(), OUTPUT_QUEUE, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -1,17 +1,22 @@
 """One round of averaging: member k sums share k and returns it to everybody (DeDLOC, 3.2).
 
-Shares travel in chunks; all reducers' chunks with the same number travel together, so that
-contributions, sums and returns overlap and rates keep in proportion to shares. A member contributes
-up to a window of chunks beyond those that came back whole: an answer is at the same time leave to
-go on, and its reducers hold no more of it than the window.
+A round begins when its last member is ready, which each tells the others: what is sent earlier
+would take links from the pipeline's messages that others still wait for (`Pace.early` is the
+exception: little to send, and far). Shares travel in chunks;
+all reducers' chunks with the same number travel together, so that contributions, sums and returns
+overlap and rates keep in proportion to shares. A member contributes up to a window of chunks beyond
+those that came back whole: an answer is at the same time leave to go on, and its reducers hold no
+more of it than the window.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -22,7 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from planner.executor.codec import decode, encode, message_length
-from planner.executor.connections import as_bytes, receive_into, send_all, send_now
+from planner.executor.connections import (
+    as_bytes,
+    receive_into,
+    send_all,
+    send_now,
+)
 from planner.executor.pace import Pace
 from planner.executor.transport import Failure, Lane
 from planner.training_plan.choices import Codec
@@ -32,6 +42,10 @@ from planner.training_plan.shares import Range, share_ranges
 HEAD = struct.Struct("!I")
 """In front of a chunk: its number, and `RETURN` if it is a sum."""
 RETURN = 1 << 31
+READY = (1 << 32) - 1
+"""Instead of a chunk: the member's gradients are there."""
+NOTHING = memoryview(b"")
+TICK_S = 1e-3
 
 
 def chunk_ranges(part: Range, count: int) -> list[Range]:
@@ -215,6 +229,9 @@ class Exchange:
         The group's chunks and window.
     scale
         What sums are multiplied by.
+    room
+        Called when the round begins: the bytes per second that may be sent, and until when on the
+        monotonic clock; afterwards there is no limit.
     """
 
     def __init__(
@@ -226,6 +243,7 @@ class Exchange:
         codec: Codec,
         pace: Pace,
         scale: float = 1.0,
+        room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
     ) -> None:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
@@ -233,6 +251,7 @@ class Exchange:
         self._members, self._gives = group.members, group.contributes
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
+        self._room = room
         parts = share_ranges(len(vector), group.shares)
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
@@ -240,6 +259,7 @@ class Exchange:
         n = len(parts)
         self._others = [(self._me + step) % n for step in range(1, n)]
         self._givers = [k for k in sorted(self._others) if self._gives[k]]
+        self._unready = len(self._others)
         # by chunk: contributions to come, and sums to come back
         self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
         self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
@@ -262,31 +282,54 @@ class Exchange:
             A member is gone.
         """
         for k in self._others:
+            self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
-        for c in range(min(self._pace.window, self._pace.chunks)):
+        self._peers.wait_until(lambda: self._pace.early or not self._unready)
+        contributions = deque(range(min(self._pace.window, self._pace.chunks)))
+        sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
+        self._begin_slowly(contributions, sums, *self._room())
+        for c in contributions:
             self._contribute(c)
-        for c, size in enumerate(self._sizes[self._me]):
-            if size:
-                self._peers.wait_until(partial(self._complete, c))
-                self._reduce(c)
+        for c in sums:
+            self._peers.wait_until(partial(self._complete, c))
+            self._reduce(c)
         self._peers.wait_until(lambda: self._open == 0)
         end = time.monotonic()
         self._settle()
         return end
 
+    def _begin_slowly(
+        self, contributions: deque[int], sums: deque[int], bytes_per_s: float, until_s: float
+    ) -> None:
+        """Contribute and reduce, up to a moment no faster than this."""
+        free_s = until_s if bytes_per_s <= 0.0 else 0.0
+        while (now := time.monotonic()) < until_s:
+            self._peers.failure.check()
+            if now < free_s:
+                time.sleep(min(free_s, until_s) - now)
+            elif sums and self._complete(sums[0]):
+                free_s = now + self._reduce(sums.popleft()) / bytes_per_s
+            elif contributions:
+                free_s = now + self._contribute(contributions.popleft()) / bytes_per_s
+            else:
+                time.sleep(min(TICK_S, until_s - now))
+
     def _complete(self, c: int) -> bool:
         return not self._missing[c]
 
-    def _contribute(self, c: int) -> None:
-        """Give chunk c away, and what else needs no answer to it."""
+    def _contribute(self, c: int) -> int:
+        """Give chunk c away, and what else needs no answer to it; returns bytes."""
+        values = 0
         while c < self._pace.chunks:
             if self._gives[self._me]:
                 for k in self._others:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
+                        values += self._sizes[k][c]
             if self._answered[c]:
                 break
             c += self._pace.window
+        return message_length(values, self._codec)
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
@@ -303,13 +346,21 @@ class Exchange:
         head = memoryview(bytearray(HEAD.size))
         contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
         sums = sum(size > 0 for size in self._sizes[k])
-        for _ in range(contributions + sums):
+        for _ in range(1 + contributions + sums):
             receive_into(connection, head)
             (word,) = HEAD.unpack(head)
-            if word & RETURN:
+            if word == READY:
+                self._count_ready()
+            elif word & RETURN:
                 self._take_sum(connection, k, word ^ RETURN)
             else:
                 self._take_part(connection, k, word)
+
+    def _count_ready(self) -> None:
+        with self._peers.changed:
+            self._unready -= 1
+            if not self._unready:
+                self._peers.changed.notify_all()
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
         length = message_length(self._sizes[self._me][c], self._codec)
@@ -338,7 +389,8 @@ class Exchange:
         if whole:
             self._contribute(c + self._pace.window)
 
-    def _reduce(self, c: int) -> None:
+    def _reduce(self, c: int) -> int:
+        """Sum chunk c of this member's share and return it to all; returns bytes."""
         start, stop = self._chunks[self._me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -363,6 +415,7 @@ class Exchange:
             message = as_bytes(encoded)
         for k in self._others:
             self._peers.to[self._members[k]].send(c | RETURN, message)
+        return len(message) * len(self._others)
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
         message = piece[: message_length(values, self._codec)]

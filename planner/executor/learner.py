@@ -15,6 +15,7 @@ from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
 
 WEIGHT_DECAY = 0.01
@@ -53,6 +54,12 @@ def require_executable(plan: TrainingPlan) -> Architecture:
         )
     if plan.sync.every_steps != 1 or plan.sync.outer is not None:
         raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
+    codec = plan.workload.boundary_codec
+    if codec is not BoundaryCodec.NONE:
+        raise PlanError(
+            f"workload.boundary_codec: the executor sends activations as they are so far, found "
+            f"{codec}; plan without one"
+        )
     # load_plan has seen to this for files; a plan made in memory is as welcome
     for problem in contradictions(plan):
         raise PlanError(problem)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
 from planner.training_plan.model import AveragingGroup
@@ -22,6 +23,7 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
+EARLY = 1 / 3
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -36,10 +38,13 @@ class Pace:
         Of every share; all shares' chunks of one number travel together.
     window
         Chunks that a member contributes beyond those that it got back whole.
+    early
+        Whether a member contributes before it knows that all others are ready.
     """
 
     chunks: int
     window: int
+    early: bool = False
 
 
 def pace_of(
@@ -81,7 +86,9 @@ def pace_of(
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK))
+    # where the way takes longer than the bytes, to wait for word from all would be most of a round
+    early = seconds < EARLY * delay
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
@@ -107,16 +114,51 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None])
     np.fill_diagonal(sent, 0.0)
     pairs = cluster.network.bandwidth_bytes_per_s
-    fastest = np.where(np.eye(len(cluster), dtype=bool), 0.0, pairs)
-    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    # where no limit is stated, the fastest measured pair is one
-    up = fastest.max(axis=1) if up is None else np.asarray(up)
-    down = fastest.max(axis=0) if down is None else np.asarray(down)
+    up, down = upload_bytes_per_s(cluster), download_bytes_per_s(cluster)
     return max(
         float((sent / pairs[np.ix_(members, members)]).max()),
         float((sent.sum(axis=1) / up[members]).max()),
         float((sent.sum(axis=0) / down[members]).max()),
     )
+
+
+def upload_bytes_per_s(cluster: Cluster) -> NDArray[np.float64]:
+    """What each device can send in all: as stated, else to its fastest measured pair.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+
+    Returns
+    -------
+    ndarray
+        ``float[N]``.
+    """
+    stated = cluster.upload_bytes_per_s
+    return _finite(cluster).max(axis=1) if stated is None else stated
+
+
+def download_bytes_per_s(cluster: Cluster) -> NDArray[np.float64]:
+    """What each device can receive in all: as stated, else from its fastest measured pair.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+
+    Returns
+    -------
+    ndarray
+        ``float[N]``.
+    """
+    stated = cluster.download_bytes_per_s
+    return _finite(cluster).max(axis=0) if stated is None else stated
+
+
+def _finite(cluster: Cluster) -> NDArray[np.float64]:
+    itself = np.eye(len(cluster), dtype=bool)
+    return np.where(itself, 0.0, cluster.network.bandwidth_bytes_per_s)
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

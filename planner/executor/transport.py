@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from planner.executor.connections import as_bytes, receive_into, send_all
+from planner.executor.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
 from planner.executor.messages import Message
 
 EARLY_BYTES = 1 << 30
@@ -102,10 +102,20 @@ class Outbox:
         By destination.
     failure
         Where errors go.
+    rates
+        By destination, bytes per second of the link in the plan.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket], failure: Failure) -> None:
-        self._connections = connections
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        failure: Failure,
+        rates: Mapping[int, float],
+    ) -> None:
+        self._connections, self._rates = connections, rates
+        self._leaves_s = dict.fromkeys(connections, 0.0)
+        self._given = dict.fromkeys(connections, 0)
+        self._taken = dict.fromkeys(connections, 0)
         self._lanes = {d: Lane(f"to {d}", failure) for d in connections}
 
     def send(self, tensor: Tensor, destination: int) -> None:
@@ -119,17 +129,38 @@ class Outbox:
             Rank.
         """
         connection = self._connections[destination]
+        begin = max(time.monotonic(), self._leaves_s[destination])
+        self._leaves_s[destination] = begin + tensor.nbytes / self._rates[destination]
+        self._given[destination] += 1
 
         def job() -> None:
             # from a GPU the copy too is done here, where it holds up nobody
             send_all(connection, as_bytes(tensor.detach().to("cpu").contiguous()))
+            self._taken[destination] += 1
 
         self._lanes[destination].submit(job)
 
+    def under_way(self) -> tuple[float, float]:
+        """What is still leaving by the plan's rates, and is not known to have arrived.
+
+        Returns
+        -------
+        tuple[float, float]
+            Bytes, and until when on the monotonic clock.
+        """
+        now = time.monotonic()
+        left = {d: s - now for d, s in self._leaves_s.items() if s > now and not self._arrived(d)}
+        size = sum(seconds * self._rates[d] for d, seconds in left.items())
+        return size, now + max(left.values(), default=0.0)
+
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything is in the hands of the system."""
         for lane in self._lanes.values():
             lane.finish()
+
+    def _arrived(self, destination: int) -> bool:
+        taken = self._taken[destination] == self._given[destination]
+        return taken and not unacknowledged_bytes(self._connections[destination])
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from planner.executor.averaging import Averaging
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
-from planner.executor.pace import pace_of
+from planner.executor.pace import download_bytes_per_s, pace_of, upload_bytes_per_s
 from planner.executor.transport import Expected
 from planner.training_plan.model import TrainingPlan
 
@@ -94,6 +96,14 @@ class Wiring:
             if d != me
         }
 
+    def rates(self) -> Mapping[int, float]:
+        """By rank, bytes per second of the link there, as this run takes them."""
+        cluster, me = self._plan.cluster, self._rank
+        limit = np.minimum(upload_bytes_per_s(cluster)[me], download_bytes_per_s(cluster))
+        row = np.minimum(cluster.network.bandwidth_bytes_per_s[me], limit)
+        scale = self._imposed.speed / self._imposed.shrink
+        return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
+
     def _averaging(self, *, shared: bool) -> Averaging:
         plan, rank, imposed = self._plan, self._rank, self._imposed
         stage = plan.stage_of[rank]
@@ -112,4 +122,6 @@ class Wiring:
             )
             for group in rounds
         ]
-        return Averaging(rank, rounds, paces, len(plan.assignment.groups[stage]), plan.codec)
+        devices = len(plan.assignment.groups[stage])
+        upload = upload_bytes_per_s(plan.cluster)[rank] * imposed.speed / imposed.shrink
+        return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))

@@ -113,7 +113,7 @@ class Worker:
     ) -> Iterator[StepRecord]:
         failure = Failure()
         pipeline = _of(connections, Purpose.PIPELINE)
-        outbox = Outbox(pipeline, failure)
+        outbox = Outbox(pipeline, failure, self._wiring.rates())
         inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
         teller = self._teller(_of(connections, Purpose.LOSSES), len(walk))
@@ -125,7 +125,7 @@ class Worker:
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
-            self._average_and_update(record, peers)
+            self._average_and_update(record, peers, outbox)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
@@ -146,11 +146,11 @@ class Worker:
             numbers = _taken(self._tickets, serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 
-    def _average_and_update(self, record: StepRecord, peers: Peers) -> None:
+    def _average_and_update(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
         averaging = self._wiring.averaging
         if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
             ready = time.monotonic()
-            end = averaging.run(self._compute.gradients(), peers)
+            end = averaging.run(self._compute.gradients(), peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
         update = time.monotonic()
         self._compute.update()
