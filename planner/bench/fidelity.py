@@ -246,9 +246,9 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         "",
         "Regenerate with `planner bench fidelity`, as root. Plans have seed "
         f"{SEED} and {SEARCH} iterations of search; imposed compute times; medians of "
-        f"{settings.rest} steps from rest (pipeline, averaging) and of {settings.steps} passes "
-        "that chain (step). Every pair of devices has its rate, delay and queue, every device its "
-        "stated limits or else its fastest pair.",
+        f"{settings.rest} steps from rest (pipeline, averaging), and the mean of {settings.steps} "
+        "steps that chain (step). Every pair of devices has its rate, delay and queue, every "
+        "device its stated limits or else its fastest pair.",
         "",
         *(f"- {name}: {setting.about}" for name, setting in SETTINGS.items()),
         "",

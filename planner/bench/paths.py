@@ -478,7 +478,7 @@ def _link_lines(
     waves = {"microbatches_per_start": 6, "live_memory": True}
     both = (
         ("reference", problem, queued),
-        ("two waves", *(p.replace(**waves) for p in (problem, queued))),
+        ("two waves", problem.replace(**waves), queued.replace(**waves)),
     )
     for name, paper, queue in both:
         for seed in seeds:

@@ -52,9 +52,11 @@ class Emulation:
         """Why the executed times may be this machine's and not the network's."""
         found = []
         if self.busy > MOST_BUSY:
+            remedy = f"run with --speed {self.asked.speed / 2:g}"
+            if self.asked.real_compute:
+                remedy = "plan a smaller model or fewer devices, or leave out --real-compute"
             found.append(
-                f"processors were {self.busy:.0%} busy, so that ranks waited for them; run with "
-                f"--speed {self.asked.speed / 2:g}, or a larger --shrink than {self.asked.shrink:g}"
+                f"processors were {self.busy:.0%} busy, so that ranks waited for them; {remedy}"
             )
         if self.carried.lost:
             found.append(

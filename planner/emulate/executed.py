@@ -218,7 +218,7 @@ def warm(steps: Sequence[Step]) -> Sequence[Step]:
 def parts_of(
     plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float
 ) -> Parts:
-    """Medians of what was run.
+    """What was run, in one number a part.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def parts_of(
     Returns
     -------
     Parts
-        Means over the cycle of medians.
+        Means over the cycle of medians from rest, and the mean of chained steps.
     """
     period = period_of(plan)
     places: dict[int, list[Step]] = {}
@@ -248,5 +248,6 @@ def parts_of(
     return Parts(
         sum(pipeline) / len(pipeline) if pipeline else None,
         sum(averaging) / len(averaging) if averaging else None,
-        median(passes),
+        # steps may take turns, a short one and a long one: no median
+        sum(passes) / len(passes),
     )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -196,8 +196,7 @@ def _switch(
         yield switch
     finally:
         switch.kill()
-        with suppress(subprocess.TimeoutExpired):
-            switch.wait(timeout=10)
+        switch.communicate()
 
 
 def package_path() -> str:
