@@ -234,7 +234,7 @@ def test_links_that_queue_from_an_assignment() -> None:
     network = random_network(5)
     cluster = Cluster(network, Devices(1e13, 16e9))
     plan = AssignmentPlan.of_groups([[0, 1], [2], [3], [4]])
-    asked = {"path_stages": 3, "microbatches_per_start": 2}
+    asked: dict[str, Any] = {"path_stages": 3, "microbatches_per_start": 2}
     workload = Workload.preset("llama-1.5b")
     paper = PathProblem.from_assignment(cluster, workload, plan, **asked)
     assert paper.link_s is None
