@@ -1,4 +1,7 @@
-"""One Chrome trace with two processes: a step as predicted, and as executed."""
+"""One Chrome trace: a step as predicted, as its ranks executed it, and as the switch carried it.
+
+The switch saw averaging too, and knows nothing of operations: it is the third, independent witness.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from planner.emulate.emulation import Emulation
 from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
 
-PREDICTED, EXECUTED = 1, 2
+PREDICTED, EXECUTED, CARRIED = 1, 2, 3
 
 
 class _Rows:
-    """A row a device, one for its averaging, and one for each link: the same in both processes."""
+    """A row a device, one for its averaging, and one for each link: the same in all processes."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self._ids = plan.cluster.network.ids
@@ -35,7 +38,11 @@ class _Rows:
         return self._of(f"{self._ids[source]} to {self._ids[destination]}")
 
     def names(self) -> Iterable[dict[str, Any]]:
-        for process, what in ((PREDICTED, "predicted"), (EXECUTED, "executed")):
+        for process, what in (
+            (PREDICTED, "predicted"),
+            (EXECUTED, "executed"),
+            (CARRIED, "carried by the switch"),
+        ):
             yield _name("process_name", process, 0, what)
             for name, row in self._rows.items():
                 yield _name("thread_name", process, row, name)
@@ -72,8 +79,21 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
         leaves = min(max(m.handed_over_s, free.get(row, 0.0)), left)
         free[row] = left
         events.append(_message(EXECUTED, row, f"{m.kind}{m.microbatch}", leaves, left, m.arrived_s))
+    events += _carried(plan, rows, emulation)
     data = {"traceEvents": [*rows.names(), *events], "displayTimeUnit": "ms"}
     write_text(path, json.dumps(data, allow_nan=False))
+
+
+def _carried(plan: TrainingPlan, rows: _Rows, emulation: Emulation) -> Iterable[dict[str, Any]]:
+    """When each link had bytes to carry during the step, and how many of the plan's."""
+    step, asked, n = emulation.typical, emulation.asked, len(plan.cluster)
+    for pair, begin_s, end_s, carried in emulation.carried.busy.tolist():
+        if begin_s >= step.end_s or end_s <= step.begin_s:
+            continue
+        row = rows.of_link(int(pair) // n, int(pair) % n)
+        times = ((moment - step.begin_s) * asked.speed for moment in (begin_s, end_s))
+        found = _slice(CARRIED, row, "busy", "carried", *times)
+        yield {**found, "args": {"bytes": carried * asked.shrink}}
 
 
 def _operation(

@@ -148,7 +148,7 @@ def test_a_plan_is_run_and_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert sum(kind in "FHB" for kind in kinds) == sum(map(len, plan.schedules[0].order))
     assert kinds.count("A") == 4
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {e["pid"] for e in events} == {1, 2}
+    assert {e["pid"] for e in events} == {1, 2, 3}
 
 
 def test_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
