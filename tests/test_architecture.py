@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "checker": BASE | {"training_plan"},
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
     "executor": {"network", "workload", "training_plan", "clock"},
+    "emulate": {"network", "workload", "training_plan", "clock"},
     "cli": None,
     "bench": None,
 }

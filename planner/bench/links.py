@@ -1,26 +1,20 @@
-"""``planner bench links``: planned averaging over emulated links, measured against predicted.
+"""``planner bench links``: the emulated network by itself, and planned averaging over it.
 
-Needs root and iproute2: every peer gets a network namespace whose up- and download are shaped by
-htb, with a class for each other peer. Flows share a link fairly, as many long-distance flows do; in
-one queue for all of them messages wait behind one another, and a few bursts at once take a link
-from the rest. The paper's set-ups A (equal peers), C (fast and slow ones) and D (a server without
-a GPU), scaled to eight processes.
+Needs Linux and root. Every peer is a network namespace with an up- and a download, as ``planner
+emulate`` makes them. The paper's set-ups A (equal peers), C (fast and slow ones) and D (a server
+without a GPU), scaled to eight processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,28 +23,24 @@ from pathlib import Path
 import numpy as np
 
 from planner.bench._averaging_baselines import all_reduce_s
-from planner.clock.fluid import Fluid
+from planner.emulate.links import Links, links_of
+from planner.emulate.measure import Flow, fair_shares, goodput
+from planner.emulate.network import EmulatedNetwork, emulated, package_path
 from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
 from planner.network.atomic import write_text
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
 from planner.problems import AveragingProblem
 
 MBIT = 1e6 / 8
-PAYLOAD = 1448 / 1514
-"""Of an Ethernet frame of 1514 bytes, TCP carries 1448 with its time stamps."""
-FRAME = 1514
-BURST = 15_000
-"""Bytes that a link may catch up after a timer was late: 12 ms of the slowest."""
-QUEUE = 30
-"""Packets that may wait in each class."""
-SEGMENTS = "2"
-"""Frames in one packet of the kernel; more would go out at once, above the link's speed."""
-CONTROL = "reno"
-"""TCP's congestion control: in every kernel, and allowed in every namespace."""
+LATENCY_S = 1e-3
 WARM_S = 3.0
 """Before the probe counts."""
+MESSAGE_BYTES = 20_000
+"""Of the probe."""
 
-Flow = tuple[int, int]
+Pair = tuple[int, int]
 """From one peer to another."""
 
 
@@ -63,7 +53,7 @@ class SetUp:
     computes: tuple[bool, ...]
 
     def problem(self, gradient_bytes: float) -> AveragingProblem:
-        """The averaging problem, with what TCP leaves of each link.
+        """The averaging problem.
 
         Parameters
         ----------
@@ -73,11 +63,19 @@ class SetUp:
         Returns
         -------
         AveragingProblem
-            Payload rates as limits.
+            Up- and downloads as limits.
         """
-        speed = np.array(self.mbit_per_s) * MBIT * PAYLOAD
+        speed = np.array(self.mbit_per_s) * MBIT
         samples = np.array(self.computes, dtype=float)
         return AveragingProblem(samples, speed, speed, 1.0, gradient_bytes)
+
+    def links(self) -> Links:
+        """The network: pairs as fast as the slower end."""
+        speed = np.array(self.mbit_per_s) * MBIT
+        n = len(speed)
+        network = Network(np.full((n, n), LATENCY_S), np.minimum(speed[:, None], speed[None, :]))
+        devices = Devices(1.0, 1.0, upload_bytes_per_s=speed, download_bytes_per_s=speed)
+        return links_of(Cluster(network, devices))
 
 
 SETUPS = (
@@ -115,14 +113,13 @@ class Loaded:
     what
         Which flows.
     fair, found
-        Payload in bytes per second by flow ``(from, to)``: the max-min fair part of the nominal
-        links, and what was received.
+        Payload in bytes per second by pair: its max-min fair part, and what was received.
     """
 
     setup: str
     what: str
-    fair: dict[Flow, float]
-    found: dict[Flow, float]
+    fair: dict[Pair, float]
+    found: dict[Pair, float]
 
     @property
     def parts(self) -> tuple[float, float, float]:
@@ -131,167 +128,15 @@ class Loaded:
         return min(each), sum(self.found.values()) / sum(self.fair.values()), max(each)
 
 
-@contextmanager
-def namespaces(mbit_per_s: Sequence[float]) -> Iterator[list[str]]:
-    """A network namespace per peer on one bridge; both directions of each are shaped."""
-    tag = uuid.uuid4().hex[:5]
-    bridge, names = f"pb{tag}", [f"pn{tag}{k}" for k in range(len(mbit_per_s))]
-    try:
-        _ip("link", "add", bridge, "type", "bridge")
-        _ip("link", "set", bridge, "up")
-        for k, (name, speed) in enumerate(zip(names, mbit_per_s, strict=True)):
-            outer, inside = f"pv{tag}{k}", ("netns", "exec", name)
-            _ip("netns", "add", name)
-            _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", outer, "master", bridge, "gso_max_segs", SEGMENTS, "up")
-            _ip(*inside, "ip", "link", "set", "lo", "up")
-            _ip(*inside, "ip", "addr", "add", f"{_address(k)}/24", "dev", "eth0")
-            _ip(*inside, "ip", "link", "set", "eth0", "gso_max_segs", SEGMENTS, "up")
-            control = "/proc/sys/net/ipv4/tcp_congestion_control"
-            _ip(*inside, "sh", "-c", f"echo {CONTROL} > {control}")
-            others = [j for j in range(len(names)) if j != k]
-            # upload is shaped where it leaves the peer, download where it leaves the bridge
-            _tc(("ip", *inside, "tc"), shape("eth0", speed, "dst", others))
-            _tc(("tc",), shape(outer, speed, "src", others))
-        yield names
-    finally:
-        for name in names:
-            _ip("netns", "del", name, check=False)
-        _ip("link", "del", bridge, check=False)
-
-
-def shape(device: str, mbit: float, side: str, others: Sequence[int]) -> str:
-    """Lines for ``tc -batch``: at most ``mbit`` Mb/s in all, shared fairly between other peers.
-
-    Parameters
-    ----------
-    side
-        The address that tells the other peer: ``"dst"`` on an upload, ``"src"`` on a download.
-    """
-    at = f"dev {device} parent"
-    lines = [
-        f"qdisc add dev {device} root handle 1: htb default 2",
-        f"class add {at} 1: classid 1:1 htb rate {mbit:g}mbit burst {BURST} cburst {BURST}",
-        # the rest: address resolution
-        f"class add {at} 1:1 classid 1:2 htb rate 8kbit ceil {mbit:g}mbit quantum {FRAME}",
-    ]
-    for k in others:
-        leaf = f"1:{k + 16:x}"
-        lines += [
-            f"class add {at} 1:1 classid {leaf} htb rate {mbit / len(others):.6f}mbit "
-            f"ceil {mbit:g}mbit burst {2 * FRAME} cburst {BURST} quantum {FRAME}",
-            f"qdisc add {at} {leaf} pfifo limit {QUEUE}",
-            f"filter add {at} 1: protocol ip u32 match ip {side} {_address(k)}/32 flowid {leaf}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _address(peer: int) -> str:
-    return f"10.77.0.{peer + 1}"
-
-
-def _ip(*arguments: str, check: bool = True) -> None:
-    _command(("ip", *arguments), check)
-
-
-def _tc(prefix: tuple[str, ...], lines: str) -> None:
-    _command((*prefix, "-batch", "-"), True, lines)
-
-
-def _command(command: tuple[str, ...], check: bool, given: str | None = None) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=given)
-    if check and done.returncode != 0:
-        raise ValueError(f"{' '.join(command)}: {done.stderr.strip()}; run as root with iproute2")
-
-
-def fair_rates(mbit_per_s: Sequence[float], flows: Sequence[Flow]) -> dict[Flow, float]:
-    """Max-min fair payload of flows without end, in bytes per second.
-
-    Parameters
-    ----------
-    mbit_per_s
-        Mb/s of each direction of every peer.
-    flows
-        Ordered pairs.
-
-    Returns
-    -------
-    dict[Flow, float]
-        By flow.
-    """
-    capacity: dict[Hashable, float] = {
-        (side, k): speed * MBIT * PAYLOAD
-        for k, speed in enumerate(mbit_per_s)
-        for side in ("up", "down")
-    }
-    fluid = Fluid(capacity)
-    forecasts = [
-        forecast
-        for i, j in flows
-        for forecast in fluid.add((i, j), 1.0, math.inf, (("up", i), ("down", j)), 0.0)
-    ]
-    # a byte each from time 0: the last forecast tells the rate with all of them under way
-    return {(f.key[0], f.key[1]): 1.0 / f.time for f in forecasts if fluid.is_due(f)}
-
-
-def goodput(names: Sequence[str], flows: Sequence[Flow], seconds: float) -> dict[Flow, float]:
-    """Payload in bytes per second that arrives while all flows send without end.
-
-    Parameters
-    ----------
-    names
-        Network namespaces, one a peer.
-    flows
-        Ordered pairs.
-    seconds
-        How long.
-
-    Returns
-    -------
-    dict[Flow, float]
-        By flow.
-    """
-    ranks = sorted({k for flow in flows for k in flow})
-    processes = [
-        _start(
-            names[k],
-            "planner.bench._link_probe",
-            *("--rank", str(k), "--address", _address(k)),
-            *("--to", json.dumps([_address(j) for i, j in flows if i == k])),
-            *("--sources", str(sum(j == k for _, j in flows))),
-        )
-        for k in ranks
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            process.stdout.readline()
-        first = time.monotonic() + WARM_S
-        window = f"{first} {first + seconds}\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(window)
-            process.stdin.flush()
-        outputs = _outputs(processes, WARM_S + seconds + 30)
-    finally:
-        for process in processes:
-            process.kill()
-    return {
-        (int(sender), k): size / seconds
-        for k, output in zip(ranks, outputs, strict=True)
-        for sender, size in json.loads(output).items()
-    }
-
-
-def probe(setup: SetUp, names: Sequence[str], seconds: float) -> list[Loaded]:
+def probe(setup: SetUp, network: EmulatedNetwork, seconds: float) -> list[Loaded]:
     """One flow over the fastest and the slowest pair, and everybody to everybody.
 
     Parameters
     ----------
     setup
         The peers and their links.
-    names
-        Network namespaces, one a peer.
+    network
+        Where they are.
     seconds
         How long.
 
@@ -305,36 +150,16 @@ def probe(setup: SetUp, names: Sequence[str], seconds: float) -> list[Loaded]:
     by_speed = sorted(pairs, key=lambda pair: -min(speed[pair[0]], speed[pair[1]]))
     singles = {min(speed[i], speed[j]): (i, j) for i, j in (by_speed[-1], by_speed[0])}
     questions = [(f"one flow, {mbit:g} Mb/s", [pair]) for mbit, pair in singles.items()]
-    return [
-        Loaded(setup.name, what, fair_rates(speed, flows), goodput(names, flows, seconds))
-        for what, flows in [*questions, ("all to all", pairs)]
-    ]
-
-
-def _start(name: str, module: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """A Python module in a network namespace."""
-    root = str(Path(__file__).resolve().parents[2])
-    return subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, "-m", module, *arguments],
-        env=os.environ | {"PYTHONPATH": root} | variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _outputs(processes: Sequence[subprocess.Popen[str]], limit_s: float) -> list[str]:
-    """What they print; an error of one is raised."""
-    outputs = [process.communicate(timeout=limit_s) for process in processes]
-    for process, (_, error) in zip(processes, outputs, strict=True):
-        if process.returncode != 0:
-            raise RuntimeError(f"a process failed: {error[-500:]}")
-    return [output for output, _ in outputs]
+    found = []
+    for what, chosen in [*questions, ("all to all", pairs)]:
+        flows = [Flow(*pair, MESSAGE_BYTES) for pair in chosen]
+        fair = fair_shares(setup.links(), flows)
+        found.append(Loaded(setup.name, what, fair, goodput(network, flows, WARM_S, seconds)))
+    return found
 
 
 def average_in(
-    names: Sequence[str],
+    network: EmulatedNetwork,
     peers: Sequence[int],
     shares: Sequence[float],
     computes: Sequence[bool],
@@ -347,10 +172,10 @@ def average_in(
 
     Parameters
     ----------
-    names
-        Network namespaces, one a peer.
+    network
+        Where the peers are.
     peers
-        Number of peers.
+        Devices.
     shares
         Fractions of the vector.
     computes
@@ -365,27 +190,38 @@ def average_in(
     tuple[float, ...]
         Seconds of every repeat.
     """
+    given = {
+        "--shares": json.dumps(list(shares)),
+        "--contributes": json.dumps(list(computes)),
+        "--values": str(values),
+        "--repeats": str(repeats),
+    }
+    variables = {
+        "PYTHONPATH": package_path(),
+        "WORLD_SIZE": str(len(peers)),
+        "MASTER_ADDR": network.addresses[peers[0]],
+        "MASTER_PORT": "29511",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "planner.executor.average_rank"]
+    command += [word for name, value in given.items() for word in (name, value)]
     processes = [
-        _start(
-            names[peer],
-            "planner.executor.average_rank",
-            *("--shares", json.dumps(list(shares)), "--contributes", json.dumps(list(computes))),
-            *("--values", str(values), "--repeats", str(repeats)),
-            RANK=str(rank),
-            WORLD_SIZE=str(len(peers)),
-            MASTER_ADDR=_address(peers[0]),
-            MASTER_PORT="29511",
-            GLOO_SOCKET_IFNAME="eth0",
-            OMP_NUM_THREADS="1",
-        )
+        network.start(peer, command, os.environ | variables | {"RANK": str(rank)})
         for rank, peer in enumerate(peers)
     ]
     try:
-        outputs = _outputs(processes, 600)
+        outputs = [_output(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
     return tuple(json.loads(outputs[0].strip().splitlines()[-1]))
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    output, error = process.communicate(timeout=600)
+    if process.returncode != 0:
+        raise RuntimeError(f"a process failed: {error[-500:]}")
+    return output
 
 
 def measure(
@@ -413,16 +249,16 @@ def measure(
     ours = best_rates(Limits(problem), problem.contributors)
     even = np.array(setup.computes, dtype=float) / sum(setup.computes)
     found = []
-    with namespaces(setup.mbit_per_s) as names:
-        loaded = probe(setup, names, probe_s)
+    with emulated(setup.links()) as network:
+        loaded = probe(setup, network, probe_s)
         for strategy, shares, predicted in (
             ("ours", ours.rates / ours.rates.sum(), problem.gradient_bytes / ours.total),
             ("all-reduce", even, all_reduce_s(problem)),
         ):
             # peers that only receive in an all-reduce do not take part in it
-            active = range(len(names)) if strategy == "ours" else np.flatnonzero(even).tolist()
+            active = range(len(even)) if strategy == "ours" else np.flatnonzero(even).tolist()
             seconds = average_in(
-                names,
+                network,
                 active,
                 [float(shares[i]) for i in active],
                 [setup.computes[i] for i in active],
@@ -468,17 +304,15 @@ def report(
         f"Regenerate with `planner bench links --values {values} --repeats {repeats}`, as root. "
         "Vectors are normal random numbers; rank r's in repetition k has seed 1000 k + r.",
         "",
-        "Eight processes of the executor, each in a network namespace. Up- and download are shaped "
-        "by htb with one class for each other peer (equal parts, lent to one another), "
-        f"{QUEUE} packets of at most {SEGMENTS} frames each; TCP {CONTROL}. No latency is added. "
-        "Predictions come from the nominal speeds: of a frame of 1514 bytes TCP carries 1448; "
-        "acknowledgements, which take up to 2% of the opposite direction, and the start and end "
-        "of an averaging, when not all links are busy, are not in them.",
+        "Eight processes of the executor, each in a network namespace; up- and download of every "
+        "peer are shared max-min fair by the pairs that send, a millisecond away from each other. "
+        "Predictions come from the nominal speeds; the start and end of an averaging, when not all "
+        "links are busy, are not in them.",
         "",
         "## The links by themselves",
         "",
         "Plain TCP flows without end; payload that arrives, in Mb/s and over the max-min fair "
-        "parts of the nominal links.",
+        "parts of the links.",
         "",
         "| set-up (Mb/s) | flows | fair, all | found, all | all | slowest flow | fastest flow |",
         "|---|---|---|---|---|---|---|",

@@ -20,9 +20,10 @@ def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem)
     Parameters
     ----------
     witness
-        ``{"kind": "turnover", "device": d}`` or ``{"kind": "stage visits", "stage": s}`` for a
-        `PathProblem`; ``{"kind": "work"}`` or ``{"kind": "turnover of start devices"}`` for an
-        `ArrangedPathProblem`.
+        For a `PathProblem`: ``{"kind": "turnover", "device": d}``, ``{"kind": "stage visits",
+        "stage": s}``; with ``link_s`` also kinds ``"links out of"`` and ``"links into"``, with
+        ``"device": d`` or ``"stage": s``. For an `ArrangedPathProblem`: ``{"kind": "work"}`` or
+        ``{"kind": "turnover of start devices"}``.
 
     Returns
     -------
@@ -42,6 +43,8 @@ def recomputed_bound_s(witness: Any, problem: PathProblem | ArrangedPathProblem)
     if kind == "stage visits":
         stage = _index(witness.get("stage"), len(problem.stage_devices))
         return None if stage is None else _stage_visits_s(problem, stage)
+    if kind in ("links out of", "links into"):
+        return _links_s(problem, kind == "links out of", witness)
     return None
 
 
@@ -148,13 +151,40 @@ def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
     A device that takes v of them works v times on F and B, and on one visit waits for H between
     them; before that a microbatch has to come there, after it to go home.
     """
-    starts, others = problem.stage_devices[0], len(problem.stage_devices) - 1
-    if stage == 0:
-        return None
-    microbatches = len(starts) * problem.microbatches_per_start
-    visits = microbatches * (problem.path_stages - 1) // others
+    visits = _fewest_visits(problem, stage)
     if visits == 0:
         return None
+    out, home = _ways_s(problem)
+    f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
+    head = min(float(problem.head_s[s]) for s in problem.stage_devices[0])
+    ends = []
+    for d in problem.stage_devices[stage]:
+        busy = f[d] + b[d]
+        for v in range(1, min(_paths_through(problem, d), visits) + 1):
+            ends.append(out(d) + max(v * busy, busy + head) + home(d))
+    ends.sort()
+    return ends[visits - 1] if len(ends) >= visits else None
+
+
+def _fewest_visits(problem: PathProblem, stage: int) -> int:
+    """CC3; none for stage 0, which is not skipped."""
+    if stage == 0:
+        return 0
+    microbatches = len(problem.stage_devices[0]) * problem.microbatches_per_start
+    return microbatches * (problem.path_stages - 1) // (len(problem.stage_devices) - 1)
+
+
+def _paths_through(problem: PathProblem, device: int) -> int:
+    """Most paths through a device (TC1)."""
+    room = int(problem.memory[device])
+    if problem.live_memory:
+        return len(problem.stage_devices[0]) * problem.microbatches_per_start if room > 0 else 0
+    return room
+
+
+def _ways_s(problem: PathProblem) -> tuple[Callable[[int], float], Callable[[int], float]]:
+    """Least seconds before F can begin on a device, and after B has ended there."""
+    starts, hops = problem.stage_devices[0], problem.path_stages - 1
     hop = problem.transfer_s.tolist()
     f, b = problem.forward_s.tolist(), problem.backward_s.tolist()
     every = range(len(hop))
@@ -175,17 +205,45 @@ def _stage_visits_s(problem: PathProblem, stage: int) -> float | None:
             best = min(best, min(hop[d][v] + b[v] + home(v, hops - 1) for v in every))
         return float(best)
 
-    hops, head = problem.path_stages - 1, min(float(problem.head_s[s]) for s in starts)
+    return lambda d: out(d, hops), lambda d: home(d, hops)
+
+
+def _links_s(problem: PathProblem, out: bool, witness: Mapping[str, Any]) -> float | None:
+    """When all messages out of (into) a start device or a stage can have been dealt with.
+
+    Each way of a microbatch through a device is two messages out and two in: forward and back. A
+    link's v-th message has left v times its busy seconds after F can first have ended on the
+    sender; then the rest of its transfer, a B, and the way home.
+    """
+    if problem.link_s is None or problem.path_stages == 1:
+        return None
+    starts = problem.stage_devices[0]
+    device = _index(witness.get("device"), len(problem.transfer_s))
+    stage = _index(witness.get("stage"), len(problem.stage_devices))
+    if device in starts and "stage" not in witness:
+        group, messages = [device], 2 * problem.microbatches_per_start
+    elif stage is not None and "device" not in witness:
+        group, messages = list(problem.stage_devices[stage]), 2 * _fewest_visits(problem, stage)
+    else:
+        return None
+    if messages == 0:
+        return None
+    before, home = _ways_s(problem)
+    stage_of = {d: s for s, devices in enumerate(problem.stage_devices) for d in devices}
     ends = []
-    for d in problem.stage_devices[stage]:
-        room = int(problem.memory[d])
-        if problem.live_memory:
-            room = microbatches if room > 0 else 0
-        busy = f[d] + b[d]
-        for v in range(1, min(room, visits) + 1):
-            ends.append(out(d, hops) + max(v * busy, busy + head) + home(d, hops))
+    for here in group:
+        for there in range(len(problem.transfer_s)):
+            u, v = (here, there) if out else (there, here)
+            if stage_of[u] == stage_of[v]:
+                continue
+            begins = (0.0 if u in starts else before(u)) + float(problem.forward_s[u])
+            ending = float(problem.backward_s[v]) + (0.0 if v in starts else home(v))
+            busy = float(problem.link_s[u][v])
+            rest = float(problem.transfer_s[u][v]) - busy + ending
+            most = 2 * min(_paths_through(problem, u), _paths_through(problem, v))
+            ends += [begins + k * busy + rest for k in range(1, min(most, messages) + 1)]
     ends.sort()
-    return ends[visits - 1] if len(ends) >= visits else None
+    return ends[messages - 1] if len(ends) >= messages else None
 
 
 def _work_s(problem: ArrangedPathProblem) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from planner.checker.violation import Violation
 from planner.problems import ArrangedPathProblem, PathProblem
@@ -161,6 +162,8 @@ def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
     if wanted != len(plan.ops):
         yield Violation("timeline", "ops", f"expected {wanted} operations, found {len(plan.ops)}")
     yield from _collisions(plan, problem, slack)
+    if problem.link_s is not None:
+        yield from _queues(plan, problem.link_s.tolist(), problem.transfer_s.tolist(), slack)
     if problem.live_memory:
         yield from _live_memory(plan, problem, slack)
 
@@ -179,6 +182,45 @@ def _collisions(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[
                     f"{free:.9g} s when the device is free",
                 )
             free = max(free, op.end_s)
+
+
+def _queues(
+    plan: PathPlan, link_s: list[list[float]], transfer_s: list[list[float]], slack: float
+) -> Iterator[Violation]:
+    """Links carry one message at a time: no operation begins before its message is there."""
+    ops = {(op.microbatch, op.kind, op.device): op for op in plan.ops}
+    sent: dict[tuple[int, int], list[tuple[float, PathOp]]] = defaultdict(list)
+    for b, path in enumerate(plan.paths):
+        stops = [*(("F", d) for d in path), ("H", path[0]), *(("B", d) for d in reversed(path))]
+        for (kind, u), (then, v) in pairwise(stops):
+            if u != v:
+                sent[u, v].append((ops[b, kind, u].end_s, ops[b, then, v]))
+    for (u, v), messages in sorted(sent.items()):
+        free = 0.0
+        for handed_over, op in _in_turn(messages, slack):
+            leaves = max(handed_over, free)
+            free = leaves + link_s[u][v]
+            if op.start_s < leaves + transfer_s[u][v] - slack:
+                yield Violation(
+                    "links",
+                    f"link {u} -> {v}",
+                    f"the message of {op.kind}{op.microbatch} leaves at {leaves:.9g} s and is "
+                    f"there at {leaves + transfer_s[u][v]:.9g} s, found a start at "
+                    f"{op.start_s:.9g} s",
+                )
+
+
+def _in_turn(
+    messages: Sequence[tuple[float, PathOp]], slack: float
+) -> Iterator[tuple[float, PathOp]]:
+    """By hand-over; of those handed over together, the one that is needed first."""
+    together: list[tuple[float, PathOp]] = []
+    for message in sorted(messages, key=lambda m: m[0]):
+        if together and message[0] > together[0][0] + slack:
+            yield from sorted(together, key=lambda m: m[1].start_s)
+            together = []
+        together.append(message)
+    yield from sorted(together, key=lambda m: m[1].start_s)
 
 
 def _live_memory(plan: PathPlan, problem: PathProblem, slack: float) -> Iterator[Violation]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
-from planner.checker.plan_network import mean_pair_s, most_live
+from planner.checker.plan_network import mean_link, mean_link_s, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.problems import PathProblem, ProblemError
@@ -80,15 +82,17 @@ def _path_problem(
     """The question that a schedule with skipped stages answers, from the plan's own numbers."""
     n, groups = len(plan.cluster), plan.assignment.groups
     paths = plan.schedules[schedule].paths
-    transfer = [
-        [0.0 if i == j else mean_pair_s(plan, i, j, 0.0) for j in range(n)] for i in range(n)
-    ]
+    away, link = np.zeros((n, n)), np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            if i != j:
+                away[i, j], link[i, j] = mean_link(plan, i, j)[0], mean_link_s(plan, i, j)
     room = [_room(plan, d) for d in range(n)]
     if in_flight is not None:
         room = [min(count, in_flight) for count in room]
     try:
         return PathProblem(
-            transfer,
+            away + link,
             groups,
             plan.compute_times.forward_s,
             plan.compute_times.backward_s,
@@ -99,6 +103,7 @@ def _path_problem(
             # the second schedule of a cycle is the full one, without swaps
             max_swaps=0 if schedule == 1 else max_swaps,
             live_memory=True,
+            link_s=link,
         )
     except ProblemError:
         return None

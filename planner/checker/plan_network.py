@@ -54,8 +54,28 @@ def pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
     return float(plan.cluster.network.latency_s[i, j]) + message_bytes / pair_rate(plan, i, j)
 
 
-def mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
-    """SkipPipe's transfer: means of both directions, the largest layer output whatever is sent.
+def mean_link(plan: TrainingPlan, i: int, j: int) -> tuple[float, float]:
+    """Latency and bandwidth of a pair, means of both directions.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    i, j
+        Two devices.
+
+    Returns
+    -------
+    tuple[float, float]
+        Seconds, and bytes per second.
+    """
+    latency = plan.cluster.network.latency_s
+    rate = (pair_rate(plan, i, j) + pair_rate(plan, j, i)) / 2
+    return float(latency[i, j] + latency[j, i]) / 2, rate
+
+
+def mean_link_s(plan: TrainingPlan, i: int, j: int) -> float:
+    """The part of SkipPipe's transfer for which a link is busy: the largest layer output's bytes.
 
     Parameters
     ----------
@@ -74,11 +94,9 @@ def mean_pair_s(plan: TrainingPlan, i: int, j: int, _: float) -> float:
     "SkipPipe: Partial and Reordered Pipelining Framework for Training LLMs in Heterogeneous
     Networks" (2025), section 3.1.
     """
-    latency = plan.cluster.network.latency_s
-    rate = (pair_rate(plan, i, j) + pair_rate(plan, j, i)) / 2
     w = plan.workload
     message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
-    return float(latency[i, j] + latency[j, i]) / 2 + message / rate
+    return message / mean_link(plan, i, j)[1]
 
 
 def most_live(schedule: Schedule) -> int:

@@ -12,8 +12,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
+from planner.checker.plan_network import mean_link
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import AveragingGroup, TrainingPlan
 
@@ -61,6 +67,45 @@ def clock_times(plan: TrainingPlan) -> Times | None:
         math.fsum(one.longest_averaging_s() for one in runs if one) / len(runs),
         step,
     )
+
+
+def paths_clock_s(plan: TrainingPlan) -> float | None:
+    """Mean makespan over the cycle as the path solver counts; None where devices wait in a circle.
+
+    Pairs queue and share nothing; a transfer is the mean of both directions, of the largest layer
+    output whatever is sent.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+
+    Returns
+    -------
+    float or None
+        Seconds.
+    """
+    n, w = len(plan.cluster), plan.workload
+    away, rate = np.zeros((n, n)), np.ones((n, n))
+    for i in range(n):
+        for j in range(n):
+            if i != j:
+                away[i, j], rate[i, j] = mean_link(plan, i, j)
+    wide = float(rate.sum())
+    cluster = Cluster(
+        Network(away, rate), Devices(plan.cluster.flops, plan.cluster.memory_bytes, wide, wide)
+    )
+    largest = max(layer.output_bytes for layer in w.layers)
+    alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
+    times = replace(plan.compute_times, operation_s=0.0, message_s=0.0)
+    changed = plan.replace(cluster=cluster, workload=alike, compute_times=times)
+    spans: dict[int, float] = {}
+    for k in set(plan.cycle):
+        run = _Steps(changed, [k], False).run()
+        if run is None:
+            return None
+        spans[k] = run.last_operation_s
+    return math.fsum(spans[k] for k in plan.cycle) / len(plan.cycle)
 
 
 class _Sending:

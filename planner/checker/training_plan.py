@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,13 +10,12 @@ from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import mean_pair_s
-from planner.checker.step_clock import clock_times
+from planner.checker.step_clock import clock_times, paths_clock_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
 from planner.training_plan.choices import Head
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FROM_FLOPS
 
@@ -89,12 +87,11 @@ def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]
 
 def _paths_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
     """Mean makespan over the cycle in the path solver's seconds: both directions averaged."""
-    spans = [_makespan_s(plan, s, mean_pair_s) for s in plan.schedules]
     where = "certificates.paths"
-    if None in spans:
+    mean = paths_clock_s(plan)
+    if mean is None:
         yield Violation("order", where, "devices wait for each other: a deadlock")
         return
-    mean = sum(spans[k] or 0.0 for k in plan.cycle) / len(plan.cycle)
     yield from same(mean, c.objective, "timeline", f"{where}.objective")
     if c.bound is not None and not 0 <= c.bound <= mean * (1 + TOLERANCE):
         yield Violation(
@@ -212,53 +209,3 @@ def _times(plan: TrainingPlan) -> Iterator[Violation]:
     yield from same(found.pipeline_s, said.pipeline_s, "timeline", "predicted.pipeline_s")
     yield from same(found.averaging_s, said.averaging_s, "averaging", "predicted.averaging_s")
     yield from same(found.step_s, said.step_s, "step time", "predicted.step_s")
-
-
-def _makespan_s(
-    plan: TrainingPlan, s: Schedule, pair_s: Callable[[TrainingPlan, int, int, float], float]
-) -> float | None:
-    """Longest path through the operations, None if they wait in a circle."""
-    seconds = {
-        "F": plan.compute_times.forward_s,
-        "H": plan.compute_times.head_s,
-        "B": plan.compute_times.backward_s,
-    }
-    sent = {
-        d: plan.workload.layers[plan.stage_layers[j][1] - 1].output_bytes
-        * plan.workload.microbatch_samples
-        for d, j in plan.stage_of.items()
-    }
-    follows: dict[tuple[str, int, int], list[tuple[tuple[str, int, int], float]]] = {}
-    waits: dict[tuple[str, int, int], int] = {}
-
-    def edge(a: tuple[str, int, int], b: tuple[str, int, int], delay: float) -> None:
-        follows.setdefault(a, []).append((b, delay))
-        waits[b] = waits.get(b, 0) + 1
-
-    for b in range(len(s.paths)):
-        path = s.paths[b]
-        head = path[-1] if s.head is Head.LAST else path[0]
-        chain = [*(("F", d) for d in path), ("H", head), *(("B", d) for d in path[::-1])]
-        for (kind, d), (next_kind, e) in pairwise(chain):
-            size = sent[e] if next_kind == "B" else sent[d]
-            delay = 0.0 if d == e else pair_s(plan, d, e, size)
-            edge((kind, d, b), (next_kind, e, b), delay)
-    for d, order in enumerate(s.order):
-        for (kind, b), (next_kind, c) in pairwise(order):
-            edge((kind, d, b), (next_kind, d, c), 0.0)
-    total = sum(len(order) for order in s.order)
-    ready = {(k, d, b): 0.0 for d, o in enumerate(s.order) for k, b in o if (k, d, b) not in waits}
-    earliest: Mapping[tuple[str, int, int], float] = dict(ready)
-    start, done, latest = dict(earliest), 0, 0.0
-    stack = list(ready)
-    while stack:
-        op = stack.pop()
-        done += 1
-        end = start[op] + seconds[op[0]][op[1]]
-        latest = max(latest, end)
-        for after, delay in follows.get(op, ()):
-            start[after] = max(start.get(after, 0.0), end + delay)
-            waits[after] -= 1
-            if waits[after] == 0:
-                stack.append(after)
-    return latest if done == total else None

@@ -15,6 +15,7 @@ from planner.cli import (
     average_command,
     bench_command,
     check_command,
+    emulate_command,
     networks_command,
     paths_command,
     plan_command,
@@ -32,6 +33,7 @@ COMMANDS = (
     average_command,
     check_command,
     simulate_command,
+    emulate_command,
     run_command,
     bench_command,
 )

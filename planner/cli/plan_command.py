@@ -221,9 +221,7 @@ def _directions_line(made: TrainingPlan) -> list[str]:
     solver_s, simulated_s = made.certificates["paths"].objective, made.predicted.pipeline_s
     if solver_s is not None and abs(solver_s - simulated_s) <= 1e-6 * simulated_s:
         return []
-    return [
-        f"{'':24}paths are counted on the papers' clock, where messages do not wait for each other"
-    ]
+    return [f"{'':24}paths count both directions of a pair averaged and share no up- and downlinks"]
 
 
 def _shape_line(made: TrainingPlan, skips: bool) -> str:

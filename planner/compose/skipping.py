@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.clock.simulator import LinkModel, simulate_cycle
+import numpy as np
+
+from planner.clock.simulator import simulate_cycle
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room
 from planner.network.cluster import Cluster, Devices
@@ -87,7 +89,7 @@ def skipping_schedules(
 def path_problem(
     question: Question, shape: Shape, assignment: AssignmentPlan, times: ComputeTimes
 ) -> PathProblem:
-    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers.
+    """The iteration's paths: the plan's compute times, live memory, SkipPipe's transfers in queues.
 
     Parameters
     ----------
@@ -120,6 +122,7 @@ def path_problem(
         memory=held,
         max_swaps=request.swaps,
         live_memory=True,
+        queueing=True,
     )
     return problem.replace(
         forward_s=times.forward_s, backward_s=times.backward_s, head_s=times.head_s
@@ -184,8 +187,8 @@ def paths_certificate(
 def path_solver_s(made: TrainingPlan) -> float:
     """Mean makespan over the cycle with the path solver's transfers: both directions averaged.
 
-    Simulated on a network that has them, so that it is what the planned orders take, never more
-    than the solver's own makespans.
+    Simulated on a network that has them, whose pairs queue and share nothing, so that it is what
+    the planned orders take, never more than the solver's own makespans.
 
     Parameters
     ----------
@@ -201,6 +204,8 @@ def path_solver_s(made: TrainingPlan) -> float:
     largest = max(layer.output_bytes for layer in w.layers)
     alike = w.replace(layers=tuple(replace(layer, output_bytes=largest) for layer in w.layers))
     mean = made.cluster.limited_network().symmetrised()
-    devices = Devices(made.cluster.flops, made.cluster.memory_bytes)
-    cluster = Cluster(mean, devices)
-    return simulate_cycle(made, cluster, alike, links=LinkModel.UNLIMITED)[0].pipeline_s
+    enough = float(np.where(np.eye(len(mean), dtype=bool), 0.0, mean.bandwidth_bytes_per_s).sum())
+    devices = Devices(made.cluster.flops, made.cluster.memory_bytes, enough or None, enough or None)
+    times = replace(made.compute_times, operation_s=0.0, message_s=0.0)
+    bare = made.replace(compute_times=times)
+    return simulate_cycle(bare, Cluster(mean, devices), alike)[0].pipeline_s

@@ -78,7 +78,8 @@ def pace_of(
     """
     if len(group.members) == 1:
         return Pace(1, 1)
-    largest = max(group.shares) * vector_bytes
+    # as many chunks as the plan has without shrinking
+    largest = max(group.shares) * vector_bytes * shrink
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd

@@ -140,6 +140,10 @@ def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
             # with live memory the wait may be for memory: the device's last step is a fair guess
             at = state.before[b, k]
         elif k > 0:
+            # where messages waited for their link: to the one that did not, and who sent it
+            if len(state.behind) > 0:
+                while state.behind[at // steps, at % steps] >= 0:
+                    at = state.behind[at // steps, at % steps]
             at -= 1
         else:
             at = -1
@@ -148,9 +152,18 @@ def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
-    """Put a step that waits for its device in front of the one before it."""
+    """Put a step that waits for its device in front of the one before it.
+
+    If its message waited for a link, put the step that sent it in front of the one whose message
+    went first.
+    """
     steps = state.begin.shape[1]
-    other = state.before[at // steps, at % steps]
+    b, k = at // steps, at % steps
+    other = state.before[b, k]
+    queued = len(state.behind) > 0 and state.behind[b, k] >= 0
+    if queued and state.begin[b, k] <= state.ready[b, k]:
+        other = state.behind[b, k] - 1
+        at -= 1
     if other < 0 or other // steps == at // steps:
         return False
     b, k, c, j = at // steps, at % steps, other // steps, other % steps
@@ -184,6 +197,8 @@ def copy_times(source: State, target: State) -> None:
     target.begin[:] = source.begin
     target.ready[:] = source.ready
     target.before[:] = source.before
+    if len(source.behind) > 0:
+        target.behind[:] = source.behind
 
 
 @njit(cache=True, nogil=True)

@@ -248,6 +248,7 @@ def _device_numbers(problem: ArrangedPathProblem) -> DeviceNumbers:
     none = ((0, 0), (0, 1))
     return DeviceNumbers(
         np.pad(problem.transfer_s, (0, 1)),
+        np.zeros((0, 0)) if problem.link_s is None else np.pad(problem.link_s, (0, 1)),
         np.pad(problem.forward_s, none),
         np.pad(problem.backward_s, none),
         np.pad(np.tile(problem.head_s, (len(problem.stage_sizes), 1)), none),

@@ -19,6 +19,8 @@ class PathArrays:
 
     Attributes
     ----------
+    link
+        Seconds for which a message keeps its link busy; 0 x 0 where links do not queue.
     members, first
         Devices stage by stage; those of stage s are ``members[first[s]:first[s + 1]]``.
     room
@@ -32,6 +34,7 @@ class PathArrays:
     """
 
     hop: Floats
+    link: Floats
     forward: Floats
     backward: Floats
     head: Floats
@@ -51,6 +54,11 @@ class PathArrays:
     def microbatches(self) -> int:
         """Number of paths."""
         return len(self.starts)
+
+    @property
+    def queueing(self) -> bool:
+        """Whether links carry one message at a time."""
+        return len(self.link) > 0
 
     @property
     def steps(self) -> int:
@@ -73,10 +81,14 @@ class PathArrays:
         fewest = np.full(len(groups), low, dtype=np.int64)
         most = np.array([min(high, int(room[list(g)].sum())) for g in groups], dtype=np.int64)
         fewest[0] = most[0] = count
+        link = np.zeros((0, 0)) if problem.link_s is None else problem.link_s
+        # compiled code is compiled for one kind of array
+        link.setflags(write=False)
         cap = problem.max_total_swaps
         swaps = problem.max_swaps if cap is None else min(cap, problem.max_swaps)
         return cls(
             problem.transfer_s,
+            link,
             problem.forward_s,
             problem.backward_s,
             problem.head_s,
@@ -107,6 +119,7 @@ class PathArrays:
         return replace(
             self,
             hop=np.pad(self.hop, (0, more)),
+            link=np.pad(self.link, (0, more if self.queueing else 0)),
             forward=np.pad(self.forward, (0, more)),
             backward=np.pad(self.backward, (0, more)),
             head=np.pad(self.head, (0, more)),

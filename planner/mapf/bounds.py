@@ -1,4 +1,4 @@
-"""Bounds on the makespan that take no search: chains, loads, memory."""
+"""Bounds on the makespan that take no search: chains, loads, memory, links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.link_bounds import link_bounds
+from planner.mapf.spans import least_span, least_ways
 from planner.mapf.start_turnover import turnover_s
 from planner.search.certificate import Witness
 
@@ -59,12 +61,13 @@ def simple_bound(arrays: PathArrays) -> PathBound:
 
     Notes
     -----
-    The witness names the device or the stage; `planner.checker.path_bounds` recomputes the bound
+    Links that queue only delay: what holds without them holds with them. The witness names the
+    device or the stage; `planner.checker.path_bounds` recomputes the bound
     from that and the problem.
     """
     starts = list(dict.fromkeys(arrays.starts.tolist()))
     found = [_start_bound(arrays, start) for start in starts]
-    near, back = _ways(arrays, starts)
+    near, back = least_ways(arrays, starts)
     for s in range(1, len(arrays.fewest)):
         group = [
             d
@@ -75,6 +78,7 @@ def simple_bound(arrays: PathArrays) -> PathBound:
             span = _stage_bound_s(arrays, group, int(arrays.fewest[s]), near, back)
             witness = {"kind": "stage visits", "stage": s}
             found.append(PathBound(span, f"visits of stage {s}", witness))
+    found += [PathBound(*bound) for bound in link_bounds(arrays, near, back)]
     return max(found, key=lambda bound: bound.seconds)
 
 
@@ -93,20 +97,6 @@ def _start_bound(arrays: PathArrays, start: int) -> PathBound:
     return PathBound(span, basis, {"kind": "turnover", "device": start})
 
 
-def _ways(arrays: PathArrays, starts: list[int]) -> tuple[Floats, Floats]:
-    """Least seconds before F can begin on each device, and after B has ended there.
-
-    Over any devices on the way: links need not satisfy the triangle inequality.
-    """
-    forward, backward, hop = arrays.forward, arrays.backward, arrays.hop
-    near = (forward[starts, None] + hop[starts]).min(axis=0)
-    back = (hop[:, starts] + backward[starts]).min(axis=1)
-    for _ in range(arrays.path_stages - 2):
-        near = np.minimum(near, (near[:, None] + forward[:, None] + hop).min(axis=0))
-        back = np.minimum(back, (hop + backward + back).min(axis=1))
-    return near, back
-
-
 def _stage_bound_s(
     arrays: PathArrays, group: list[int], visits: int, near: Floats, back: Floats
 ) -> float:
@@ -123,12 +113,4 @@ def _stage_bound_s(
             total += min(int(arrays.room[d]), int(room / busy + 1e-9) if busy > 0 else visits)
         return total >= visits
 
-    low, high = 0.0, 1.0
-    while not fits(high):
-        high *= 2
-        if high > 1e15:
-            return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return low
+    return least_span(fits)

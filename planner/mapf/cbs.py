@@ -3,6 +3,9 @@
 The phases of the paper, each a `ConflictSearch`: stages with too many paths (CC3) until 32
 candidates are found, then from these devices with too many (TC1) and collisions (TC2). The slowest
 agents are spared: the fastest have to make way.
+
+Where links queue they are places too: two messages on one link collide (an edge conflict), and who
+makes way sends later, or works later on the device before the link if it would have sent first.
 """
 
 from __future__ import annotations
@@ -119,7 +122,8 @@ class Microbatches:
         if not self.blind:
             found += self._crowded_devices(routes)
             slack = 1e-9 * max(route.end_s for route in routes)
-            found += conflicts([stay for route in routes for stay in route.stays], slack)
+            stays = [stay for route in routes for stay in (*route.stays, *route.messages)]
+            found += conflicts(stays, slack)
         return found
 
     def urgency(self, conflict: Conflict) -> int:
@@ -137,10 +141,19 @@ class Microbatches:
         near = abs(ends[0] - ends[1]) <= self.settings.near * max(ends)
         branches: list[Branch[Forbidden]] = []
         if ends[0] >= ends[1] or near:
-            branches.append([(other.agent, Forbidden(other.place, one.begin, one.end))])
+            branches.append([(other.agent, self._make_way(node, other, one))])
         if ends[0] < ends[1] or near:
-            branches.append([(one.agent, Forbidden(one.place, other.begin, other.end))])
+            branches.append([(one.agent, self._make_way(node, one, other))])
         return branches
+
+    def _make_way(self, node: Node, stay: Stay, spared: Stay) -> Forbidden:
+        """Not there while the other is; on a link, not before it in the order of the queue."""
+        if stay.place >= len(self.arrays.stage):
+            mine = _sender(node.routes[stay.agent], stay)
+            its = _sender(node.routes[spared.agent], spared)
+            if mine.begin < mine.end < its.end:
+                return Forbidden(mine.place, mine.begin, its.end)
+        return Forbidden(stay.place, spared.begin, spared.end)
 
     def _crowded_stages(self, routes: Sequence[Route]) -> Iterator[Crowd]:
         t = self.arrays
@@ -199,6 +212,14 @@ class Microbatches:
         for k in range(min(self.settings.alternatives, len(able) - crowd.excess + 1)):
             leaving = able[k : k + crowd.excess]
             yield [(b, rule) for b in leaving for rule in rules]
+
+
+def _sender(route: Route, message: Stay) -> Stay:
+    """The operation before a message."""
+    hops = [
+        k for k in range(1, len(route.stays)) if route.stays[k].place != route.stays[k - 1].place
+    ]
+    return route.stays[hops[route.messages.index(message)] - 1]
 
 
 class PathSearch:

@@ -5,12 +5,19 @@ H on the start device; no overlap per device (TC2), counts per stage (CC3), and 
 paths or of live microbatches (TC1). With all paths as options the model is exact; with few it is a
 neighbourhood; with one per microbatch it schedules given paths.
 
+Where links queue (``link_s``), every message is an interval on its link, present with the arc that
+it goes over, and a link's intervals do not overlap. Messages have to leave in the order in which
+the operations before them end; this is modelled by a literal for every two messages of a link, if
+there are few such pairs. With more it is left out, which only allows more: a bound stays a bound,
+and what is found is timed anew with links that keep the order.
+
 Times are integers, rounded down, so that the model's bound holds for the real problem; orders are
 taken from its solutions and timed again exactly.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +37,20 @@ TICKS = 1 << 24
 MOST_RANKED = 8
 """Most microbatches of one start device whose order of B is modelled by an assignment."""
 
+MOST_ORDERED = 4000
+"""Most pairs of messages of one link whose order is modelled."""
+
 Key = tuple[int, str, int]
+
+
+@dataclass(frozen=True)
+class _Message:
+    """On a link: the start of the operation before it and its length, and when it leaves."""
+
+    start: Any
+    length: int
+    leaves: Any
+    present: Any
 
 
 @dataclass
@@ -103,6 +123,10 @@ class _Builder:
         self.backward = [self.ticks(x) for x in problem.backward_s.tolist()]
         self.head = [self.ticks(x) for x in problem.head_s.tolist()]
         self.hop = [[self.ticks(x) for x in row] for row in problem.transfer_s.tolist()]
+        self.link: list[list[int]] | None = None
+        if problem.link_s is not None:
+            self.link = [[self.ticks(x) for x in row] for row in problem.link_s.tolist()]
+        self.messages: dict[tuple[int, int], list[_Message]] = {}
         self.makespan = self.model.new_int_var(0, steps, "makespan")
         n = len(problem)
         self.start: dict[Key, Any] = {}
@@ -175,17 +199,60 @@ class _Builder:
 
     def precede(self, b: int, u: int, v: int, first: int, x: Any) -> None:
         """The arc u, v: F, then F or H, and back H or B, then B."""
-        start, hop = self.start, self.hop
-        out = start[b, "F", u] + self.forward[u] + hop[u][v]
+        start = self.start
+        after, kind, seconds = start[b, "F" if v != first else "H", v], "B", self.backward[v]
         if v == first:
-            after = start[b, "H", first]
-            back = start[b, "H", first] + self.head[first] + hop[first][u]
-        else:
-            after = start[b, "F", v]
-            back = start[b, "B", v] + self.backward[v] + hop[v][u]
+            kind, seconds = "H", self.head[first]
+        out = self.arrival(start[b, "F", u], self.forward[u], u, v, x)
+        back = self.arrival(start[b, kind, v], seconds, v, u, x)
         for rule in (self.model.add(after >= out), self.model.add(start[b, "B", u] >= back)):
             if x is not None:
                 rule.only_enforce_if(x)
+
+    def arrival(self, start: Any, length: int, u: int, v: int, x: Any) -> Any:
+        """When the message of an operation on u is on v, if there is one (``x``)."""
+        if self.link is None or u == v:
+            return start + length + self.hop[u][v]
+        leaves = self.time()
+        rule = self.model.add(leaves >= start + length)
+        if x is not None:
+            rule.only_enforce_if(x)
+        self.messages.setdefault((u, v), []).append(_Message(start, length, leaves, x))
+        return leaves + self.hop[u][v]
+
+    def links(self) -> None:
+        """One message at a time; in the order of the operations before them, if pairs are few."""
+        if self.link is None:
+            return
+        pairs = sum(math.comb(len(messages), 2) for messages in self.messages.values())
+        for (u, v), messages in self.messages.items():
+            busy = self.link[u][v]
+            if busy > 0 and len(messages) > 1:
+                self.model.add_no_overlap([self.on_link(m, busy) for m in messages])
+            if pairs <= MOST_ORDERED:
+                for one, other in itertools.combinations(messages, 2):
+                    self.keep_order(one, other, busy)
+
+    def on_link(self, message: _Message, busy: int) -> Any:
+        if message.present is None:
+            return self.model.new_fixed_size_interval_var(message.leaves, busy, "")
+        return self.model.new_optional_fixed_size_interval_var(
+            message.leaves, busy, message.present, ""
+        )
+
+    def keep_order(self, one: _Message, other: _Message, busy: int) -> None:
+        """Whose operation is first on the device is first on the link.
+
+        In terms of starts: rounded, ends need not keep the order that they have. Operations without
+        length may end together, and their messages leave in any order.
+        """
+        if one.length == 0 or other.length == 0:
+            return
+        first = self.model.new_bool_var("")
+        present = [x for x in (one.present, other.present) if x is not None]
+        for a, b, literal in ((one, other, first), (other, one, first.negated())):
+            self.model.add(a.start + a.length <= b.start).only_enforce_if([literal, *present])
+            self.model.add(a.leaves + busy <= b.leaves).only_enforce_if([literal, *present])
 
     def whole_chain(self, b: int, options: Sequence[Path], chosen: list[Any]) -> None:
         """Both halves of the chain at once, which the linear relaxation can use."""
@@ -279,6 +346,7 @@ def build(
     for b in range(len(options)):
         make.microbatch(b)
     make.devices()
+    make.links()
     make.stages()
     make.swaps()
     each = problem.microbatches_per_start

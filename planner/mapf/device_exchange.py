@@ -23,8 +23,8 @@ class DeviceNumbers(NamedTuple):
 
     Attributes
     ----------
-    hop
-        Transfers between devices.
+    hop, link
+        Transfers between devices, and for how long their links are busy; as in `PathArrays`.
     forward, backward, head, memory, room
         As in `PathArrays`, one row per stage, one column per device.
     vacant
@@ -32,6 +32,7 @@ class DeviceNumbers(NamedTuple):
     """
 
     hop: Floats
+    link: Floats
     forward: Floats
     backward: Floats
     head: Floats
@@ -45,6 +46,7 @@ class DeviceNumbers(NamedTuple):
         rows = (len(arrays.fewest), 1)
         return cls(
             arrays.hop.copy(),
+            arrays.link.copy(),
             np.tile(arrays.forward, rows),
             np.tile(arrays.backward, rows),
             np.tile(arrays.head, rows),
@@ -84,6 +86,10 @@ def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> Non
     for other in range(len(device_of)):
         num.hop[role, other] = devices.hop[device, device_of[other]]
         num.hop[other, role] = devices.hop[device_of[other], device]
+    if len(num.links.busy) > 0:
+        for other in range(len(device_of)):
+            num.links.busy[role, other] = devices.link[device, device_of[other]]
+            num.links.busy[other, role] = devices.link[device_of[other], device]
 
 
 @njit(cache=True, nogil=True)

@@ -4,6 +4,10 @@ Step k of a microbatch's chain: F on ``path[k]`` for k < L, H on the start devic
 ``path[2 L - k]`` after it. Operations are appended one by one to their devices; the next is that
 with the smallest key ``earliest start - pull * (rest of the chain) + nudge``. With no nudges and a
 small pull a free device takes the most urgent operation; nudges let it wait for a better one.
+
+Where links queue, messages leave in the order in which the operations before them end. A link is
+fed by one device, and operations are appended to a device in the order of their ends: so a message
+takes its link as soon as the operation before it is appended.
 """
 
 from __future__ import annotations
@@ -22,10 +26,34 @@ PULL = 0.01
 """Weight of the rest of the chain against an earlier start."""
 
 
+class Links(NamedTuple):
+    """Links that queue; 0 x 0 where they do not.
+
+    Attributes
+    ----------
+    busy
+        Seconds for which a message keeps its link busy.
+    free, last
+        Work of a scheduler: when the link is free for its next message, and the step that waits for
+        its last one, as ``b * steps + k``.
+    """
+
+    busy: Floats
+    free: Floats
+    last: Ints
+
+    @classmethod
+    def of(cls, arrays: PathArrays) -> Links:
+        """Copies, as in `Numbers`; no message has left."""
+        link = arrays.link
+        return cls(link.copy(), np.zeros(link.shape), np.zeros(link.shape, dtype=np.int64))
+
+
 class Numbers(NamedTuple):
     """The problem's numbers that compiled code reads; as in `PathArrays`."""
 
     hop: Floats
+    links: Links
     forward: Floats
     backward: Floats
     head: Floats
@@ -36,6 +64,7 @@ class Numbers(NamedTuple):
         """Copies of the arrays' arrays, as exchanging devices changes them."""
         return cls(
             arrays.hop.copy(),
+            Links.of(arrays),
             arrays.forward.copy(),
             arrays.backward.copy(),
             arrays.head.copy(),
@@ -67,6 +96,8 @@ class State(NamedTuple):
         When the step starts, and when its chain and transfer allowed it.
     before
         The step that its device did before, as ``b * steps + k``, or -1.
+    behind
+        Where links queue: the step whose message made this step's wait for the link, or -1.
     device_of
         The device in each role; the roles are the devices themselves unless they are exchanged.
     key, order, scratch
@@ -79,6 +110,7 @@ class State(NamedTuple):
     begin: Floats
     ready: Floats
     before: Ints
+    behind: Ints
     device_of: Ints
     key: Floats
     order: Ints
@@ -95,6 +127,7 @@ class State(NamedTuple):
             np.zeros(shape),
             np.zeros(shape),
             np.zeros(shape, dtype=np.int64),
+            np.full(shape if arrays.queueing else (0, 0), -1, dtype=np.int64),
             np.arange(len(arrays.stage)),
             np.zeros(shape[0] * shape[1]),
             np.arange(shape[0] * shape[1]),
@@ -141,6 +174,27 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
+def clear_links(links: Links) -> None:
+    """No message has left yet."""
+    links.free[:] = 0.0
+    links.last[:] = -1
+
+
+@njit(cache=True, nogil=True)
+def leave(links: Links, behind: Ints, at: int, u: int, v: int, end: float) -> Any:
+    """When the message of step ``at``, handed over at ``end``, takes the link from u to v."""
+    steps = behind.shape[1]
+    first = -1
+    if u != v:
+        if links.free[u, v] > end:
+            first, end = links.last[u, v], links.free[u, v]
+        links.free[u, v] = end + links.busy[u, v]
+        links.last[u, v] = at
+    behind[at // steps, at % steps] = first
+    return end
+
+
+@njit(cache=True, nogil=True)
 def least_key(key: Floats) -> int:
     """The microbatch whose next step comes first, -1 if all are done or wait for memory."""
     b, least = -1, LATE
@@ -169,6 +223,9 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     since = np.zeros(count)
     key = np.empty(count)
     makespan = 0.0
+    queueing = len(num.links.busy) > 0
+    if queueing:
+        clear_links(num.links)
     for b in range(count):
         key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[device[b]] > 0 else LATE
     for _ in range(count * steps):
@@ -198,7 +255,12 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
             makespan = max(makespan, end)
         else:
             v = device_at(paths[b], k)
-            since[b] = end + num.hop[d, v]
+            if queueing:
+                at = b * steps + k
+                since[b] = leave(num.links, state.behind, at, d, v, end)
+                since[b] += num.hop[d, v]
+            else:
+                since[b] = end + num.hop[d, v]
             device[b] = v
             if k < length and live[v] >= num.memory[v]:
                 key[b] = LATE

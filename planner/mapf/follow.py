@@ -18,9 +18,11 @@ from planner.mapf.dispatch import (
     Numbers,
     Scratch,
     State,
+    clear_links,
     decode,
     device_at,
     fill_tail,
+    leave,
     seconds_at,
 )
 
@@ -90,6 +92,9 @@ def follow(num: Numbers, state: State, limit: float) -> float:
     since[:] = 0.0
     aside[:] = False
     waiting, makespan = 0, 0.0
+    queueing = len(num.links.busy) > 0
+    if queueing:
+        clear_links(num.links)
     for i in range(len(order)):
         last = order[i]
         b = last // steps
@@ -125,7 +130,12 @@ def follow(num: Numbers, state: State, limit: float) -> float:
                 if k == steps:
                     makespan = max(makespan, end)
                 else:
-                    since[b] = end + num.hop[d, device_at(paths[b], k)]
+                    v = device_at(paths[b], k)
+                    if queueing:
+                        since[b] = leave(num.links, state.behind, at + 1, d, v, end)
+                        since[b] += num.hop[d, v]
+                    else:
+                        since[b] = end + num.hop[d, v]
             step[b] = k
             b = first_aside(paths, num.memory, key, scratch) if waiting > 0 else -1
             if b >= 0:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +37,17 @@ SWAPS = -1
 
 @dataclass(frozen=True)
 class Route:
-    """A microbatch's path with the times it is on each device, step by step: F, H, B."""
+    """A microbatch's path with the times it is on each device, step by step: F, H, B.
+
+    Attributes
+    ----------
+    messages
+        Where links queue: the times it is on each link between its steps, at `link_place`.
+    """
 
     path: Path
     stays: tuple[Stay, ...]
+    messages: tuple[Stay, ...] = ()
 
     @property
     def end_s(self) -> float:
@@ -47,8 +55,13 @@ class Route:
         return self.stays[-1].end
 
 
+def link_place(devices: int, u: int, v: int) -> int:
+    """The place that stands for the link from u to v; devices are the first places."""
+    return devices + u * devices + v
+
+
 class Ways(NamedTuple):
-    """The numbers that the compiled search reads.
+    """The numbers that the compiled search reads; ``link`` as in `PathArrays`.
 
     Attributes
     ----------
@@ -59,6 +72,7 @@ class Ways(NamedTuple):
     """
 
     hop: Floats
+    link: Floats
     forward: Floats
     backward: Floats
     head: Floats
@@ -69,17 +83,17 @@ class Ways(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Times to avoid, those of device d at ``first[d]:first[d + 1]``, ascending."""
+    """Times to avoid, those of place d at ``first[d]:first[d + 1]``, ascending."""
 
     first: Ints
     low: Floats
     high: Floats
 
     @classmethod
-    def of(cls, rules: Iterable[Forbidden], devices: int) -> Blocks:
+    def of(cls, rules: Iterable[Forbidden], places: int) -> Blocks:
         """From the rules of one microbatch."""
         ordered = sorted(rules)
-        count = np.zeros(devices + 1, dtype=np.int64)
+        count = np.zeros(places + 1, dtype=np.int64)
         for rule in ordered:
             count[rule.place + 1] += 1
         return cls(
@@ -107,6 +121,7 @@ class Router:
                 rows.append((arcs + busy[None, :] + rows[-1][None, :]).min(axis=1))
             self.ways[start] = Ways(
                 arrays.hop,
+                arrays.link,
                 arrays.forward,
                 arrays.backward,
                 arrays.head,
@@ -125,11 +140,13 @@ class Router:
         t = self.arrays
         start = int(t.starts[agent])
         path = np.full(t.path_stages, -1, dtype=np.int64)
-        begin = np.zeros(t.steps)
+        begin, leaves = np.zeros(t.steps), np.zeros(t.steps)
         ways, places = self.ways[start], [rule for rule in rules if rule.place != SWAPS]
         if len(places) < len(rules):
             ways = ways._replace(max_swaps=0)
-        found = fastest(ways, Blocks.of(places, len(t.stage)), start, path, begin)
+        devices = len(t.stage)
+        blocks = Blocks.of(places, devices * (devices + 1) if t.queueing else devices)
+        found = fastest(ways, blocks, start, path, begin, leaves)
         if not found:
             return None
         stops = path.tolist()
@@ -139,12 +156,19 @@ class Router:
             Stay(agent, d, at, at + float(seconds[d]))
             for (d, seconds), at in zip(chain, begin.tolist(), strict=True)
         )
-        return Route(tuple(stops), stays)
+        if not t.queueing:
+            return Route(tuple(stops), stays)
+        messages = tuple(
+            Stay(agent, link_place(devices, u, v), at, at + float(t.link[u, v]))
+            for ((u, _), (v, _)), at in zip(pairwise(chain), leaves[1:].tolist(), strict=True)
+            if u != v
+        )
+        return Route(tuple(stops), stays, messages)
 
 
 @njit(cache=True, nogil=True)
 def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
-    """First time from ``begin`` on with ``length`` clear of all blocks of a device, or infinity."""
+    """First time from ``begin`` on with ``length`` clear of all blocks of a place, or infinity."""
     at = begin
     if length > 0:
         for k in range(blocks.first[d], blocks.first[d + 1]):
@@ -154,14 +178,27 @@ def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats) -> float:
-    """Fill the earliest starts of all steps; the end, infinite if there is none."""
+def leave(ways: Ways, blocks: Blocks, u: int, v: int, ready: float) -> float:
+    """First time from ``ready`` on when a message from u to v has its link for itself."""
+    devices = len(ways.link)
+    if devices == 0 or u == v:
+        return ready
+    return clear(blocks, devices + u * devices + v, ready, ways.link[u, v])
+
+
+@njit(cache=True, nogil=True)
+def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats, leaves: Floats) -> float:
+    """Fill the earliest starts of all steps, and when the messages before them leave.
+
+    Returns the end, infinite if there is none.
+    """
     length = len(path)
     ready, at = 0.0, path[0]
     for k in range(2 * length + 1):
         d = device_at(path, k)
         seconds = seconds_at(ways, d, k, length)
-        ready = clear(blocks, d, ready + ways.hop[at, d], seconds)
+        leaves[k] = leave(ways, blocks, at, d, ready)
+        ready = clear(blocks, d, leaves[k] + ways.hop[at, d], seconds)
         if math.isinf(ready):
             return ready
         begin[k] = ready
@@ -171,8 +208,10 @@ def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
-def fastest(ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats) -> bool:
-    """Fill in the fastest path and its starts; False if there is none."""
+def fastest(
+    ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats, leaves: Floats
+) -> bool:
+    """Fill in the fastest path and its times, as `timed` does; False if there is none."""
     length = len(path)
     fixed = ways.head[start] + ways.backward[start]
     room = 256
@@ -193,11 +232,11 @@ def fastest(ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats) -
             return False
         if done[at]:
             path[:] = paths[at]
-            timed(ways, blocks, path, begin)
+            timed(ways, blocks, path, begin, leaves)
             return True
         if size[at] == length:
             done[at] = True
-            heapq.heappush(queue, (timed(ways, blocks, paths[at], begin), at))
+            heapq.heappush(queue, (timed(ways, blocks, paths[at], begin, leaves), at))
             continue
         k = size[at]
         u = paths[at, k - 1]
@@ -215,7 +254,8 @@ def fastest(ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats) -
             paths[count, k] = v
             if not in_order(paths[count, : k + 1], ways.stage, ways.max_swaps):
                 continue
-            enter = clear(blocks, v, out[at] + ways.hop[u, v], ways.forward[v])
+            there = leave(ways, blocks, u, v, out[at]) + ways.hop[u, v]
+            enter = clear(blocks, v, there, ways.forward[v])
             if math.isinf(enter):
                 continue
             size[count] = k + 1

@@ -18,7 +18,10 @@ def chain_of(path: Sequence[int]) -> list[tuple[str, int]]:
 def timed_by_rank(
     problem: PathProblem, paths: Sequence[Sequence[int]], rank: Mapping[Key, float]
 ) -> PathPlan | None:
-    """Earliest times with every device working in the order of ``rank``; None if they deadlock."""
+    """Earliest times with every device working in the order of ``rank``; None if they deadlock.
+
+    Where links queue, a link's messages leave in the order in which its device works.
+    """
     seconds = {"F": problem.forward_s, "H": problem.head_s, "B": problem.backward_s}
     place = {"F": 0, "H": 1, "B": 2}
     chains = [chain_of(path) for path in paths]
@@ -34,6 +37,7 @@ def timed_by_rank(
     ready = [{0: 0.0} for _ in chains]
     ends: list[list[float]] = [[] for _ in range(len(problem))]
     live = [0] * len(problem)
+    link_free: dict[tuple[int, int], float] = {}
     done: list[PathOp] = []
     moved = True
     while moved:
@@ -54,7 +58,11 @@ def timed_by_rank(
                 done.append(PathOp(b, d, kind, begin, end))
                 if k + 1 < len(chains[b]):
                     after = chains[b][k + 1][1]
-                    ready[b][k + 1] = end + float(problem.transfer_s[d, after])
+                    leaves = end
+                    if problem.link_s is not None and after != d:
+                        leaves = max(end, link_free.get((d, after), 0.0))
+                        link_free[d, after] = leaves + float(problem.link_s[d, after])
+                    ready[b][k + 1] = leaves + float(problem.transfer_s[d, after])
                 pointer[d] += 1
                 moved = True
     if any(p < len(q) for p, q in zip(pointer, queue, strict=True)):

@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
 from planner.problems.error import ProblemError
-from planner.problems.paths import PathProblem, memory_counts, transfer_matrix, truth
+from planner.problems.paths import (
+    PathProblem,
+    link_matrix,
+    memory_counts,
+    transfer_matrix,
+    truth,
+)
 from planner.problems.quantities import per_item, whole
 from planner.problems.stage_numbers import StageNumbers
 from planner.workload.workload import Workload
@@ -28,7 +34,8 @@ class ArrangedPathProblem:
 
     Parameters
     ----------
-    transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory, max_total_swaps
+    transfer_s, path_stages, microbatches_per_start, max_swaps, live_memory, max_total_swaps,
+    link_s
         As in `PathProblem`.
     stage_sizes
         Devices per stage; their sum is N. Those of stage 0 are as many in every arrangement.
@@ -54,6 +61,7 @@ class ArrangedPathProblem:
     live_memory: bool
     max_total_swaps: int | None
     fixed_sizes: bool
+    link_s: Floats | None
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class ArrangedPathProblem:
         live_memory: bool = False,
         max_total_swaps: int | None = None,
         fixed_sizes: bool = False,
+        link_s: ArrayLike | None = None,
     ) -> None:
         transfer = transfer_matrix(transfer_s)
         n = len(transfer)
@@ -106,6 +115,7 @@ class ArrangedPathProblem:
             ("live_memory", live_memory),
             ("max_total_swaps", max_total_swaps),
             ("fixed_sizes", truth("fixed_sizes", fixed_sizes)),
+            ("link_s", link_matrix(link_s, transfer)),
         )
         for field, value in fields:
             object.__setattr__(self, field, value)
@@ -113,9 +123,10 @@ class ArrangedPathProblem:
         arrangement = self._cut(list(range(n)))
         for s in range(len(sizes)):
             self._problem(arrangement, [s] * n)
-        for name in ("transfer_s", "forward_s", "backward_s", "head_s", "memory"):
-            array: NDArray[Any] = getattr(self, name)
-            array.setflags(write=False)
+        for name in ("transfer_s", "forward_s", "backward_s", "head_s", "memory", "link_s"):
+            array: NDArray[Any] | None = getattr(self, name)
+            if array is not None:
+                array.setflags(write=False)
 
     @classmethod
     def from_workload(
@@ -129,6 +140,7 @@ class ArrangedPathProblem:
         memory: ArrayLike | None = None,
         max_swaps: int = 1,
         live_memory: bool = False,
+        queueing: bool = False,
     ) -> ArrangedPathProblem:
         """The problem of a cluster; numbers as in `PathProblem.from_assignment`."""
         numbers = StageNumbers.of(cluster, workload, len(stage_sizes))
@@ -143,6 +155,7 @@ class ArrangedPathProblem:
             microbatches_per_start,
             max_swaps,
             live_memory,
+            link_s=numbers.link_s if truth("queueing", queueing) else None,
         )
 
     @classmethod
@@ -190,6 +203,7 @@ class ArrangedPathProblem:
             self.max_swaps,
             self.live_memory,
             self.max_total_swaps,
+            self.link_s,
         )
 
     def replace(self, **changes: Any) -> ArrangedPathProblem:

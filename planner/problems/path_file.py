@@ -12,7 +12,7 @@ from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
 from planner.problems.quantities import whole
 
 FIELDS = tuple(field.name for field in fields(PathProblem))
-OPTIONAL = ("max_swaps", "live_memory", "max_total_swaps")
+OPTIONAL = ("max_swaps", "live_memory", "max_total_swaps", "link_s")
 WHOLE = ("path_stages", "microbatches_per_start", "max_swaps", "max_total_swaps")
 
 

@@ -43,6 +43,33 @@ def transfer_matrix(transfer_s: ArrayLike) -> Floats:
     return transfer
 
 
+def link_matrix(link_s: ArrayLike | None, transfer: Floats) -> Floats | None:
+    """N x N seconds from 0 to those of the transfers, with zeros on the diagonal; a copy.
+
+    None stays None.
+    """
+    if link_s is None:
+        return None
+    n = len(transfer)
+    try:
+        link = np.array(link_s, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"link_s must be N x N numbers or None, found a value of type {type(link_s).__name__}"
+        ) from None
+    if link.shape != (n, n):
+        raise ProblemError(f"link_s must be {n} x {n}, as transfer_s is, found shape {link.shape}")
+    np.fill_diagonal(link, 0.0)
+    bad = np.argwhere(~((link >= 0) & (link <= transfer)))
+    if len(bad):
+        i, j = (int(k) for k in bad[0])
+        raise ProblemError(
+            f"link_s from {i} to {j} is {link[i, j]:g}; it is a part of transfer_s and must be 0 "
+            f"to {transfer[i, j]:g}"
+        )
+    return link
+
+
 def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Devices per stage as whole numbers."""
     try:
@@ -108,10 +135,18 @@ class PathProblem:
         Most disjoint pairs of neighbouring stages that a path may visit in reverse (CC2).
     max_total_swaps
         Most such pairs over all paths together (Appendix D.2); None for no further limit.
+    link_s
+        N x N seconds, the part of each transfer for which its link is busy: from 0 to
+        ``transfer_s``; the diagonal is ignored. None: links carry any number of messages at a time
+        (the paper).
 
     Notes
     -----
     Microbatch b starts at ``stage_devices[0][b // microbatches_per_start]``.
+
+    With ``link_s``, link u -> v carries one message at a time, in the order in which the operations
+    before them end; of those that end together, the one that is needed first goes first. A message
+    is there ``transfer_s[u, v]`` after it began to leave. The two directions are two links.
     """
 
     transfer_s: Floats
@@ -125,6 +160,7 @@ class PathProblem:
     max_swaps: int
     live_memory: bool
     max_total_swaps: int | None
+    link_s: Floats | None
 
     def __init__(
         self,
@@ -139,8 +175,10 @@ class PathProblem:
         max_swaps: int = 1,
         live_memory: bool = False,
         max_total_swaps: int | None = None,
+        link_s: ArrayLike | None = None,
     ) -> None:
         transfer = transfer_matrix(transfer_s)
+        link = link_matrix(link_s, transfer)
         n = len(transfer)
         groups = device_groups(stage_devices)
         listed = sorted(d for group in groups for d in group)
@@ -175,8 +213,9 @@ class PathProblem:
                 ("head_s", head_s),
             )
         }
-        for array in (transfer, room, *times.values()):
-            array.setflags(write=False)
+        for array in (transfer, link, room, *times.values()):
+            if array is not None:
+                array.setflags(write=False)
         for field, value in (
             ("transfer_s", transfer),
             ("stage_devices", groups),
@@ -187,6 +226,7 @@ class PathProblem:
             ("max_swaps", max_swaps),
             ("live_memory", truth("live_memory", live_memory)),
             ("max_total_swaps", None if max_total_swaps is None else int(max_total_swaps)),
+            ("link_s", link),
         ):
             object.__setattr__(self, field, value)
 
@@ -202,10 +242,12 @@ class PathProblem:
         memory: ArrayLike | None = None,
         max_swaps: int = 1,
         live_memory: bool = False,
+        queueing: bool = False,
     ) -> PathProblem:
         """The problem of an arrangement: layers cut evenly, compute times by FLOPs.
 
         ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
+        With ``queueing`` a link is busy for a message's bytes over its bandwidth (``link_s``).
         """
         numbers = StageNumbers.of(cluster, workload, len(assignment.groups))
         stage = np.empty(len(cluster), dtype=np.int64)
@@ -223,6 +265,7 @@ class PathProblem:
             microbatches_per_start,
             max_swaps,
             live_memory,
+            link_s=numbers.link_s if truth("queueing", queueing) else None,
         )
 
     def __len__(self) -> int:

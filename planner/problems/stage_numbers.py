@@ -21,6 +21,8 @@ class StageNumbers:
     transfer_s
         ``float[N, N]`` for one microbatch's activations, within the devices' limits. Both
         directions of a link are averaged, as SkipPipe does.
+    link_s
+        ``float[N, N]``, the part of ``transfer_s`` that is not latency.
     forward_s, backward_s
         ``float[stages, N]``.
     head_s
@@ -30,6 +32,7 @@ class StageNumbers:
     """
 
     transfer_s: NDArray[np.float64]
+    link_s: NDArray[np.float64]
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
     head_s: NDArray[np.float64]
@@ -79,4 +82,5 @@ class StageNumbers:
         message = max(layer.output_bytes for layer in workload.layers)
         message *= workload.microbatch_samples
         mean = cluster.limited_network().symmetrised()
-        return cls(mean.transfer_s(message), forward, backward, last[0], memory)
+        link = message / mean.bandwidth_bytes_per_s
+        return cls(mean.transfer_s(message), link, forward, backward, last[0], memory)

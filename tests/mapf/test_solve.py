@@ -83,7 +83,13 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
     tails = [[tail(b, k) for k in range(len(chain))] for b, chain in enumerate(chains)]
     seen: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
 
-    def go(step: list[int], ready: list[float], free: list[float], live: list[int]) -> None:
+    def go(
+        step: list[int],
+        ready: list[float],
+        free: list[float],
+        live: list[int],
+        links: dict[tuple[int, int], float],
+    ) -> None:
         nonlocal best
         left = [b for b in range(len(chains)) if step[b] < len(chains[b])]
         if not left:
@@ -92,7 +98,8 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
         for b in left:
             if max(ready[b], free[chains[b][step[b]][1]]) + tails[b][step[b]] >= best:
                 return
-        state, times = tuple(step), (*ready, *free)
+        # the same steps have sent the same messages
+        state, times = tuple(step), (*ready, *free, *(links[uv] for uv in sorted(links)))
         known = seen.setdefault(state, [])
         if any(all(x <= y for x, y in zip(old, times, strict=True)) for old in known):
             return
@@ -102,18 +109,23 @@ def best_order(problem: PathProblem, paths: tuple[tuple[int, ...], ...], limit: 
             if kind == "F" and problem.live_memory and live[d] >= problem.memory[d]:
                 continue
             end = max(ready[b], free[d]) + float(seconds[kind][d])
-            hop = 0.0
+            there, after = end, links
             if step[b] + 1 < len(chains[b]):
-                hop = float(problem.transfer_s[d, chains[b][step[b] + 1][1]])
+                v = chains[b][step[b] + 1][1]
+                if problem.link_s is not None and v != d:
+                    there = max(end, links.get((d, v), 0.0))
+                    after = {**links, (d, v): there + float(problem.link_s[d, v])}
+                there += float(problem.transfer_s[d, v])
             go(
                 [*step[:b], step[b] + 1, *step[b + 1 :]],
-                [*ready[:b], end + hop, *ready[b + 1 :]],
+                [*ready[:b], there, *ready[b + 1 :]],
                 [*free[:d], end, *free[d + 1 :]],
                 [*live[:d], live[d] + {"F": 1, "H": 0, "B": -1}[kind], *live[d + 1 :]],
+                after,
             )
 
     n = len(problem)
-    go([0] * len(chains), [0.0] * len(chains), [0.0] * n, [0] * n)
+    go([0] * len(chains), [0.0] * len(chains), [0.0] * n, [0] * n, {})
     return best
 
 

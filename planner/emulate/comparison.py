@@ -1,0 +1,221 @@
+"""Predicted and executed side by side: parts of a step, operations, links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from planner.clock.timeline import Timeline
+from planner.emulate.executed import Operation, Parts, Step, warm
+from planner.emulate.predicted import Prediction
+from planner.training_plan.model import TrainingPlan
+
+
+class Pair(NamedTuple):
+    """One quantity, in seconds; None where it was not measured."""
+
+    predicted_s: float
+    executed_s: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Executed over predicted."""
+        if self.executed_s is None or self.predicted_s <= 0.0:
+            return None
+        return self.executed_s / self.predicted_s
+
+
+@dataclass(frozen=True)
+class OperationPair:
+    """One operation of a step from rest; executed times are medians.
+
+    Attributes
+    ----------
+    schedule, microbatch, device, kind
+        Which.
+    start, end
+        Seconds since the step's begin.
+    """
+
+    schedule: int
+    microbatch: int
+    device: str
+    kind: str
+    start: Pair
+    end: Pair
+
+    @property
+    def late_s(self) -> float:
+        """By how much it ended later than predicted."""
+        assert self.end.executed_s is not None
+        return self.end.executed_s - self.end.predicted_s
+
+
+@dataclass(frozen=True)
+class LinkPair:
+    """The messages of an ordered pair of devices in a step from rest.
+
+    Attributes
+    ----------
+    schedule, source, destination
+        Which.
+    messages
+        How many.
+    busy
+        Seconds for which the link carried them.
+    late_s
+        By how much they arrived later than predicted: median.
+    """
+
+    schedule: int
+    source: str
+    destination: str
+    messages: int
+    busy: Pair
+    late_s: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan, predicted and executed.
+
+    Attributes
+    ----------
+    pipeline, averaging, step
+        Seconds.
+    operations, links
+        The latest and the busiest first; empty where no step began from rest.
+    """
+
+    pipeline: Pair
+    averaging: Pair
+    step: Pair
+    operations: tuple[OperationPair, ...]
+    links: tuple[LinkPair, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, with ratios."""
+
+        def pair(value: Pair) -> dict[str, float | None]:
+            return {**value._asdict(), "executed_over_predicted": value.ratio}
+
+        return {
+            **{name: pair(getattr(self, name)) for name in ("pipeline", "averaging", "step")},
+            "operations": [
+                asdict(op) | {"start": pair(op.start), "end": pair(op.end)}
+                for op in self.operations
+            ],
+            "links": [asdict(link) | {"busy": pair(link.busy)} for link in self.links],
+        }
+
+
+def compare(
+    plan: TrainingPlan, prediction: Prediction, executed: Parts, rest: Sequence[Step]
+) -> Comparison:
+    """Put both together.
+
+    Parameters
+    ----------
+    plan
+        What was run.
+    prediction
+        What the clock says.
+    executed
+        Medians of what was run.
+    rest
+        The steps from rest.
+
+    Returns
+    -------
+    Comparison
+        Seconds of the plan.
+    """
+    parts = prediction.parts
+    operations: list[OperationPair] = []
+    links: list[LinkPair] = []
+    by_schedule: dict[int, list[Step]] = {}
+    for step in warm(rest):
+        by_schedule.setdefault(plan.cycle[step.number % len(plan.cycle)], []).append(step)
+    for k, steps in sorted(by_schedule.items()):
+        operations += _operations(plan, prediction, k, steps)
+        links += _links(plan, prediction, k, steps)
+    return Comparison(
+        Pair(parts.pipeline_s, executed.pipeline_s),
+        Pair(parts.averaging_s, executed.averaging_s),
+        Pair(parts.step_s, executed.step_s),
+        tuple(sorted(operations, key=lambda op: -op.late_s)),
+        tuple(sorted(links, key=lambda link: -link.busy.predicted_s)),
+    )
+
+
+def _operations(
+    plan: TrainingPlan, prediction: Prediction, k: int, steps: Sequence[Step]
+) -> Iterable[OperationPair]:
+    ids = plan.cluster.network.ids
+    done: dict[tuple[int, int, str], list[Operation]] = {}
+    for step in steps:
+        for op in step.operations:
+            done.setdefault(op[:3], []).append(op)
+    for (b, device, kind), (start_s, end_s) in _expected(prediction.timelines[k]).items():
+        if ops := done.get((b, device, kind)):
+            yield OperationPair(
+                k,
+                b,
+                ids[device],
+                kind,
+                Pair(start_s, median(op.start_s for op in ops)),
+                Pair(end_s, median(op.end_s for op in ops)),
+            )
+
+
+def _expected(timeline: Timeline) -> dict[tuple[int, int, str], tuple[float, float]]:
+    """Start and end of each operation; a device's rounds of averaging are one."""
+    found: dict[tuple[int, int, str], tuple[float, float]] = {}
+    for b, device, kind, start_s, end_s in (*timeline.ops, *timeline.closing):
+        known = found.get((b, device, kind), (start_s, end_s))
+        found[b, device, kind] = min(known[0], start_s), max(known[1], end_s)
+    return found
+
+
+def _links(
+    plan: TrainingPlan, prediction: Prediction, k: int, steps: Sequence[Step]
+) -> Iterable[LinkPair]:
+    network = plan.cluster.network
+    expected: dict[tuple[int, int], dict[tuple[int, str], tuple[float, float]]] = {}
+    for t in prediction.timelines[k].transfers:
+        messages = expected.setdefault((t.source, t.destination), {})
+        messages[t.microbatch, t.kind] = t.end_s, t.left_s - t.leaves_s
+    found = [_busy_and_arrivals(step, network.latency_s) for step in steps]
+    for (i, j), messages in expected.items():
+        busy = median(f[i, j][0] for f in found)
+        late = [
+            median(f[i, j][1][key] for f in found) - arrival
+            for key, (arrival, _) in messages.items()
+        ]
+        yield LinkPair(
+            k,
+            network.ids[i],
+            network.ids[j],
+            len(messages),
+            Pair(sum(seconds for _, seconds in messages.values()), busy),
+            median(late),
+        )
+
+
+def _busy_and_arrivals(
+    step: Step, latency_s: Any
+) -> dict[tuple[int, int], tuple[float, dict[tuple[int, str], float]]]:
+    """By pair: seconds for which a message was leaving, and when each arrived."""
+    busy: dict[tuple[int, int], float] = {}
+    free: dict[tuple[int, int], float] = {}
+    arrived: dict[tuple[int, int], dict[tuple[int, str], float]] = {}
+    for m in step.messages:
+        pair = m.source, m.destination
+        left = m.arrived_s - float(latency_s[pair])
+        leaves = max(m.handed_over_s, free.get(pair, 0.0))
+        busy[pair] = busy.get(pair, 0.0) + max(left - leaves, 0.0)
+        free[pair] = left
+        arrived.setdefault(pair, {})[m.microbatch, m.kind] = m.arrived_s
+    return {pair: (busy[pair], arrived[pair]) for pair in busy}

@@ -1,0 +1,253 @@
+"""What the ranks recorded, put together: steps with operations and messages, and their parts.
+
+Times are those of the plan: what was run at a speed is multiplied by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from planner.training_plan.model import TrainingPlan
+
+WARM_PASSES = 2
+"""Passes through the cycle before the distances of step ends count."""
+
+
+class Operation(NamedTuple):
+    """An operation as it was done; seconds since its step's begin.
+
+    Attributes
+    ----------
+    microbatch, device, kind
+        Which; averaging (A) and update (U) have microbatch -1.
+    start_s, end_s
+        When.
+    """
+
+    microbatch: int
+    device: int
+    kind: str
+    start_s: float
+    end_s: float
+
+
+class Message(NamedTuple):
+    """A message of the pipeline; seconds since its step's begin.
+
+    Attributes
+    ----------
+    microbatch, kind
+        Of the operation that waited for it.
+    source, destination
+        Devices.
+    handed_over_s, arrived_s
+        When it left its operation, and when its last byte was there.
+    """
+
+    microbatch: int
+    kind: str
+    source: int
+    destination: int
+    handed_over_s: float
+    arrived_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all ranks.
+
+    Attributes
+    ----------
+    number
+        From 0; steps from rest are counted by themselves.
+    begin_s, end_s
+        Seconds of this machine's monotonic clock, from the first rank's begin to the last one's
+        end.
+    operations, messages
+        All of them.
+    """
+
+    number: int
+    begin_s: float
+    end_s: float
+    operations: tuple[Operation, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def pipeline_s(self) -> float:
+        """To the end of the last F, H or B."""
+        return max(op.end_s for op in self.operations if op.kind in "FHB")
+
+    def averaging_s(self, plan: TrainingPlan) -> float | None:
+        """The longest from a first round's begin to its stage's last return; None: there was none.
+
+        Parameters
+        ----------
+        plan
+            Whose groups.
+
+        Returns
+        -------
+        float or None
+            Seconds.
+        """
+        averaged = {op.device: op for op in self.operations if op.kind == "A"}
+        found = []
+        for rounds in plan.averaging:
+            members = [d for groups in rounds for group in groups for d in group.members]
+            ends = [averaged[d].end_s for d in members if d in averaged]
+            for group in rounds[0] if rounds else ():
+                # a round begins when its last member is ready
+                starts = [averaged[d].start_s for d in group.members if d in averaged]
+                if starts:
+                    found.append(max(ends) - max(starts))
+        return max(found, default=None)
+
+
+def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> list[Step]:
+    """The steps from rest, or those that chain.
+
+    Parameters
+    ----------
+    records
+        One a rank, as the executor writes them.
+    rest
+        Which.
+    speed
+        At which they were run.
+
+    Returns
+    -------
+    list[Step]
+        In order.
+    """
+    ranks = [[step for step in r["steps"] if bool(step["rest"]) is rest] for r in records]
+    return [_step(parts, speed) for parts in zip(*ranks, strict=True)]
+
+
+def _step(parts: Sequence[Mapping[str, Any]], speed: float) -> Step:
+    begin = min(float(part["begin_s"]) for part in parts)
+
+    def since(moment: Any) -> float:
+        return (float(moment) - begin) * speed
+
+    operations = sorted(
+        (
+            Operation(int(b), int(d), str(kind), since(start), since(end))
+            for part in parts
+            for b, d, kind, start, end in part["ops"]
+        ),
+        key=lambda op: op.start_s,
+    )
+    return Step(
+        number=int(parts[0]["step"]),
+        begin_s=begin,
+        end_s=max(part["end_s"] for part in parts),
+        operations=tuple(operations),
+        messages=tuple(_messages((m for part in parts for m in part["messages"]), begin, speed)),
+    )
+
+
+def _messages(halves: Iterable[Sequence[Any]], begin_s: float, speed: float) -> list[Message]:
+    """Each is known by halves: its sender knows when it left, its receiver when it arrived."""
+    left: dict[tuple[int, str, int, int], float] = {}
+    came: dict[tuple[int, str, int, int], float] = {}
+    for b, kind, source, destination, _, handed_over, arrived in halves:
+        key = int(b), str(kind), int(source), int(destination)
+        if handed_over is not None:
+            left[key] = (float(handed_over) - begin_s) * speed
+        if arrived is not None:
+            came[key] = (float(arrived) - begin_s) * speed
+    whole = [Message(*key, left[key], came[key]) for key in left.keys() & came.keys()]
+    return sorted(whole, key=lambda m: m.arrived_s)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a step and its parts.
+
+    Attributes
+    ----------
+    pipeline_s, averaging_s
+        From rest; None where it was not measured or does not take place.
+    step_s
+        Mean distance of step ends.
+    """
+
+    pipeline_s: float | None
+    averaging_s: float | None
+    step_s: float
+
+
+def period_of(plan: TrainingPlan) -> int:
+    """Steps after which a plan does the same again: its cycle and its averagings."""
+    return math.lcm(len(plan.cycle), plan.sync.every_steps)
+
+
+def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
+    """How many to run to get whole passes.
+
+    Parameters
+    ----------
+    plan
+        Whose cycle.
+    rest, steps
+        How many are to be measured, at least.
+
+    Returns
+    -------
+    tuple[int, int]
+        From rest, one more because the first finds connections cold; chained, with two passes
+        before those that count.
+    """
+    period = period_of(plan)
+    whole = [period * math.ceil(count / period) for count in (rest, steps)]
+    return whole[0] + 1, whole[1] + WARM_PASSES * period
+
+
+def warm(steps: Sequence[Step]) -> Sequence[Step]:
+    """Steps from rest without the first, which finds connections cold."""
+    return steps[1:] if len(steps) > 1 else steps
+
+
+def parts_of(
+    plan: TrainingPlan, rest: Sequence[Step], chained: Sequence[Step], speed: float
+) -> Parts:
+    """What was run, in one number a part.
+
+    Parameters
+    ----------
+    plan
+        What was run.
+    rest, chained
+        Its steps.
+    speed
+        At which.
+
+    Returns
+    -------
+    Parts
+        Means over the cycle of medians from rest, and the mean of chained steps.
+    """
+    period = period_of(plan)
+    places: dict[int, list[Step]] = {}
+    for step in warm(rest):
+        places.setdefault(step.number % period, []).append(step)
+    pipeline = [median(step.pipeline_s for step in steps) for steps in places.values()]
+    averaging = []
+    for steps in places.values():
+        seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
+        averaging += [median(seconds)] if seconds else []
+    ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 :: period]]
+    passes = [(late - early) / period for early, late in pairwise(ends)]
+    return Parts(
+        sum(pipeline) / len(pipeline) if pipeline else None,
+        sum(averaging) / len(averaging) if averaging else None,
+        # steps may take turns, a short one and a long one: no median
+        sum(passes) / len(passes),
+    )

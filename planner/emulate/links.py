@@ -1,0 +1,115 @@
+"""What the emulated network imposes: rates, delays, and limits that pairs share."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+SIDES = 4
+"""A pair uses its sender's upload, its receiver's download, and their sites' where there are."""
+PACKET_S = 5e-3
+"""A packet should not hold up its pair for much longer."""
+MTU_BYTES = (1500, 65_520)
+IP_TCP_BYTES = 52
+"""Headers of a TCP packet with time stamps."""
+
+
+class Links(NamedTuple):
+    """The imposed network; pair (i, j) of n devices has number ``i * n + j``.
+
+    Attributes
+    ----------
+    rate
+        ``float[n * n]``, bytes of payload per second; 0 from a device to itself.
+    latency
+        ``float[n * n]``, seconds from a packet's last byte leaving to its arrival.
+    capacity
+        ``float[m]``, bytes per second of each limit that pairs share.
+    uses
+        ``int[n * n, 4]``, the limits that a pair shares; -1 where there are fewer.
+    """
+
+    rate: Floats
+    latency: Floats
+    capacity: Floats
+    uses: Ints
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return math.isqrt(len(self.rate))
+
+    def mtu_bytes(self) -> list[list[int]]:
+        """By source and destination, the longest packet: short where the slower direction is slow.
+
+        Returns
+        -------
+        list[list[int]]
+            Bytes with headers, alike in both directions.
+        """
+        n = self.devices
+        rate = self.rate.reshape(n, n)
+        payload = np.minimum(rate, rate.T) * PACKET_S
+        whole = np.clip(payload + IP_TCP_BYTES, *MTU_BYTES).astype(int)
+        return [[int(mtu) for mtu in row] for row in whole]
+
+    def flight_bytes(self) -> float:
+        """The most that any pair has on the way there while news of it is on the way back."""
+        n = self.devices
+        delay = self.latency.reshape(n, n)
+        return float((self.rate.reshape(n, n) * (delay + delay.T)).max())
+
+
+def links_of(cluster: Cluster, speed: float = 1.0, shrink: float = 1.0) -> Links:
+    """Everything that the clock assumes about a cluster's network, defaults included.
+
+    Parameters
+    ----------
+    cluster
+        Devices on a network without missing pairs.
+    speed
+        Rates grow and delays shrink by it.
+    shrink
+        Rates shrink by it, for messages that do so too.
+
+    Returns
+    -------
+    Links
+        Arrays.
+    """
+    network = cluster.network
+    n = len(network)
+    rate = np.array(network.bandwidth_bytes_per_s) * (speed / shrink)
+    latency = np.array(network.latency_s) / speed
+    np.fill_diagonal(rate, 0.0)
+    np.fill_diagonal(latency, 0.0)
+    capacity: list[float] = []
+    uses = np.full((n, n, SIDES), -1, dtype=np.int64)
+
+    def limit(chosen: NDArray[np.bool_], side: int, bytes_per_s: float) -> None:
+        uses[chosen, side] = len(capacity)
+        capacity.append(bytes_per_s)
+
+    device = np.arange(n)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    for d in range(n):
+        # without a stated limit: the fastest measured pair
+        most_up = rate[d].max() if up is None else up[d] * (speed / shrink)
+        most_down = rate[:, d].max() if down is None else down[d] * (speed / shrink)
+        limit(np.outer(device == d, device != d), 0, float(most_up))
+        limit(np.outer(device != d, device == d), 1, float(most_down))
+    sites = np.array(cluster.devices.sites or ("",) * n)
+    for site, most in (cluster.devices.site_upload_bytes_per_s or {}).items():
+        limit(np.outer(sites == site, sites != site), 2, most * speed / shrink)
+    for site, most in (cluster.devices.site_download_bytes_per_s or {}).items():
+        limit(np.outer(sites != site, sites == site), 3, most * speed / shrink)
+    return Links(
+        rate.ravel(), latency.ravel(), np.array(capacity, dtype=float), uses.reshape(-1, SIDES)
+    )

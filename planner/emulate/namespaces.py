@@ -1,0 +1,217 @@
+"""Network namespaces without names, each with one TUN device whose packets this process carries.
+
+A namespace lives as long as a process in it or an open descriptor of it: when this process ends,
+however it ends, nothing is left behind. Only system calls are used: no ``ip`` is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERFACE = "emu0"
+"""The TUN device's name, the same in every namespace."""
+HEADER_BYTES = 10
+"""In front of every packet: tells that its checksum was left out, on both ways the same."""
+IP_TCP_BYTES = 40
+SETTINGS = {
+    # in every kernel, and it grows its window as long as nothing is lost: here nothing is
+    "net/ipv4/tcp_congestion_control": "reno",
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv6/conf/default/disable_ipv6": "1",
+}
+QUEUE = 10_000
+"""Packets that may wait for the switch to read them."""
+FIRST_BUFFER_BYTES = 2_000_000
+
+CLONE_NEWNET = 0x40000000
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+TUN_F_CSUM = 0x01
+SIOCADDRT, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFMTU = 0x890B, 0x8914, 0x8916, 0x8922
+SIOCSIFTXQLEN = 0x8943
+IFF_UP = 0x1
+RTF_UP, RTF_HOST, RTF_MSS = 0x1, 0x4, 0x40
+
+
+class EmulationError(ValueError):
+    """What this machine lacks to emulate a network, in one line."""
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One device's network.
+
+    Attributes
+    ----------
+    address
+        IPv4 address of its TUN device.
+    handle
+        Descriptor of the namespace, for `enter`.
+    tun
+        Descriptor of its TUN device: read what the namespace sends, write what it receives.
+    """
+
+    address: str
+    handle: int
+    tun: int
+
+
+def address(device: int) -> str:
+    """IPv4 address of a device's end of the emulated network."""
+    return f"10.77.{(device + 1) >> 8}.{(device + 1) & 255}"
+
+
+def require_linux_root() -> None:
+    """Raise for what is missing: Linux, root, TUN devices or network namespaces.
+
+    Raises
+    ------
+    EmulationError
+        One line with the remedy.
+    """
+    if sys.platform != "linux":
+        raise EmulationError(
+            f"an emulated network needs Linux, this is {sys.platform}; run it on a Linux machine"
+        )
+    if os.geteuid() != 0:
+        raise EmulationError(
+            "an emulated network needs root for network namespaces; run as root (sudo)"
+        )
+    if not Path("/dev/net/tun").exists():
+        raise EmulationError("/dev/net/tun is missing; load the kernel's module: modprobe tun")
+
+
+@contextmanager
+def namespaces(mtu_bytes: Sequence[Sequence[int]], buffer_bytes: int) -> Iterator[list[Namespace]]:
+    """A namespace a device; they are gone when the block and the processes in them have ended.
+
+    Parameters
+    ----------
+    mtu_bytes
+        By source and destination, the longest packet between two devices. Alike in both directions.
+    buffer_bytes
+        What a TCP connection may have in flight: the largest rate times delay, and some more.
+
+    Yields
+    ------
+    list[Namespace]
+        One a device, in order.
+
+    Raises
+    ------
+    EmulationError
+        The machine lacks something.
+    """
+    require_linux_root()
+    with ExitStack() as held:
+        made = []
+        for device, row in enumerate(mtu_bytes):
+            space = _in_thread(lambda d=device, r=row: _make(d, r, buffer_bytes))  # type: ignore[misc]
+            held.callback(os.close, space.handle)
+            held.callback(os.close, space.tun)
+            made.append(space)
+        yield made
+
+
+def enter(handle: int) -> None:
+    """Move the calling thread into a namespace.
+
+    Parameters
+    ----------
+    handle
+        `Namespace.handle`.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses.
+    """
+    _call("setns", handle, CLONE_NEWNET)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+def _in_thread(work: Callable[[], Namespace]) -> Namespace:
+    """In a thread of its own: a thread that changed its namespace ends, and nothing is to undo."""
+    done: list[Namespace] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise EmulationError(
+            f"this kernel refuses a network namespace with a TUN device ({failed[0]}); emulate on "
+            "a machine, or in a container, that allows both"
+        ) from failed[0]
+    return done[0]
+
+
+def _make(device: int, mtu_bytes: Sequence[int], buffer_bytes: int) -> Namespace:
+    """In the calling thread: a new namespace, configured."""
+    _call("unshare", CLONE_NEWNET)
+    handle = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    name = INTERFACE.encode()
+    fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", name, IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
+    fcntl.ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM)
+    for key, value in (SETTINGS | _buffers(buffer_bytes)).items():
+        with suppress(FileNotFoundError):  # no IPv6 in this kernel: nothing to switch off
+            Path("/proc/sys", key).write_text(value)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", IFF_UP))
+        fcntl.ioctl(control, SIOCSIFADDR, struct.pack("16s16s8x", name, _socket_address(device)))
+        fcntl.ioctl(control, SIOCSIFMTU, struct.pack("16si20x", name, max(mtu_bytes)))
+        fcntl.ioctl(control, SIOCSIFTXQLEN, struct.pack("16si20x", name, QUEUE))
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH22x", name, IFF_UP))
+        through = ctypes.create_string_buffer(name)
+        for other, mtu in enumerate(mtu_bytes):
+            if other != device:
+                fcntl.ioctl(control, SIOCADDRT, _route(other, mtu, through))
+    return Namespace(address(device), handle, tun)
+
+
+def _buffers(size: int) -> dict[str, str]:
+    """TCP's buffers grow by themselves up to the last number.
+
+    Half of what a receiver has is its window. The usual first one is a single packet here.
+    """
+    return {
+        "net/ipv4/tcp_rmem": f"4096 {min(FIRST_BUFFER_BYTES, 2 * size)} {2 * size}",
+        "net/ipv4/tcp_wmem": f"4096 131072 {2 * size}",
+    }
+
+
+def _socket_address(device: int) -> bytes:
+    return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address(device)))
+
+
+def _route(other: int, mtu: int, device: ctypes.Array[ctypes.c_char]) -> bytes:
+    """``struct rtentry``: straight to another device, in packets of at most ``mtu``."""
+    return struct.pack(
+        "@L16s16s16sHhLPhPLLH",
+        *(0, _socket_address(other), bytes(16), bytes(16)),
+        *(RTF_UP | RTF_HOST | RTF_MSS, 0, 0, 0, 0),
+        *(ctypes.addressof(device), mtu, 0, 0),
+    )

@@ -1,0 +1,205 @@
+"""A network on this machine: a namespace a device, and the switch between them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.emulate.links import Links
+from planner.emulate.namespaces import (
+    INTERFACE,
+    EmulationError,
+    Namespace,
+    enter,
+    namespaces,
+)
+
+QUEUE_BYTES = 1e6
+"""What may be in flight beyond twice the largest rate times delay, for every connection."""
+POOL_BYTES = 1.5e9
+"""Memory for packets inside the network; only what was used at some time is really taken."""
+MOST_SLOTS = 200_000
+NICE = 5
+"""Ranks come after the switch."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the switch did.
+
+    Attributes
+    ----------
+    busy
+        ``float[k, 4]``: pair, begin and end in seconds of the monotonic clock, bytes.
+    packets, lost
+        How many came in, and how many found no room.
+    late_s, most_late_s
+        By how much packets were handed over late: mean and most.
+    cpu_s
+        Processor time.
+    """
+
+    busy: NDArray[np.float64]
+    packets: int
+    lost: int
+    late_s: float
+    most_late_s: float
+    cpu_s: float
+
+
+class EmulatedNetwork:
+    """A running network; `emulated` makes one."""
+
+    def __init__(self, spaces: Sequence[Namespace], switch: subprocess.Popen[str], folder: Path):
+        self._spaces, self._switch, self._folder = spaces, switch, folder
+
+    @property
+    def addresses(self) -> list[str]:
+        """IPv4 address of each device."""
+        return [space.address for space in self._spaces]
+
+    def start(
+        self,
+        device: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] = subprocess.PIPE,
+        stderr: int | IO[Any] = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """A process in a device's namespace; it dies with this one.
+
+        Parameters
+        ----------
+        device
+            Where.
+        command
+            What.
+        environment
+            All of its variables; those that gloo needs are added.
+        stdin, stdout, stderr
+            As in `subprocess.Popen`.
+
+        Returns
+        -------
+        subprocess.Popen[str]
+            The process, in a session of its own.
+        """
+        handle = self._spaces[device].handle
+        prctl = ctypes.CDLL(None).prctl
+
+        def prepare() -> None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            enter(handle)
+            os.nice(NICE)
+
+        return subprocess.Popen(
+            command,
+            env={**environment, "GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            preexec_fn=prepare,
+            start_new_session=True,
+        )
+
+    def stop(self) -> Carried:
+        """End the switch.
+
+        Returns
+        -------
+        Carried
+            What it did.
+
+        Raises
+        ------
+        EmulationError
+            It had failed.
+        """
+        output, error = self._switch.communicate(timeout=30)
+        if self._switch.returncode != 0:
+            raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
+        report = json.loads(output)
+        return Carried(np.load(self._folder / "busy.npy"), **report)
+
+
+@contextmanager
+def emulated(links: Links) -> Iterator[EmulatedNetwork]:
+    """The network, for as long as the block runs.
+
+    Parameters
+    ----------
+    links
+        What it imposes.
+
+    Yields
+    ------
+    EmulatedNetwork
+        To start processes in.
+
+    Raises
+    ------
+    EmulationError
+        No Linux, no root, no TUN devices.
+    """
+    mtu_bytes = links.mtu_bytes()
+    window = int(2 * links.flight_bytes() + QUEUE_BYTES)
+    with (
+        namespaces(mtu_bytes, window) as spaces,
+        tempfile.TemporaryDirectory() as name,
+        _switch(links, [space.tun for space in spaces], max(map(max, mtu_bytes)), name) as switch,
+    ):
+        yield EmulatedNetwork(spaces, switch, Path(name))
+
+
+@contextmanager
+def _switch(
+    links: Links, tuns: list[int], longest: int, folder: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The switch's process, ready to carry packets of at most ``longest`` bytes."""
+    np.savez(Path(folder) / "links.npz", **links._asdict())
+    slots = int(min(MOST_SLOTS, POOL_BYTES / longest))
+    given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
+    (Path(folder) / "switch.json").write_text(json.dumps(given))
+    switch = subprocess.Popen(
+        [sys.executable, "-m", "planner.emulate.switch", folder],
+        pass_fds=tuns,
+        env=os.environ | {"PYTHONPATH": package_path(), "NUMBA_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C is for the parent, which then ends the switch
+        start_new_session=True,
+    )
+    try:
+        assert switch.stdout is not None
+        if switch.stdout.readline() != "ready\n":
+            error = switch.communicate()[1]
+            raise EmulationError(f"the switch of the emulated network failed: {error[-500:]}")
+        yield switch
+    finally:
+        switch.kill()
+        switch.communicate()
+
+
+def package_path() -> str:
+    """Where Python finds this package, in front of what is set already."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

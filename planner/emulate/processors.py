@@ -1,0 +1,28 @@
+"""How busy this machine's processors are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Processors:
+    """Processor time between the first look and the last one."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+        self._last = (0.0, 0.0)
+
+    def look(self) -> None:
+        """Read the counters."""
+        numbers = [float(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+        # user, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen
+        idle = numbers[3] + numbers[4]
+        self._last = sum(numbers) - idle, sum(numbers)
+        self._first = self._first or self._last
+
+    @property
+    def busy(self) -> float:
+        """Share of all processors' time in [0, 1]; 0 before the second look."""
+        if self._first is None or self._last[1] <= self._first[1]:
+            return 0.0
+        return (self._last[0] - self._first[0]) / (self._last[1] - self._first[1])

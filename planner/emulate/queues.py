@@ -1,0 +1,306 @@
+"""Queues of packets, a pair each, served at max-min fair rates; then each packet travels.
+
+A packet without payload, an acknowledgement that is, does not wait: two windows of megabytes that
+face each other through one queue hold up each other's acknowledgements and leave the link idle,
+which short or fair queues in routers do not, and which a measured rate does not have in it.
+
+Times are those at which things happen on the emulated network, not those at which this machine
+gets to them: who comes late catches up, and no rate is lost.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from planner.emulate.fair import fair_rates
+from planner.emulate.links import SIDES, Links
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FREE, TRAVELLING, ACTIVE, BUSY, LOST, ORDER, NUMBERS = range(7)
+"""Places in `Queues.numbers`: free slots, packets on their way, pairs being served, recorded busy
+times, packets for which there was no slot, packets so far."""
+MERGE_S = 1e-3
+"""A pair that was idle for less counts as busy all along in the record."""
+
+
+class Queues(NamedTuple):
+    """All packets inside the network; a packet stays in its slot.
+
+    Attributes
+    ----------
+    numbers
+        See `FREE` and its neighbours.
+    free
+        Stack of free slots.
+    pair, payload, due, order, behind
+        By slot: the packet's pair, bytes to serve, time of arrival, number, and the next slot in
+        its queue (-1 at the end).
+    travelling
+        Heap of slots of packets that have left their queue, by time of arrival.
+    first, last
+        By pair: ends of its queue, -1 if empty.
+    left, since, rate
+        By pair: bytes of its first packet that were left at a time, and the rate since then.
+    active, place
+        Numbers of pairs whose first packet is being served; by pair its place there, or -1.
+    room, load
+        Space for `fair_rates`.
+    busy, entry
+        ``float[k, 4]``: pair, begin, end and bytes of busy times; by pair its latest entry, or -1.
+    """
+
+    numbers: Ints
+    free: Ints
+    pair: Ints
+    payload: Floats
+    due: Floats
+    order: Ints
+    behind: Ints
+    travelling: Ints
+    first: Ints
+    last: Ints
+    left: Floats
+    since: Floats
+    rate: Floats
+    active: Ints
+    place: Ints
+    room: Floats
+    load: Ints
+    busy: Floats
+    entry: Ints
+
+
+def empty_queues(links: Links, slots: int, records: int) -> Queues:
+    """Space for packets, and nothing in it.
+
+    Parameters
+    ----------
+    links
+        The network.
+    slots
+        Packets that may be inside at a time.
+    records
+        Busy times that are kept.
+
+    Returns
+    -------
+    Queues
+        Arrays.
+    """
+    pairs, limits = len(links.rate), len(links.capacity)
+    assert links.uses.shape == (pairs, SIDES)
+    numbers = np.zeros(NUMBERS, dtype=np.int64)
+    numbers[FREE] = slots
+    return Queues(
+        numbers=numbers,
+        free=np.arange(slots, dtype=np.int64)[::-1].copy(),
+        pair=np.zeros(slots, dtype=np.int64),
+        payload=np.zeros(slots),
+        due=np.zeros(slots),
+        order=np.zeros(slots, dtype=np.int64),
+        behind=np.full(slots, -1, dtype=np.int64),
+        travelling=np.zeros(slots, dtype=np.int64),
+        first=np.full(pairs, -1, dtype=np.int64),
+        last=np.full(pairs, -1, dtype=np.int64),
+        left=np.zeros(pairs),
+        since=np.zeros(pairs),
+        rate=np.zeros(pairs),
+        active=np.zeros(pairs, dtype=np.int64),
+        place=np.full(pairs, -1, dtype=np.int64),
+        room=np.zeros(limits),
+        load=np.zeros(limits, dtype=np.int64),
+        busy=np.zeros((records, 4)),
+        entry=np.full(pairs, -1, dtype=np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def earlier(q: Queues, a: int, b: int) -> bool:
+    """Whether the packet in slot ``a`` arrives before that in ``b``; those of a pair in order."""
+    if q.due[a] != q.due[b]:
+        return bool(q.due[a] < q.due[b])
+    return bool(q.order[a] < q.order[b])
+
+
+@njit(cache=True, nogil=True)
+def push(q: Queues, slot: int) -> None:
+    """A packet starts to travel."""
+    heap = q.travelling
+    at = q.numbers[TRAVELLING]
+    q.numbers[TRAVELLING] += 1
+    while at > 0:
+        above = (at - 1) // 2
+        if not earlier(q, slot, heap[above]):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = slot
+
+
+@njit(cache=True, nogil=True)
+def pop(q: Queues) -> int:
+    """Take out the packet that arrives first."""
+    heap = q.travelling
+    top = heap[0]
+    q.numbers[TRAVELLING] -= 1
+    count = q.numbers[TRAVELLING]
+    slot = heap[count]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= count:
+            break
+        if below + 1 < count and earlier(q, heap[below + 1], heap[below]):
+            below += 1
+        if not earlier(q, heap[below], slot):
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = slot
+    return int(top)
+
+
+@njit(cache=True, nogil=True)
+def release(q: Queues, slot: int) -> None:
+    """A packet has left the network."""
+    q.free[q.numbers[FREE]] = slot
+    q.numbers[FREE] += 1
+
+
+@njit(cache=True, nogil=True)
+def settle(links: Links, q: Queues, now: float) -> None:
+    """New rates from ``now`` on: a pair has become active, or is no longer."""
+    active = q.active[: q.numbers[ACTIVE]]
+    for pair in active:
+        q.left[pair] -= q.rate[pair] * (now - q.since[pair])
+        q.since[pair] = now
+    fair_rates(links, active, q.room, q.load, q.rate)
+
+
+@njit(cache=True, nogil=True)
+def note_begin(q: Queues, pair: int, now: float) -> None:
+    """Record that a pair is busy from now on."""
+    entry = q.entry[pair]
+    if entry >= 0 and now - q.busy[entry, 2] < MERGE_S:
+        return
+    entry = q.numbers[BUSY]
+    if entry == len(q.busy):
+        return
+    q.numbers[BUSY] += 1
+    q.entry[pair] = entry
+    q.busy[entry, 0] = pair
+    q.busy[entry, 1] = now
+    q.busy[entry, 2] = now
+
+
+@njit(cache=True, nogil=True)
+def depart(links: Links, q: Queues, pair: int, now: float) -> None:
+    """The first packet has left its queue whole."""
+    slot = q.first[pair]
+    q.first[pair] = q.behind[slot]
+    q.due[slot] = now + links.latency[pair]
+    if q.entry[pair] >= 0:
+        q.busy[q.entry[pair], 2] = now
+        q.busy[q.entry[pair], 3] += q.payload[slot]
+    push(q, slot)
+
+
+@njit(cache=True, nogil=True)
+def advance(links: Links, q: Queues, now: float) -> None:
+    """All departures up to a time.
+
+    Parameters
+    ----------
+    links, q
+        Network and packets.
+    now
+        Seconds.
+    """
+    while q.numbers[ACTIVE] > 0:
+        pair, at = -1, np.inf
+        for candidate in q.active[: q.numbers[ACTIVE]]:
+            end = q.since[candidate] + max(q.left[candidate], 0.0) / q.rate[candidate]
+            if end < at:
+                pair, at = candidate, end
+        if at > now:
+            return
+        depart(links, q, pair, at)
+        q.left[pair], q.since[pair] = 0.0, at
+        if q.first[pair] >= 0:
+            q.left[pair] = q.payload[q.first[pair]]
+            continue
+        q.last[pair] = -1
+        q.numbers[ACTIVE] -= 1
+        moved, place = q.active[q.numbers[ACTIVE]], q.place[pair]
+        q.active[place] = moved
+        q.place[moved] = place
+        q.place[pair] = -1
+        settle(links, q, at)
+
+
+@njit(cache=True, nogil=True)
+def arrive(links: Links, q: Queues, slot: int, pair: int, payload: float, now: float) -> bool:
+    """A packet comes to its queue, after `advance` to the same time.
+
+    Parameters
+    ----------
+    links, q
+        Network and packets.
+    slot
+        Taken from the free ones; the caller has put the packet there.
+    pair, payload
+        Its pair and the bytes to serve.
+    now
+        Seconds.
+
+    Returns
+    -------
+    bool
+        Whether rates have to be settled, once for all packets that came at this time.
+    """
+    q.pair[slot], q.payload[slot], q.behind[slot] = pair, payload, -1
+    q.order[slot] = q.numbers[ORDER]
+    q.numbers[ORDER] += 1
+    if payload <= 0.0:
+        q.due[slot] = now + links.latency[pair]
+        push(q, slot)
+        return False
+    if q.last[pair] >= 0:
+        q.behind[q.last[pair]] = slot
+        q.last[pair] = slot
+        return False
+    q.first[pair] = q.last[pair] = slot
+    q.left[pair], q.since[pair], q.rate[pair] = payload, now, 0.0
+    q.place[pair] = q.numbers[ACTIVE]
+    q.active[q.numbers[ACTIVE]] = pair
+    q.numbers[ACTIVE] += 1
+    note_begin(q, pair, now)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def next_event(q: Queues) -> float:
+    """When something happens if nothing comes: a departure or an arrival.
+
+    Parameters
+    ----------
+    q
+        Packets.
+
+    Returns
+    -------
+    float
+        Seconds, infinite for an empty network.
+    """
+    at = np.inf
+    if q.numbers[TRAVELLING] > 0:
+        at = q.due[q.travelling[0]]
+    for pair in q.active[: q.numbers[ACTIVE]]:
+        at = min(at, q.since[pair] + max(q.left[pair], 0.0) / q.rate[pair])
+    return at

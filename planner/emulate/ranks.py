@@ -1,0 +1,169 @@
+"""The ranks of a plan, each a process in its device's namespace, and what they recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.emulate.namespaces import EmulationError
+from planner.emulate.network import EmulatedNetwork, package_path
+from planner.training_plan.model import TrainingPlan
+
+PORT = 29_500
+LOOK_S = 0.5
+"""How often it is seen whether a rank has failed."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a plan is run.
+
+    Attributes
+    ----------
+    rest, steps
+        Steps that begin together, and then steps that chain.
+    speed, shrink
+        Times and bytes are divided by them.
+    real_compute
+        The real model computes instead of imposed times; no rest, speed or shrink then.
+    """
+
+    rest: int
+    steps: int
+    speed: float = 1.0
+    shrink: float = 1.0
+    real_compute: bool = False
+
+    def arguments(self) -> list[str]:
+        """For the executor."""
+        chained = ["--steps", str(self.steps)]
+        if self.real_compute:
+            return chained
+        numbers = {"--rest": self.rest, "--speed": self.speed, "--shrink": self.shrink}
+        given = [word for name, value in numbers.items() for word in (name, str(value))]
+        return ["--impose", *chained, *given]
+
+
+def run_ranks(
+    network: EmulatedNetwork,
+    path: Path,
+    plan: TrainingPlan,
+    asked: Asked,
+    folder: Path,
+    told: Callable[[str], None],
+    more: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Run all ranks to their end.
+
+    Parameters
+    ----------
+    network
+        Where they talk to each other.
+    path, plan
+        The plan's file and what is in it.
+    asked
+        How it is run.
+    folder
+        For their files.
+    told
+        Takes every line of rank 0.
+    more
+        Further arguments for the executor.
+
+    Returns
+    -------
+    list[dict]
+        What each rank recorded, as the executor writes it.
+
+    Raises
+    ------
+    EmulationError
+        A rank failed.
+    """
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank, name in enumerate(plan.cluster.network.ids):
+            command = [
+                *(sys.executable, "-m", "planner.executor", str(path.resolve())),
+                *("--devices", name, "--device", "cpu", *asked.arguments()),
+                *("--record", str(folder / f"record-{rank}.json"), *more),
+            ]
+            with _errors(folder, rank).open("w") as errors:
+                processes.append(
+                    network.start(
+                        rank,
+                        command,
+                        _environment(len(plan.cluster), network.addresses[0]),
+                        stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                        stderr=errors,
+                    )
+                )
+        _follow(processes, folder, told)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+    return [
+        json.loads((folder / f"record-{rank}.json").read_text()) for rank in range(len(processes))
+    ]
+
+
+def _environment(world: int, first: str) -> dict[str, str]:
+    return os.environ | {
+        "PYTHONPATH": package_path(),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": first,
+        "MASTER_PORT": str(PORT),
+    }
+
+
+def _follow(
+    processes: Sequence[subprocess.Popen[str]], folder: Path, told: Callable[[str], None]
+) -> None:
+    """Until all have ended; the first that fails is told of."""
+    output = processes[0].stdout
+    assert output is not None
+    os.set_blocking(output.fileno(), False)
+    begun = ""
+    with selectors.DefaultSelector() as ready:
+        ready.register(output, selectors.EVENT_READ)
+        while True:
+            codes = [process.poll() for process in processes]
+            _require_success(codes, folder)
+            if ready.get_map():
+                if ready.select(LOOK_S):
+                    data = os.read(output.fileno(), 1 << 16)
+                    *lines, begun = (begun + data.decode()).split("\n")
+                    for line in lines:
+                        told(line)
+                    if not data:
+                        ready.unregister(output)
+            elif None not in codes:
+                return
+            else:
+                time.sleep(LOOK_S / 10)
+
+
+def _require_success(codes: Sequence[int | None], folder: Path) -> None:
+    for rank, code in enumerate(codes):
+        if code not in (None, 0):
+            lines = _errors(folder, rank).read_text().strip().splitlines()
+            said = lines[-1] if lines else f"exit code {code}"
+            raise EmulationError(f"rank {rank} failed: {said}")
+
+
+def _errors(folder: Path, rank: int) -> Path:
+    return folder / f"errors-{rank}.txt"

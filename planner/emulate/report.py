@@ -1,0 +1,81 @@
+"""An emulation in lines for people, and as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.emulate.comparison import Pair
+from planner.emulate.emulation import Emulation
+
+WORST = 3
+"""Operations and links that are shown."""
+
+
+def lines_of(emulation: Emulation) -> list[str]:
+    """Parts of the step, the worst operations and links, and what the machine did.
+
+    Parameters
+    ----------
+    emulation
+        What was run.
+
+    Returns
+    -------
+    list[str]
+        Lines.
+    """
+    c = emulation.comparison
+    lines = [f"{'seconds':<22}{'predicted':>11}{'executed':>11}{'executed/predicted':>20}"]
+    for name in ("pipeline", "averaging", "step"):
+        lines.append(_line(name, getattr(c, name)))
+    for op in c.operations[:WORST]:
+        what = op.kind if op.microbatch < 0 else f"{op.kind}{op.microbatch}"
+        lines.append(f"{_line(f'{what} on {op.device} ends', op.end)}   {op.late_s:+.4f} s")
+    for link in c.links[:WORST]:
+        lines.append(
+            f"{_line(f'{link.source} to {link.destination} busy', link.busy)}   arrivals "
+            f"{link.late_s:+.4f} s"
+        )
+    carried, asked = emulation.carried, emulation.asked
+    lines.append(
+        f"speed {asked.speed:g}, shrink {asked.shrink:g}; {carried.packets} packets, "
+        f"{carried.lost} lost, late by {carried.late_s * 1e3:.2f} ms (at most "
+        f"{carried.most_late_s * 1e3:.1f}); processors {emulation.busy:.0%} busy"
+    )
+    return lines
+
+
+def _line(name: str, pair: Pair) -> str:
+    executed = "-" if pair.executed_s is None else f"{pair.executed_s:.4f}"
+    ratio = "-" if pair.ratio is None else f"{pair.ratio:.3f}"
+    return f"{name:<22} {pair.predicted_s:>10.4f} {executed:>10} {ratio:>19}"
+
+
+def data_of(emulation: Emulation) -> dict[str, Any]:
+    """All of it, JSON-ready.
+
+    Parameters
+    ----------
+    emulation
+        What was run.
+
+    Returns
+    -------
+    dict
+        Comparison, how it was run, and what the machine did.
+    """
+    asked, carried = emulation.asked, emulation.carried
+    return {
+        **emulation.comparison.to_dict(),
+        "speed": asked.speed,
+        "shrink": asked.shrink,
+        "real_compute": asked.real_compute,
+        "rest_steps": asked.rest,
+        "chained_steps": asked.steps,
+        "packets": carried.packets,
+        "lost_packets": carried.lost,
+        "late_s": carried.late_s,
+        "most_late_s": carried.most_late_s,
+        "processors_busy": emulation.busy,
+        "warnings": emulation.warnings(),
+    }

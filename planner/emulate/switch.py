@@ -1,0 +1,250 @@
+"""The switch: carries packets between TUN devices as the imposed network does.
+
+``python -m planner.emulate.switch FOLDER``: a process of its own, started by `network`, which hands
+over the descriptors of the devices. It ends when its input does, also when its parent was killed.
+The loop is compiled and calls the C library itself: it shares two cores with all the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, typeof, types
+from numpy.typing import NDArray
+
+from planner.emulate.links import Links
+from planner.emulate.namespaces import HEADER_BYTES
+from planner.emulate.queues import (
+    BUSY,
+    FREE,
+    LOST,
+    ORDER,
+    TRAVELLING,
+    Queues,
+    advance,
+    arrive,
+    empty_queues,
+    next_event,
+    pop,
+    release,
+    settle,
+)
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+TICK_S, LONG_TICK_S = 2e-4, 4e-4
+"""Shortest and longest sleep while packets are inside."""
+READS = 64
+"""Packets taken from a device before the next one has its turn."""
+CLOCK_MONOTONIC = 1
+POLLIN = 1
+RECORDS = 400_000
+"""Busy times of pairs that are kept."""
+
+_clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.intp))
+_write: Any = types.ExternalFunction("write", types.intp(types.int32, types.intp, types.intp))
+_poll: Any = types.ExternalFunction(
+    "ppoll", types.int32(types.intp, types.intp, types.intp, types.intp)
+)
+
+
+class Ports(NamedTuple):
+    """What the loop reads, writes and waits for.
+
+    Attributes
+    ----------
+    tuns
+        Descriptor of each device.
+    polled
+        ``struct pollfd`` of each as (descriptor, events) in two halves; the last one: standard
+        input.
+    data
+        ``uint8[slots, bytes]``, the packets.
+    size
+        By slot, the packet's bytes.
+    moment
+        Space for one ``struct timespec``.
+    late
+        Packets handed over, seconds that they came late in all and at most.
+    """
+
+    tuns: Ints
+    polled: NDArray[np.int32]
+    data: Bytes
+    size: Ints
+    moment: Ints
+    late: Floats
+
+
+@njit(cache=True, nogil=True)
+def monotonic(ports: Ports) -> float:
+    """The monotonic clock in seconds."""
+    _clock(CLOCK_MONOTONIC, ports.moment.ctypes.data)
+    return float(ports.moment[0] + 1e-9 * ports.moment[1])
+
+
+@njit(cache=True, nogil=True)
+def wait(ports: Ports, seconds: float) -> None:
+    """Sleep while packets are inside, at most so long; otherwise until one comes.
+
+    Waking up costs more than a packet does, so that those of a tick are done together.
+    """
+    if seconds < np.inf:
+        ports.moment[0], ports.moment[1] = 0, int(min(max(seconds, TICK_S), LONG_TICK_S) * 1e9)
+        _poll(0, 0, ports.moment.ctypes.data, 0)
+        ports.moment[1] = 0
+    else:
+        ports.moment[0], ports.moment[1] = 1, 0
+    _poll(ports.polled.ctypes.data, len(ports.polled), ports.moment.ctypes.data, 0)
+
+
+@njit(cache=True, nogil=True)
+def payload_of(packet: Bytes, size: int) -> int:
+    """Bytes of an IPv4 packet without its headers; of TCP, what the connection carries."""
+    header = 4 * (packet[0] & 15)
+    if packet[9] == 6:
+        header += 4 * (packet[header + 12] >> 4)
+    return int(size - header)
+
+
+@njit(cache=True, nogil=True)
+def device_of(packet: Bytes) -> int:
+    """The device that an IPv4 packet goes to; -1 for what is no packet of ours."""
+    if packet[0] >> 4 != 4 or packet[16] != 10 or packet[17] != 77:
+        return -1
+    return int(packet[18]) * 256 + int(packet[19]) - 1
+
+
+@njit(cache=True, nogil=True)
+def take(links: Links, q: Queues, ports: Ports, source: int, now: float) -> bool:
+    """Read what a device sends; returns whether rates have to be settled."""
+    changed = False
+    devices = len(ports.tuns)
+    for _ in range(READS):
+        # without a free slot the packet is lost, in the last slot, which nobody else gets
+        full = q.numbers[FREE] == 0
+        slot = len(ports.size) - 1 if full else q.free[q.numbers[FREE] - 1]
+        data = ports.data[slot]
+        size = _read(ports.tuns[source], data.ctypes.data, len(data))
+        if size <= 0:
+            break
+        packet = data[HEADER_BYTES:]
+        target = device_of(packet)
+        if target < 0 or target >= devices or target == source:
+            continue
+        if full:
+            q.numbers[LOST] += 1
+            continue
+        q.numbers[FREE] -= 1
+        ports.size[slot] = size
+        payload = payload_of(packet, size - HEADER_BYTES)
+        changed |= arrive(links, q, slot, source * devices + target, payload, now)
+    return changed
+
+
+@njit(cache=True, nogil=True)
+def hand_over(q: Queues, ports: Ports, now: float) -> None:
+    """Write the packets that have arrived."""
+    while q.numbers[TRAVELLING] > 0 and q.due[q.travelling[0]] <= now:
+        slot = pop(q)
+        target = q.pair[slot] % len(ports.tuns)
+        _write(ports.tuns[target], ports.data[slot].ctypes.data, ports.size[slot])
+        late = now - q.due[slot]
+        ports.late[0] += 1
+        ports.late[1] += late
+        ports.late[2] = max(ports.late[2], late)
+        release(q, slot)
+
+
+@njit(cache=True, nogil=True)
+def carry(links: Links, q: Queues, ports: Ports) -> None:
+    """The switch, until its input ends."""
+    devices = len(ports.tuns)
+    while True:
+        now = monotonic(ports)
+        advance(links, q, now)
+        hand_over(q, ports, now)
+        changed = False
+        for device in range(devices):
+            # the upper half of a pollfd's second word: what has happened
+            if ports.polled[device, 1] >> 16:
+                changed |= take(links, q, ports, device, now)
+        if changed:
+            settle(links, q, now)
+        if ports.polled[devices, 1] >> 16:
+            return
+        now = monotonic(ports)
+        wait(ports, next_event(q) - now)
+
+
+def ports_of(tuns: list[int], slots: int, packet_bytes: int) -> Ports:
+    """Space for packets of TUN devices.
+
+    Parameters
+    ----------
+    tuns
+        Their descriptors.
+    slots
+        Packets that may be inside at a time.
+    packet_bytes
+        The longest packet.
+
+    Returns
+    -------
+    Ports
+        Arrays.
+    """
+    polled = np.zeros((len(tuns) + 1, 2), dtype=np.int32)
+    polled[:, 0] = [*tuns, sys.stdin.fileno()]
+    polled[:, 1] = POLLIN
+    return Ports(
+        tuns=np.array(tuns, dtype=np.int64),
+        polled=polled,
+        # memory that no packet has touched is not there yet
+        data=np.empty((slots + 1, packet_bytes + HEADER_BYTES), dtype=np.uint8),
+        size=np.zeros(slots + 1, dtype=np.int64),
+        moment=np.zeros(2, dtype=np.int64),
+        late=np.zeros(3),
+    )
+
+
+def main() -> int:
+    """Run the switch of a folder; returns the exit code."""
+    folder = Path(sys.argv[1])
+    given = json.loads((folder / "switch.json").read_text())
+    arrays = np.load(folder / "links.npz")
+    links = Links(*(arrays[name] for name in Links._fields))
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    q = empty_queues(links, given["slots"], RECORDS)
+    ports = ports_of(given["tuns"], given["slots"], given["packet_bytes"])
+    compiled: Any = carry
+    kinds: Any = typeof
+    compiled.compile((kinds(links), kinds(q), kinds(ports)))
+    print("ready", flush=True)
+    began_s = sum(os.times()[:2])
+    carry(links, q, ports)
+    count, late_s, most_late_s = (float(x) for x in ports.late)
+    np.save(folder / "busy.npy", q.busy[: q.numbers[BUSY]])
+    report = {
+        "packets": int(q.numbers[ORDER]),
+        "lost": int(q.numbers[LOST]),
+        "late_s": late_s / max(count, 1.0),
+        "most_late_s": most_late_s,
+        "cpu_s": sum(os.times()[:2]) - began_s,
+    }
+    print(json.dumps(report), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

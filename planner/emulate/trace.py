@@ -1,0 +1,121 @@
+"""One Chrome trace: a step as predicted, as its ranks executed it, and as the switch carried it.
+
+The switch saw averaging too, and knows nothing of operations: it is the third, independent witness.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from planner.clock.timeline import NAMES
+from planner.emulate.emulation import Emulation
+from planner.network.atomic import write_text
+from planner.training_plan.model import TrainingPlan
+
+PREDICTED, EXECUTED, CARRIED = 1, 2, 3
+
+
+class _Rows:
+    """A row a device, one for its averaging, and one for each link: the same in all processes."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        self._ids = plan.cluster.network.ids
+        self._rows: dict[str, int] = {}
+        for name in self._ids:
+            self._of(name)
+
+    def _of(self, name: str) -> int:
+        return self._rows.setdefault(name, len(self._rows))
+
+    def of_operation(self, device: int, kind: str) -> int:
+        name = self._ids[device]
+        return self._of(f"{name}: averaging" if kind == "A" else name)
+
+    def of_link(self, source: int, destination: int) -> int:
+        return self._of(f"{self._ids[source]} to {self._ids[destination]}")
+
+    def names(self) -> Iterable[dict[str, Any]]:
+        for process, what in (
+            (PREDICTED, "predicted"),
+            (EXECUTED, "executed"),
+            (CARRIED, "carried by the switch"),
+        ):
+            yield _name("process_name", process, 0, what)
+            for name, row in self._rows.items():
+                yield _name("thread_name", process, row, name)
+                sort = {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row}
+                yield {**sort, "args": {"sort_index": row}}
+
+
+def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
+    """Write Trace Event JSON for ui.perfetto.dev.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    plan, emulation
+        What was run.
+    """
+    rows, step = _Rows(plan), emulation.typical
+    timeline = emulation.prediction.timelines[plan.cycle[step.number % len(plan.cycle)]]
+    events = [_operation(PREDICTED, rows, *op) for op in (*timeline.ops, *timeline.closing)] + [
+        _operation(EXECUTED, rows, *op) for op in step.operations
+    ]
+    for t in timeline.transfers:
+        row = rows.of_link(t.source, t.destination)
+        events.append(
+            _message(PREDICTED, row, f"{t.kind}{t.microbatch}", t.leaves_s, t.left_s, t.end_s)
+        )
+    latency_s = plan.cluster.network.latency_s
+    free: dict[int, float] = {}
+    for m in step.messages:
+        row = rows.of_link(m.source, m.destination)
+        # a link carries one message after the other
+        left = m.arrived_s - float(latency_s[m.source, m.destination])
+        leaves = min(max(m.handed_over_s, free.get(row, 0.0)), left)
+        free[row] = left
+        events.append(_message(EXECUTED, row, f"{m.kind}{m.microbatch}", leaves, left, m.arrived_s))
+    events += _carried(plan, rows, emulation)
+    data = {"traceEvents": [*rows.names(), *events], "displayTimeUnit": "ms"}
+    write_text(path, json.dumps(data, allow_nan=False))
+
+
+def _carried(plan: TrainingPlan, rows: _Rows, emulation: Emulation) -> Iterable[dict[str, Any]]:
+    """When each link had bytes to carry during the step, and how many of the plan's."""
+    step, asked, n = emulation.typical, emulation.asked, len(plan.cluster)
+    for pair, begin_s, end_s, carried in emulation.carried.busy.tolist():
+        if begin_s >= step.end_s or end_s <= step.begin_s:
+            continue
+        row = rows.of_link(int(pair) // n, int(pair) % n)
+        times = ((moment - step.begin_s) * asked.speed for moment in (begin_s, end_s))
+        found = _slice(CARRIED, row, "busy", "carried", *times)
+        yield {**found, "args": {"bytes": carried * asked.shrink}}
+
+
+def _operation(
+    process: int, rows: _Rows, microbatch: int, device: int, kind: str, start: float, end: float
+) -> dict[str, Any]:
+    label = kind if microbatch < 0 else f"{kind}{microbatch}"
+    return _slice(process, rows.of_operation(device, kind), label, NAMES[kind], start, end)
+
+
+def _message(
+    process: int, row: int, label: str, leaves_s: float, left_s: float, arrived_s: float
+) -> dict[str, Any]:
+    found = _slice(process, row, label, "message", leaves_s, left_s)
+    return {**found, "args": {"arrived_s": arrived_s}}
+
+
+def _slice(
+    process: int, row: int, label: str, what: str, start_s: float, end_s: float
+) -> dict[str, Any]:
+    times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+    return {"ph": "X", "name": label, "cat": what, "pid": process, "tid": row, **times}
+
+
+def _name(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": row, "args": {"name": name}}

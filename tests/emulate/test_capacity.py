@@ -1,0 +1,56 @@
+"""What a plan needs of the machine, and how it is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.emulate.capacity import CARRIED_BYTES_PER_S, Need, need_of, used_pairs
+from planner.emulate.emulation import Settings, choose
+from planner.emulate.links import links_of
+from planner.emulate.namespaces import EmulationError
+from tests.conftest import make_plan
+
+
+def test_pairs_of_neighbours_and_groups_are_used() -> None:
+    """2 x 2: both directions of two pipelines, and of two groups."""
+    expected = {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert used_pairs(make_plan([[0, 1], [2, 3]])) == expected | {(j, i) for i, j in expected}
+
+
+def test_bytes_shrink_by_what_the_machine_lacks() -> None:
+    """Rounded up to two digits; time helps as much."""
+    need = Need(12.34 * CARRIED_BYTES_PER_S, 0.0, 1.0)
+    assert need.least_shrink(1.0, 1e9) == pytest.approx(13.0)
+    assert need.least_shrink(0.1, 1e9) == pytest.approx(1.3)
+    assert need.least_shrink(0.01, 1e9) == 1.0
+    with pytest.raises(EmulationError, match="fewer devices"):
+        Need(1.0, 2e9, 0.0).least_shrink(1.0, 1e9)
+
+
+def test_memory_counts_too() -> None:
+    """A vector four times as large as the room."""
+    assert Need(1.0, 0.0, 2.8e9).least_shrink(1.0, 1e9) == pytest.approx(4.0)
+
+
+def test_a_shrink_that_is_too_small_is_warned_of() -> None:
+    """With numbers that would do."""
+    plan = make_plan([[0, 1], [2, 3]])
+    assert need_of(plan, links_of(plan.cluster)).rate_bytes_per_s > CARRIED_BYTES_PER_S
+    lines: list[str] = []
+    asked = choose(plan, Settings(shrink=1.0), lines.append)
+    assert asked.shrink == 1.0
+    assert "run with --shrink" in lines[-1]
+    assert choose(plan, Settings()).shrink > 1.0
+
+
+@pytest.mark.parametrize("fields", [{"speed": 0.0}, {"shrink": -1.0}, {"speed": float("nan")}])
+def test_numbers_must_be_above_zero(fields: dict[str, float]) -> None:
+    """One line."""
+    with pytest.raises(ValueError, match="above 0"):
+        Settings(**fields)  # type: ignore[arg-type]
+
+
+def test_real_compute_takes_its_time() -> None:
+    """No speed."""
+    with pytest.raises(ValueError, match="leave out"):
+        Settings(speed=2.0, real_compute=True)

@@ -1,0 +1,80 @@
+"""Max-min fair rates: by hand, and by what makes rates max-min fair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.emulate.fair import fair_rates
+from planner.emulate.links import Links, links_of
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+
+
+def rates_of(links: Links, pairs: list[int]) -> np.ndarray:
+    """Rates of the given pairs."""
+    rate = np.zeros(len(links.rate))
+    room = np.zeros(len(links.capacity))
+    fair_rates(links, np.array(pairs, dtype=np.int64), room, room.astype(np.int64), rate)
+    return rate[pairs]
+
+
+def links(bandwidth: np.ndarray, **limits: object) -> Links:
+    """A network with these bandwidths and limits."""
+    network = Network(np.full(bandwidth.shape, 0.01), bandwidth)
+    return links_of(Cluster(network, Devices(1.0, 1.0, **limits)))  # type: ignore[arg-type]
+
+
+def test_a_slow_pair_leaves_the_rest_of_an_upload_to_others() -> None:
+    """Upload 12 by three pairs, one of which takes 2 at most: 2, 5, 5."""
+    bandwidth = np.full((4, 4), 10.0)
+    bandwidth[0, 1] = 2.0
+    found = rates_of(links(bandwidth, upload_bytes_per_s=12.0), [1, 2, 3])
+    assert found == pytest.approx([2.0, 5.0, 5.0])
+
+
+def test_without_limits_the_fastest_pair_is_the_limit() -> None:
+    """Two pairs of 10 and 4 out of one device: 6 and 4."""
+    bandwidth = np.full((3, 3), 10.0)
+    bandwidth[0, 2] = 4.0
+    assert rates_of(links(bandwidth), [1, 2]) == pytest.approx([6.0, 4.0])
+
+
+def test_a_site_shares_what_leaves_it_and_not_what_stays() -> None:
+    """Devices 0 and 1 stand behind a line of 6; between them it does not count."""
+    found = links(
+        np.full((4, 4), 10.0),
+        upload_bytes_per_s=10.0,
+        download_bytes_per_s=10.0,
+        sites=("a", "a", "b", "b"),
+        site_upload_bytes_per_s={"a": 6.0},
+    )
+    # 0 to 2, 1 to 3, 1 to 0
+    assert rates_of(found, [2, 7, 4]) == pytest.approx([3.0, 3.0, 7.0])
+
+
+@given(st.integers(2, 5), st.integers(0, 2**31))
+def test_every_pair_has_a_full_limit_where_nobody_gets_more(devices: int, seed: int) -> None:
+    """Which defines max-min fairness, and no limit is exceeded."""
+    rng = np.random.default_rng(seed)
+    bandwidth = rng.uniform(1, 10, (devices, devices))
+    network = links(bandwidth, upload_bytes_per_s=rng.uniform(1, 20, devices))
+    off = [i * devices + j for i in range(devices) for j in range(devices) if i != j]
+    pairs = sorted(rng.choice(off, rng.integers(1, len(off) + 1), replace=False).tolist())
+    rate = dict(zip(pairs, rates_of(network, pairs), strict=True))
+    used = np.zeros(len(network.capacity))
+    for pair in pairs:
+        for limit in network.uses[pair][network.uses[pair] >= 0]:
+            used[limit] += rate[pair]
+    assert (used <= network.capacity * (1 + 1e-9)).all()
+    for pair in pairs:
+        full = [network.rate[pair] <= rate[pair] * (1 + 1e-9)]
+        for limit in network.uses[pair][network.uses[pair] >= 0]:
+            most = max(rate[other] for other in pairs if limit in network.uses[other])
+            full.append(
+                used[limit] >= network.capacity[limit] * (1 - 1e-9)
+                and rate[pair] >= most * (1 - 1e-9)
+            )
+        assert any(full)

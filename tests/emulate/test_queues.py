@@ -1,0 +1,106 @@
+"""Queues of packets: times of arrival by hand, and whoever asks late loses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.emulate.links import Links
+from planner.emulate.queues import (
+    BUSY,
+    FREE,
+    TRAVELLING,
+    Queues,
+    advance,
+    arrive,
+    empty_queues,
+    next_event,
+    pop,
+    settle,
+)
+
+
+def network() -> Links:
+    """Devices 0, 1, 2; 10 bytes/s and 1 s a pair, uploads of 12 bytes/s."""
+    rate = np.where(np.eye(3, dtype=bool), 0.0, 10.0).ravel()
+    uses = np.full((9, 4), -1)
+    uses[:, 0] = np.repeat(np.arange(3), 3)
+    return Links(rate, np.ones(9), np.full(3, 12.0), uses)
+
+
+def put(links: Links, q: Queues, pair: int, payload: float, now: float) -> int:
+    """A packet comes; returns its slot."""
+    q.numbers[FREE] -= 1
+    slot = int(q.free[q.numbers[FREE]])
+    advance(links, q, now)
+    if arrive(links, q, slot, pair, payload, now):
+        settle(links, q, now)
+    return slot
+
+
+def arrivals(q: Queues) -> list[tuple[int, float]]:
+    """Slots on their way and when they arrive, in that order."""
+    return [(slot := pop(q), float(q.due[slot])) for _ in range(q.numbers[TRAVELLING])]
+
+
+def assert_arrive(q: Queues, expected: dict[int, float]) -> None:
+    """These slots, in this order, at these times."""
+    found = arrivals(q)
+    assert [slot for slot, _ in found] == list(expected)
+    assert [due for _, due in found] == pytest.approx(list(expected.values()))
+
+
+def test_a_pair_serves_one_packet_after_the_other() -> None:
+    """20 and 10 bytes at 10 bytes/s, then a second to travel."""
+    links = network()
+    q = empty_queues(links, 8, 8)
+    first, second = put(links, q, 1, 20.0, 0.0), put(links, q, 1, 10.0, 0.5)
+    assert next_event(q) == pytest.approx(2.0)
+    advance(links, q, 100.0)
+    assert_arrive(q, {first: 3.0, second: 4.0})
+
+
+def test_two_pairs_share_an_upload_and_catch_up_when_one_is_done() -> None:
+    """6 bytes/s each; after 1 s the first (6 bytes) is done, the other goes on at 10."""
+    links = network()
+    q = empty_queues(links, 8, 8)
+    first, second = put(links, q, 1, 6.0, 0.0), put(links, q, 2, 26.0, 0.0)
+    advance(links, q, 100.0)
+    assert_arrive(q, {first: 2.0, second: 4.0})
+
+
+def test_asking_late_changes_nothing() -> None:
+    """Once at the end, or many times in between."""
+    found = []
+    for moments in ([100.0], np.linspace(0.1, 100.0, 1000)):
+        links = network()
+        q = empty_queues(links, 16, 8)
+        for k, size in enumerate((5.0, 17.0, 3.0, 40.0)):
+            put(links, q, 1 + k % 2, size, 0.05 * k)
+        for moment in moments:
+            advance(links, q, float(moment))
+        found.append(arrivals(q))
+    assert [slot for slot, _ in found[0]] == [slot for slot, _ in found[1]]
+    assert [due for _, due in found[0]] == pytest.approx([due for _, due in found[1]])
+
+
+def test_an_acknowledgement_does_not_wait() -> None:
+    """A packet without payload travels at once."""
+    links = network()
+    q = empty_queues(links, 8, 8)
+    put(links, q, 1, 50.0, 0.0)
+    told = put(links, q, 1, 0.0, 1.0)
+    assert arrivals(q) == [(told, 2.0)]
+
+
+def test_busy_times_are_recorded() -> None:
+    """Begin, end and bytes; a packet that follows at once makes no new entry."""
+    links = network()
+    q = empty_queues(links, 8, 8)
+    put(links, q, 1, 10.0, 0.0)
+    put(links, q, 1, 10.0, 0.5)
+    put(links, q, 1, 5.0, 7.0)
+    advance(links, q, 100.0)
+    assert q.busy[: q.numbers[BUSY]] == pytest.approx(
+        np.array([[1, 0.0, 2.0, 20.0], [1, 7.0, 7.5, 5.0]])
+    )
