@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.mapf.arrays import PathArrays
-from planner.mapf.baselines import first_in_first_out
-from planner.mapf.dispatch import plan_of
 from planner.mapf.timing import timed_by_rank
 from planner.network.catalogue import load_network
 from planner.problems import PathProblem
@@ -66,26 +62,6 @@ def retimed(problem: PathProblem, plan: PathPlan) -> PathPlan:
     made = timed_by_rank(problem, plan.paths, rank)
     assert made is not None
     return made
-
-
-def in_arrival_order_s(problem: PathProblem, paths: Sequence[Sequence[int]]) -> float:
-    """Makespan of given paths, every device taking what can begin first.
-
-    Parameters
-    ----------
-    problem
-        With or without ``link_s``.
-    paths
-        Devices of every microbatch; TC1 is not asked.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
-    arrays = PathArrays.of(problem)
-    rows = np.array(paths, dtype=np.int64)
-    return plan_of(arrays, rows, first_in_first_out(arrays, rows)[1]).makespan_s
 
 
 ASSUMED = (

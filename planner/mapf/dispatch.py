@@ -174,23 +174,16 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def clear_links(links: Links) -> None:
-    """No message has left yet."""
-    links.free[:] = 0.0
-    links.last[:] = -1
-
-
-@njit(cache=True, nogil=True)
-def leave(links: Links, behind: Ints, at: int, u: int, v: int, end: float) -> Any:
-    """When the message of step ``at``, handed over at ``end``, takes the link from u to v."""
-    steps = behind.shape[1]
-    first = -1
-    if u != v:
-        if links.free[u, v] > end:
-            first, end = links.last[u, v], links.free[u, v]
-        links.free[u, v] = end + links.busy[u, v]
-        links.last[u, v] = at
-    behind[at // steps, at % steps] = first
+def leave(links: Links, behind: Ints, b: int, k: int, u: int, v: int, end: float) -> Any:
+    """When the message for step k of b, handed over at ``end``, takes the link from u to v."""
+    free = links.free[u, v]
+    if free > end:
+        behind[b, k] = links.last[u, v]
+        end = free
+    else:
+        behind[b, k] = -1
+    links.free[u, v] = end + links.busy[u, v]
+    links.last[u, v] = b * behind.shape[1] + k
     return end
 
 
@@ -225,7 +218,7 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     makespan = 0.0
     queueing = len(num.links.busy) > 0
     if queueing:
-        clear_links(num.links)
+        num.links.free[:] = 0.0
     for b in range(count):
         key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[device[b]] > 0 else LATE
     for _ in range(count * steps):
@@ -256,8 +249,7 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
         else:
             v = device_at(paths[b], k)
             if queueing:
-                at = b * steps + k
-                since[b] = leave(num.links, state.behind, at, d, v, end)
+                since[b] = leave(num.links, state.behind, b, k, d, v, end)
                 since[b] += num.hop[d, v]
             else:
                 since[b] = end + num.hop[d, v]

@@ -18,7 +18,6 @@ from planner.mapf.dispatch import (
     Numbers,
     Scratch,
     State,
-    clear_links,
     decode,
     device_at,
     fill_tail,
@@ -94,7 +93,7 @@ def follow(num: Numbers, state: State, limit: float) -> float:
     waiting, makespan = 0, 0.0
     queueing = len(num.links.busy) > 0
     if queueing:
-        clear_links(num.links)
+        num.links.free[:] = 0.0
     for i in range(len(order)):
         last = order[i]
         b = last // steps
@@ -132,7 +131,7 @@ def follow(num: Numbers, state: State, limit: float) -> float:
                 else:
                     v = device_at(paths[b], k)
                     if queueing:
-                        since[b] = leave(num.links, state.behind, at + 1, d, v, end)
+                        since[b] = leave(num.links, state.behind, b, k, d, v, end)
                         since[b] += num.hop[d, v]
                     else:
                         since[b] = end + num.hop[d, v]
