@@ -18,6 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.bench._path_links import (
+    ASSUMED,
+    in_arrival_order_s,
+    reference_link_s,
+    retimed,
+)
 from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
@@ -303,7 +309,7 @@ def four_schedulers(problem: PathProblem, limit_s: float) -> list[float]:
     return found
 
 
-SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures")
+SECTIONS = ("reference", "arrangement", "unlike", "hundred", "figures", "links")
 
 
 def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence[str]) -> str:
@@ -334,6 +340,7 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
         "unlike": lambda: _unlike_lines(problem, seeds, scale),
         "hundred": lambda: _hundred_lines(seeds, scale),
         "figures": lambda: _scheduler_lines(scale),
+        "links": lambda: _link_lines(instance, problem, seeds, scale),
     }
     again = f"--seeds {' '.join(map(str, seeds))} --sections {' '.join(sections)}"
     lines = [
@@ -444,6 +451,55 @@ def _scheduler_lines(scale: float) -> list[str]:
                     + f" | {1 - times[3] / times[0]:.0%} | {1 - times[3] / times[2]:.0%} |"
                 )
     return lines
+
+
+def _link_lines(
+    instance: Path, problem: PathProblem, seeds: Sequence[int], scale: float
+) -> list[str]:
+    queued = problem.replace(link_s=reference_link_s(instance, problem))
+    public = json.loads(instance.read_text(encoding="utf-8"))["public_paths"]
+    lines = [
+        "",
+        "## Links that carry one message at a time",
+        "",
+        f"The reference instance with links as resources. {ASSUMED}",
+        "",
+        "The public code's paths, first in, first out: "
+        f"{in_arrival_order_s(problem, public):.3f} s where links carry any number of messages at "
+        f"a time (the paper), {in_arrival_order_s(queued, public):.3f} s where they queue.",
+        "",
+        "The best paths of the paper's model, and what the same paths in the same orders take "
+        "where links queue:",
+        "",
+        "| instance | limit, s | seed | paper's makespan, s | paper's bound, s | on links that "
+        "queue, s | violations |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    two = problem.replace(microbatches_per_start=6, live_memory=True)
+    both = (
+        ("reference", problem, queued),
+        ("two waves", two, two.replace(link_s=queued.link_s)),
+    )
+    for name, paper, queue in both:
+        for seed in seeds:
+            row = solved(name, paper, 60 * scale, seed)
+            assert isinstance(row.result.plan, PathPlan)
+            again = retimed(queue, row.result.plan)
+            lines.append(
+                f"| {name} | {row.limit_s:g} | {seed} | {row.result.objective:.3f} | "
+                f"{row.result.bound:.3f} | {again.makespan_s:.3f} | {len(check(again, queue))} |"
+            )
+    lines += ["", "Solved for links that queue:", *HEADER]
+    bases = {}
+    for name, _, queue in both:
+        long = [(seeds[0], 400.0)] if name == "reference" else []
+        for seed, limit in [*((seed, 60.0) for seed in seeds), *long]:
+            row = solved(name, queue, limit * scale, seed)
+            bases[name] = row.result.basis
+            lines.append(row.line())
+    lines.append(solved("reference, cbs", queued, 60 * scale, seeds[0], "cbs").line())
+    shown = "; ".join(f"{name}: {basis}" for name, basis in bases.items())
+    return [*lines, "", f"The bounds are those of {shown} (last row of each)."]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -164,9 +164,9 @@ class Worker:
         if self._imposed is not None:
             store = self.ranks.store
             if self.rank == 0:
-                # told that all are here, a rank asks for the moment and is answered
+                # told that all are here, a rank asks whether the moment is known, and for it
                 way = self.plan.cluster.network.latency_s
-                longest = float((2 * way[0] + way[:, 0]).max()) / self._imposed.speed
+                longest = float((3 * way[0] + 2 * way[:, 0]).max()) / self._imposed.speed
                 moment = time.monotonic() + longest + HEAD_START_S
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))

@@ -22,6 +22,7 @@ from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
 WITHOUT_COLLISIONS = "CP-SAT: paths without collisions away from the start devices"
 WHOLE = "CP-SAT: whole model of paths and times"
+LINKS_LEFT_OUT = "CP-SAT: whole model of paths and times, links that queue left out"
 
 SLACK = 1 + 1e-9
 """Sums of floats differ by the order of their terms."""
@@ -61,14 +62,23 @@ class ExactParams:
 class _Watch(cp_model.CpSolverSolutionCallback):
     """Times every solution exactly and offers it; takes bounds over as they come.
 
+    ``problem`` is what solutions are timed for; the model may leave a part of it out.
+
     An error in here ends the solve and is raised after it: it would be lost in CP-SAT's threads.
     """
 
     def __init__(
-        self, made: PathModel, incumbent: PathIncumbent, solver: cp_model.CpSolver
+        self,
+        made: PathModel,
+        problem: PathProblem,
+        incumbent: PathIncumbent,
+        solver: cp_model.CpSolver,
+        basis: str,
     ) -> None:
         super().__init__()
         self._made = made
+        self._problem = problem
+        self._basis = basis
         self._incumbent = incumbent
         self._solver = solver
         self.error: Exception | None = None
@@ -79,12 +89,12 @@ class _Watch(cp_model.CpSolverSolutionCallback):
     def on_bound(self, bound: float) -> None:
         """Take over a bound of the model."""
         seconds = bound * self._made.tick_s
-        self._guarded(lambda: self._incumbent.raise_bound(seconds, WHOLE))
+        self._guarded(lambda: self._incumbent.raise_bound(seconds, self._basis))
 
     def _offer(self) -> None:
         paths = self._made.paths(self.value)
         ranks = self._made.ranks(self.value, paths)
-        self._incumbent.offer_plan(timed_by_rank(self._made.problem, paths, ranks))
+        self._incumbent.offer_plan(timed_by_rank(self._problem, paths, ranks))
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -134,6 +144,8 @@ class Exact:
         literals = listed * swaps * arrays.microbatches
         self.whole = self.listable and few and literals <= limits.most_literals
         self.polishable = few
+        # the problem with links that never make a message wait, until that is solved
+        self._relaxed = problem.replace(link_s=None) if arrays.queueing else None
         self._listed: dict[int, list[Path]] = {}
         if self.listable:
             for start in dict.fromkeys(arrays.starts.tolist()):
@@ -166,24 +178,38 @@ class Exact:
         """The whole problem: better plans and a bound.
 
         On small problems with few steps of time first: propagation may creep from the bound to the
-        makespan a step at a time, and has only the rest of the way to go then.
+        makespan a step at a time, and has only the rest of the way to go then. Where links queue,
+        first without links: the model is far smaller, its bound holds, and what it finds is timed
+        with links.
         """
+        run = self.incumbent.run
+        if self._relaxed is not None:
+            if self._prove(self._relaxed, workers, max_s / 2, max_work / 2, TICKS):
+                self._relaxed = None
+            if run.check() is not None:
+                return
+            max_s = min(max_s, run.remaining_s)
         if self.small:
-            self._prove(workers, max_s / 2, max_work / 2, self.params.coarse_steps)
-        if self.incumbent.run.check() is None:
-            self._prove(workers, min(max_s, self.incumbent.run.remaining_s), max_work, TICKS)
+            self._prove(self.problem, workers, max_s / 2, max_work / 2, self.params.coarse_steps)
+        if run.check() is None:
+            self._prove(self.problem, workers, min(max_s, run.remaining_s), max_work, TICKS)
 
-    def _prove(self, workers: int, max_s: float, max_work: float, steps: int) -> None:
+    def _prove(
+        self, problem: PathProblem, workers: int, max_s: float, max_work: float, steps: int
+    ) -> bool:
+        """Solve the model of the problem, or of one that leaves links out; whether it is solved."""
         incumbent = self.incumbent
+        basis = WHOLE if problem is self.problem else LINKS_LEFT_OUT
         plan = by_first_start(incumbent.path_plan(), self.problem.microbatches_per_start)
         options = self.options()
         starts = self.arrays.starts.tolist()
-        made = build(self.problem, [options[s] for s in starts], plan.makespan_s, steps)
+        made = build(problem, [options[s] for s in starts], plan.makespan_s, steps)
         made.hint(plan)
         made.model.add(made.makespan >= math.floor((incumbent.bound or 0.0) / made.tick_s))
         solver = solver_for(seed=self.seed, workers=workers, max_s=max_s, max_work=max_work)
-        status = self._solve(solver, made, math.isfinite(max_work))
-        self._raise_bound(proven_s(solver, status, made.tick_s), WHOLE)
+        status = self._solve(solver, made, math.isfinite(max_work), basis)
+        self._raise_bound(proven_s(solver, status, made.tick_s), basis)
+        return bool(status == cp_model.OPTIMAL)
 
     def _raise_bound(self, seconds: float, basis: str) -> None:
         """Take over a bound of a model that holds the best plan."""
@@ -209,7 +235,7 @@ class Exact:
         made.hint(plan)
         seed = int(self.rng.integers(1 << 30))
         solver = solver_for(seed=seed, max_s=max_s, max_work=max_work)
-        status = self._solve(solver, made, True)
+        status = self._solve(solver, made, True, WHOLE)
         if incumbent.objective < before:
             return
         if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
@@ -234,7 +260,7 @@ class Exact:
         others = self.rng.choice(count, size - 1, replace=False, p=shared / shared.sum())
         return [seedling, *(int(b) for b in others)]
 
-    def _solve(self, solver: cp_model.CpSolver, made: PathModel, once: bool) -> Any:
+    def _solve(self, solver: cp_model.CpSolver, made: PathModel, once: bool, basis: str) -> Any:
         """Solve and offer what is found; at the end only, if ``once`` (deterministic)."""
         if once:
             status = solve_interruptibly(solver, made.model)
@@ -244,7 +270,7 @@ class Exact:
                 ranks = made.ranks(solver.value, paths)
                 self.incumbent.offer_plan(timed_by_rank(self.problem, paths, ranks))
             return status
-        watch = _Watch(made, self.incumbent, solver)
+        watch = _Watch(made, self.problem, self.incumbent, solver, basis)
         solver.best_bound_callback = watch.on_bound
         status = solve_interruptibly(solver, made.model, watch)
         if watch.error is not None:

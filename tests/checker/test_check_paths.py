@@ -12,8 +12,10 @@ import pytest
 from planner.checker.dispatch import check
 from planner.checker.paths import even_visits_violations
 from planner.network.cluster import Cluster, Devices
-from planner.problems import PathProblem, ProblemError
+from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
+from planner.problems.path_file import load_path_file
+from planner.search.fingerprint import fingerprint
 from planner.workload.workload import Workload
 from tests.conftest import random_network
 
@@ -199,6 +201,11 @@ def test_the_public_paths_overfill_one_device() -> None:
         ({"memory": "much"}, "memory must be one number or 4 of them"),
         ({"head_s": [[1], [2]]}, r"head_s must be one number or 4 of them, found shape \(2, 1\)"),
         ({"live_memory": "yes"}, "live_memory must be True or False"),
+        ({"link_s": np.ones((3, 3))}, r"link_s must be 4 x 4, as transfer_s is, found .*\(3, 3\)"),
+        ({"link_s": np.full((4, 4), 2.0)}, "link_s from 0 to 1 is 2; .* must be 0 to 1"),
+        ({"link_s": np.full((4, 4), -1.0)}, "link_s from 0 to 1 is -1; .* must be 0 to 1"),
+        ({"link_s": np.full((4, 4), np.nan)}, "link_s from 0 to 1 is nan; .* must be 0 to 1"),
+        ({"link_s": "busy"}, "link_s must be N x N numbers or None, found .* str"),
     ],
 )
 def test_bad_problems_are_refused(change: dict[str, Any], message: str) -> None:
@@ -220,3 +227,43 @@ def test_problem_from_an_assignment() -> None:
     np.testing.assert_allclose(problem.backward_s, 2 * problem.forward_s)
     np.testing.assert_allclose(problem.transfer_s, problem.transfer_s.T)
     assert (problem.memory >= 1).all()
+
+
+def test_links_that_queue_from_an_assignment() -> None:
+    """Busy for all of a transfer but its latency; without the option any number at a time."""
+    network = random_network(5)
+    cluster = Cluster(network, Devices(1e13, 16e9))
+    plan = AssignmentPlan.of_groups([[0, 1], [2], [3], [4]])
+    asked: dict[str, Any] = {"path_stages": 3, "microbatches_per_start": 2}
+    workload = Workload.preset("llama-1.5b")
+    paper = PathProblem.from_assignment(cluster, workload, plan, **asked)
+    assert paper.link_s is None
+    queued = PathProblem.from_assignment(cluster, workload, plan, queueing=True, **asked)
+    latency = (network.latency_s + network.latency_s.T) / 2
+    np.fill_diagonal(latency, 0.0)
+    assert queued.link_s is not None and not queued.link_s.flags.writeable
+    np.testing.assert_allclose(queued.transfer_s - queued.link_s, latency, atol=1e-9)
+    np.testing.assert_array_equal(queued.transfer_s, paper.transfer_s)
+    free = ArrangedPathProblem.from_workload(
+        cluster, workload, [2, 1, 1, 1], queueing=True, **asked
+    )
+    np.testing.assert_array_equal(free.link_s, queued.link_s)
+    assert queued.replace(link_s=None).link_s is None
+    assert fingerprint(queued) != fingerprint(queued.replace(link_s=queued.link_s * 0.5))
+    nobody = np.where(np.eye(5, dtype=bool), np.nan, queued.link_s)
+    assert not np.diag(paper.replace(link_s=nobody).link_s).any()
+
+
+def test_path_files_with_links(tmp_path: Path) -> None:
+    """``link_s`` is optional; files without it are as they were."""
+    problem = small()
+    names = [name for name in PathProblem.__dataclass_fields__ if name != "link_s"]
+    plain = {
+        name: np.array(getattr(problem, name)).tolist() for name in names if name != "stage_devices"
+    }
+    plain |= {"stage_devices": [[0], [1], [2], [3]]}
+    file = tmp_path / "problem.json"
+    for more, link in (({}, None), ({"link_s": [[0.5] * 4] * 4}, 0.5)):
+        file.write_text(json.dumps({**plain, **more}))
+        for made in (load_path_file(file).problem(), load_path_file(file).arranged()):
+            assert (made.link_s is None) if link is None else (made.link_s[0, 1] == link)

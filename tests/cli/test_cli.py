@@ -368,6 +368,7 @@ def test_ctrl_c_returns_the_best_so_far(
         ({"path_stages": 3.5}, "path_stages must be a whole number, found 3.5"),
         ({"live_memory": "yes"}, "live_memory must be true or false, found 'yes'"),
         ({"memory": "lots"}, "memory must be one number or 20 of them"),
+        ({"link_s": [[0, 1]]}, "link_s must be 20 x 20, as transfer_s is, found shape (1, 2)"),
     ],
 )
 def test_path_files_that_are_wrong(
