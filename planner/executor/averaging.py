@@ -19,10 +19,6 @@ from planner.executor.transport import Outbox
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
-LEAST = 0.2
-"""Of its upload, what a rank averages with even where the pipeline could take all of it: its last
-messages are few, and most of a round is still to come."""
-
 
 @dataclass(frozen=True)
 class Averaging:
@@ -97,7 +93,7 @@ class Averaging:
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)
         busy = size / (until_s - now) if until_s > now else 0.0
-        return max(self.upload_bytes_per_s - busy, LEAST * self.upload_bytes_per_s), until_s
+        return self.upload_bytes_per_s - busy, until_s
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""

@@ -294,5 +294,5 @@ def _ready(connection: socket.socket) -> socket.socket:
 def _name(connection: socket.socket) -> str:
     try:
         return f"the rank at {connection.getpeername()[0]}"
-    except OSError:
+    except (OSError, IndexError):  # closed, or no network at all
         return "another rank"

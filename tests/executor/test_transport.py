@@ -1,0 +1,123 @@
+"""The pipeline's messages: one order a pair, no waiting at either end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.connections import ConnectionLost  # noqa: E402
+from planner.executor.messages import Message, Traffic  # noqa: E402
+from planner.executor.transport import Expected, Failure, Inbox, Outbox  # noqa: E402
+from planner.executor.warmth import kept_warm  # noqa: E402
+from tests.conftest import make_plan, tiny_workload  # noqa: E402
+
+SIZE = 1 << 16
+
+
+def messages(count: int, source: int = 1) -> list[Expected]:
+    """F of so many microbatches, from a source to rank 0."""
+    return [Expected(0, Message("F", b, source, 0)) for b in range(count)]
+
+
+def inbox(
+    ends: dict[int, socket.socket], expected: dict[int, list[Expected]], early_bytes: int = 1 << 30
+) -> Inbox:
+    """Rank 0's."""
+    return Inbox(
+        ends, expected, lambda m: torch.empty(SIZE, dtype=torch.uint8), Failure(), early_bytes
+    )
+
+
+def test_both_ends_know_one_order() -> None:
+    """What a receiver expects is what the sender's operations make, in their order."""
+    plan = make_plan([[0, 1, 2], [3, 4, 5]], workload=tiny_workload(batch_samples=8), head="first")
+    schedule = plan.schedules[0]
+    traffic = [Traffic(schedule, d) for d in range(6)]
+    seen = 0
+    for receiver in range(6):
+        for source, expected in traffic[receiver].incoming.items():
+            made = [traffic[source].after.get(op) for op in schedule.order[source]]
+            assert expected == [m for m in made if m is not None and m.destination == receiver]
+            assert all(traffic[receiver].before[m.operation] == m for m in expected)
+            seen += len(expected)
+    hops = sum(
+        a[1] != b[1]
+        for k in range(len(schedule.paths))
+        for a, b in zip(schedule.chain(k), schedule.chain(k)[1:], strict=False)
+    )
+    assert seen == hops > 0
+
+
+def test_messages_arrive_whole_in_order_and_when_they_came() -> None:
+    """Sent long before they are asked for: sending returns at once, arrival is noted by itself."""
+    here, there = socket.socketpair()
+    outbox = Outbox({0: there}, Failure(), {0: 1e9})
+    for b in range(20):
+        outbox.send(torch.full((SIZE,), b, dtype=torch.uint8), 0)
+    box = inbox({1: here}, {1: messages(20)})
+    outbox.finish()
+    last = box.take(0, messages(20)[19].message)
+    asked = time.monotonic()
+    for expected in messages(19):
+        arrival = box.take(0, expected.message)
+        assert bool((arrival.tensor == expected.message.microbatch).all())
+        assert arrival.arrived_s <= last.arrived_s <= asked
+
+
+def test_early_messages_are_bounded_and_never_block_what_is_needed() -> None:
+    """With room for two: the device first needs the last message of 1, then all of 2."""
+    ends = {source: socket.socketpair() for source in (1, 2)}
+    expected = {source: messages(10, source) for source in (1, 2)}
+    box = inbox({s: pair[0] for s, pair in ends.items()}, expected, early_bytes=2 * SIZE)
+    outbox = Outbox({s: pair[1] for s, pair in ends.items()}, Failure(), {1: 1e9, 2: 1e9})
+    for _ in range(10):
+        for source in (1, 2):
+            outbox.send(torch.zeros(SIZE, dtype=torch.uint8), source)
+    box.take(0, expected[1][9].message)
+    for source in (2, 1):
+        for message in expected[source][: 10 if source == 2 else 9]:
+            box.take(0, message.message)
+    outbox.finish()
+
+
+def test_a_source_that_is_gone_is_one_clear_error() -> None:
+    """Raised where the operation waits."""
+    here, there = socket.socketpair()
+    box = inbox({1: here}, {1: messages(2)})
+    there.close()
+    with pytest.raises(ConnectionLost, match="closed its connection"):
+        box.take(0, messages(2)[0].message)
+
+
+def test_what_is_still_leaving_follows_the_plans_rate() -> None:
+    """64 KiB at 1 MB/s take 66 ms; what has arrived counts no more where the system tells."""
+    outbox = Outbox({0: socket.socketpair()[0]}, Failure(), {0: 1e6})
+    assert outbox.under_way()[0] == 0
+    before = time.monotonic()
+    outbox.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
+    assert outbox._leaves_s[0] >= before + SIZE / 1e6
+    size, until = outbox.under_way()
+    assert size <= SIZE and until <= time.monotonic() + SIZE / 1e6
+
+
+def test_slow_start_is_switched_off_and_put_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where it was on, and said in one line."""
+    file = tmp_path / "setting"
+    file.write_text("1\n")
+    with kept_warm(file):
+        assert file.read_text() == "0\n"
+        with kept_warm(file):  # another rank of this machine
+            pass
+        assert file.read_text() == "0\n"
+    assert file.read_text() == "1\n"
+    assert capsys.readouterr().err.count("\n") == 1
+    with kept_warm(tmp_path / "another system"):
+        pass
+    assert capsys.readouterr().err == ""
