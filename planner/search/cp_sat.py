@@ -39,6 +39,7 @@ def solver_for(
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # it would leave no handler behind
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed % (1 << 31)
     if math.isfinite(max_s):
@@ -88,7 +89,6 @@ def solve_interruptibly(
     KeyboardInterrupt
         Raised again once the solver has stopped.
     """
-    solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(max_workers=1) as pool:
         task = pool.submit(solver.solve, model, callback)
         while True:
