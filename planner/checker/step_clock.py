@@ -3,7 +3,8 @@
 A device does one operation at a time in the plan's order. Messages of an ordered pair leave one
 after the other; the pairs that send share uploads, downloads and sites' lines max-min fair. A round
 of averaging begins with its last member and takes its fullest resource's seconds, with what the
-pipeline has queued there, and the longest latency there and back. Steps follow without a barrier.
+pipeline has queued there, and the longest latency there and back; messages that come later keep
+their rates, and it slows down for them. Steps follow without a barrier.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ def clock_times(plan: TrainingPlan) -> Times | None:
         In seconds.
     """
     alone = {k: _Steps(plan, [k], True).run() for k in set(plan.cycle)}
-    chained = _Steps(plan, list(plan.cycle) * 3, True).run()
+    several = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
+    chained = _Steps(plan, several, True).run()
     if chained is None or any(one is None for one in alone.values()):
         return None
     runs = [alone[k] for k in plan.cycle]
     step, every = chained.third_pass_s(), plan.sync.every_steps
     if every > 1:
-        rare = _Steps(plan, list(plan.cycle) * 3, False).run()
+        rare = _Steps(plan, several, False).run()
         assert rare is not None
         step = (step + (every - 1) * rare.third_pass_s()) / every
     return Times(
@@ -112,7 +114,7 @@ class _Sending:
     """The queue of an ordered pair; its first message is on its way."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[float, OpKey]] = deque()
+        self.waiting: deque[tuple[float, OpKey, float]] = deque()
         self.left = 0.0
         self.rate = 0.0
         self.since = 0.0
@@ -121,7 +123,15 @@ class _Sending:
     def unsent(self, now: float) -> float:
         """Bytes that are still here."""
         rest = max(self.left - self.rate * (now - self.since), 0.0)
-        return rest + math.fsum(size for size, _ in list(self.waiting)[1:])
+        return rest + math.fsum(size for size, _, _ in list(self.waiting)[1:])
+
+
+class _Round:
+    """A round that is sending: seconds that it would take alone, and what its lines carry."""
+
+    def __init__(self, begin: float, alone: float, back: float, load: dict[Line, float]) -> None:
+        self.begin, self.to_go, self.back, self.alone, self.load = begin, alone, back, alone, load
+        self.pace, self.since, self.forecast = 1.0, begin, 0
 
 
 class _Steps:
@@ -157,6 +167,7 @@ class _Steps:
         self.step_ends: dict[int, float] = {}
         self.last_operation_s = 0.0
         self.round_times: list[tuple[int, int, float, float]] = []
+        self.sending: dict[int, _Round] = {}
 
     def _capacities(self) -> dict[Line, float]:
         cluster, n = self.cluster, len(self.cluster)
@@ -228,6 +239,7 @@ class _Steps:
             while self.events and self.events[0][0] == self.now:
                 _, _, do, what = heapq.heappop(self.events)
                 stirred |= dict.fromkeys(do(*what))
+            self.renew_rounds()
             for d in stirred:
                 self.go_on(d)
         return self if all(t == len(self.steps) for t in self.step) else None
@@ -250,11 +262,8 @@ class _Steps:
                 g = self.rounds_of[d][self.round[d]]
                 self.waiting_in[g].append(d)
                 self.busy[d] = True
-                stage, r, group = self.groups[g]
-                if len(self.waiting_in[g]) == len(group.members):
-                    end = self.now + self.round_s(stage, group)
-                    self.round_times.append((stage, r, self.now, end))
-                    self.at(end, self.averaged, g)
+                if len(self.waiting_in[g]) == len(self.groups[g][2].members):
+                    self.begin_round(g)
             elif times.update_s[d] > 0:
                 self.busy[d] = True
                 self.at(self.now + times.update_s[d], self.updated, d)
@@ -284,7 +293,7 @@ class _Steps:
     def queued(self, pair: Pair, size: float, key: OpKey) -> Iterable[int]:
         """A message joins its queue."""
         sending = self.pairs.setdefault(pair, _Sending())
-        sending.waiting.append((size, key))
+        sending.waiting.append((size, key, self.now))
         if len(sending.waiting) == 1:
             sending.left, sending.rate, sending.since = size, 0.0, self.now
             for line in self.lines(pair):
@@ -297,7 +306,7 @@ class _Steps:
         sending = self.pairs[pair]
         if forecast != sending.forecast:
             return ()
-        _, key = sending.waiting.popleft()
+        _, key, _ = sending.waiting.popleft()
         self.at(self.now + self.latency[pair[0]][pair[1]], self.arrived, key)
         if sending.waiting:
             sending.left, sending.since = sending.waiting[0][0], self.now
@@ -373,11 +382,10 @@ class _Steps:
         self.there.add(key)
         return (key[3],)
 
-    def round_s(self, stage: int, group: AveragingGroup) -> float:
-        """Seconds of a round that begins now."""
-        plan, m = self.plan, group.members
-        if len(m) == 1:
-            return 0.0
+    def begin_round(self, g: int) -> None:
+        """All members are ready."""
+        plan, (stage, _, group) = self.plan, self.groups[g]
+        m = group.members
         # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
         wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         vector = self.gradient_bytes(stage) * wire
@@ -402,7 +410,43 @@ class _Steps:
         for line, capacity in self.capacity.items():
             room[line] = capacity
         room.update({(i, j): self.rate[i][j] for i in m for j in m if i != j})
-        return max((size / room[line] for line, size in load.items()), default=0.0) + back
+        alone = max((size / room[line] for line, size in load.items()), default=0.0)
+        if alone == 0.0:
+            self.sent_all(g, self.now, back)
+            return
+        shared = {line: size for line in self.capacity if (size := load.get(line, 0.0)) > 0}
+        self.sending[g] = one = _Round(self.now, alone, back, shared)
+        self.at(self.now + alone, self.flown, g, one, 0)
+
+    def sent_all(self, g: int, begin: float, back: float) -> None:
+        """Its last byte has left."""
+        stage, r, _ = self.groups[g]
+        self.round_times.append((stage, r, begin, self.now + back))
+        self.at(self.now + back, self.averaged, g)
+
+    def flown(self, g: int, one: _Round, forecast: int) -> Iterable[int]:
+        """A round's last byte leaves, unless its pace has changed since."""
+        if self.sending.get(g) is one and one.forecast == forecast:
+            del self.sending[g]
+            self.sent_all(g, one.begin, one.back)
+        return ()
+
+    def renew_rounds(self) -> None:
+        """Messages that were handed over after a round's begin keep their rates."""
+        for g, one in self.sending.items():
+            pace = 1.0
+            for line, size in one.load.items():
+                senders = [self.pairs[pair] for pair in self.users[line]]
+                taken = math.fsum(s.rate for s in senders if s.waiting[0][2] > one.begin)
+                if taken > 0:
+                    left = max(self.capacity[line] - taken, 0.0)
+                    pace = min(pace, left * one.alone / size)
+            if pace != one.pace:
+                one.to_go = max(one.to_go - one.pace * (self.now - one.since), 0.0)
+                one.pace, one.since = pace, self.now
+                one.forecast += 1
+                if pace > 0:
+                    self.at(self.now + one.to_go / pace, self.flown, g, one, one.forecast)
 
     def gradient_bytes(self, stage: int) -> float:
         """Of a stage, embedding with the first and head where the schedule puts it."""
@@ -434,8 +478,8 @@ class _Steps:
         self.step[d], self.place[d], self.round[d] = t + 1, 0, 0
 
     def third_pass_s(self) -> float:
-        """Mean distance of step ends in the last of three passes."""
-        each = len(self.steps) // 3
+        """Mean distance of step ends in the last of three passes; one more step follows."""
+        each = len(self.plan.cycle)
         return (self.step_ends[3 * each - 1] - self.step_ends[2 * each - 1]) / each
 
     def longest_averaging_s(self) -> float:

@@ -11,7 +11,7 @@ from planner.clock.links import MOST_SHARED, NONE, Ints
 from planner.clock.pairs import Pairs
 from planner.clock.program import KINDS, Program, Work
 from planner.clock.rounds import Rounds
-from planner.clock.state import IDLE, Devices, Flows, Rules, Times
+from planner.clock.state import IDLE, Averaging, Devices, Flows, Rules, Times
 from planner.training_plan.model import Operation
 
 
@@ -100,7 +100,8 @@ class Run:
         n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
         devices = _devices(n, ops * len(rules.steps), groups)
         times = _times(len(rules.steps), rules.recorded, ops, n, groups)
-        run(pairs, work, rounds, rules, devices, _flows(pairs, len(devices.there)), times)
+        flows, averaging = _flows(pairs, len(devices.there)), _averaging(rounds)
+        run(pairs, work, rounds, rules, devices, flows, averaging, times)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:
             stuck = (d, int(rules.steps[devices.step[d]]), int(devices.place[d]))
@@ -187,6 +188,25 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
         np.zeros(resources, dtype=np.int64),
         np.zeros(resources),
         np.zeros(resources, dtype=np.int64),
+        np.zeros(messages),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+def _averaging(rounds: Rounds) -> Averaging:
+    groups = len(rounds.size)
+    return Averaging(
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(groups),
+        np.zeros(len(rounds.need)),
+        np.zeros(groups, dtype=np.int64),
+        np.zeros(groups, dtype=np.int64),
     )
 
 

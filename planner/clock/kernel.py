@@ -20,9 +20,10 @@ from planner.clock.compiled import njit
 from planner.clock.links import MOST_SHARED, NONE
 from planner.clock.state import AVERAGING, IDLE, UPDATE, Processors, Queue
 
-COMPUTED, HANDED, LEFT, ARRIVED, AVERAGED, UPDATED, PROCESSOR = range(7)
+COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, UPDATED, PROCESSOR = range(8)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
-is over; an optimizer step is done; the first of the operations that share processors is done."""
+has sent its last byte, and is over; an optimizer step is done; the first of the operations that
+share processors is done."""
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
@@ -80,6 +81,7 @@ def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
     flows.since[p] = now
     flows.rate[p] = rate
     flows.version[p] += 1
+    flows.moved[0] = 1
     _push(queue, now + flows.to_go[p] / rate, LEFT, p, flows.version[p])
 
 
@@ -189,11 +191,13 @@ def _unsent(flows: Any, p: int, now: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _round_s(pairs: Any, rounds: Any, flows: Any, g: int, now: float) -> float:
-    """Seconds of a round that begins now.
+def _begin_round(
+    pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
+) -> None:
+    """The last member is ready.
 
-    The largest (bytes of the round + pipeline bytes still queued) / capacity over all resources,
-    plus the longest latency there and back.
+    All of the round's bytes keep their proportions, and with nothing else to come take the largest
+    (bytes of the round + pipeline bytes still queued) / capacity over all resources.
     """
     longest = rounds.pair_s[g]
     for k in range(rounds.pair_first[g], rounds.pair_first[g + 1]):
@@ -206,8 +210,67 @@ def _round_s(pairs: Any, rounds: Any, flows: Any, g: int, now: float) -> float:
         size = rounds.need[k]
         for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
             size += _unsent(flows, flows.active[a], now)
+        averaging.load[k] = size
         longest = max(longest, size / pairs.capacity[r])
-    return float(longest + rounds.return_s[g])
+    averaging.begun[g] = now
+    averaging.alone_s[g] = longest
+    averaging.done[g] = 0.0
+    averaging.since[g] = now
+    averaging.rate[g] = 1.0
+    averaging.place[g] = averaging.groups[0]
+    averaging.running[averaging.groups[0]] = g
+    averaging.groups[0] += 1
+    averaging.version[g] += 1
+    _push(queue, now + longest, FLOWN, g, averaging.version[g])
+
+
+@njit(cache=True, nogil=True)
+def _end_round(averaging: Any, g: int) -> None:
+    """The round's last byte has left."""
+    averaging.groups[0] -= 1
+    last = averaging.running[averaging.groups[0]]
+    averaging.running[averaging.place[g]] = last
+    averaging.place[last] = averaging.place[g]
+
+
+@njit(cache=True, nogil=True)
+def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
+    """How fast a round goes, as a part of its speed alone.
+
+    Messages that were handed over after its begin keep their rates; the rest is the round's.
+    """
+    rate = 1.0
+    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+        r = rounds.resource[k]
+        taken = 0.0
+        for a in range(pairs.first[r], pairs.first[r] + flows.users[r]):
+            p = flows.active[a]
+            if flows.handed[flows.head[p]] > averaging.begun[g]:
+                taken += flows.rate[p]
+        if taken > 0.0:
+            left = max(pairs.capacity[r] - taken, 0.0)
+            rate = min(rate, left * averaging.alone_s[g] / averaging.load[k])
+    return rate
+
+
+@njit(cache=True, nogil=True)
+def _renew_rounds(
+    pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, now: float
+) -> None:
+    """After a change of the messages under way."""
+    flows.moved[0] = 0
+    for k in range(averaging.groups[0]):
+        g = averaging.running[k]
+        rate = _round_rate(pairs, rounds, flows, averaging, g)
+        if rate == averaging.rate[g]:
+            continue
+        averaging.done[g] += averaging.rate[g] * (now - averaging.since[g])
+        averaging.since[g] = now
+        averaging.rate[g] = rate
+        averaging.version[g] += 1
+        if rate > 0.0:
+            rest = max(averaging.alone_s[g] - averaging.done[g], 0.0)
+            _push(queue, now + rest / rate, FLOWN, g, averaging.version[g])
 
 
 @njit(cache=True, nogil=True)
@@ -328,6 +391,7 @@ def _go_on(
     rules: Any,
     devices: Any,
     flows: Any,
+    averaging: Any,
     processors: Any,
     queue: Any,
     times: Any,
@@ -360,13 +424,14 @@ def _go_on(
             devices.present[g] += 1
             if devices.present[g] == rounds.size[g]:
                 devices.present[g] = 0
-                seconds = 0.0
-                if rounds.size[g] > 1:
-                    seconds = _round_s(pairs, rounds, flows, g, now)
+                averaging.step[g] = t
                 if t < rules.recorded:
                     times.round_begin[t, g] = now
-                    times.round_end[t, g] = now + seconds
-                _push(queue, now + seconds, AVERAGED, g, t)
+                    times.round_end[t, g] = now
+                if rounds.size[g] > 1:
+                    _begin_round(pairs, rounds, flows, averaging, queue, g, now)
+                else:
+                    _push(queue, now, AVERAGED, g, 0)
             return
         if t < rules.recorded:
             times.update_begin[t, d] = now
@@ -401,6 +466,7 @@ def _hand_over(
         _push(queue, now + pairs.latency_s[p] + size / pairs.most[p], ARRIVED, message, 0)
         return
     flows.follow[message] = NONE
+    flows.handed[message] = now
     if flows.head[p] == NONE:
         flows.head[p] = message
         flows.tail[p] = message
@@ -428,6 +494,7 @@ def _leave(
     _push(queue, now + pairs.latency_s[p], ARRIVED, message, 0)
     after = flows.follow[message]
     flows.head[p] = after
+    flows.moved[0] = 1
     if after == NONE:
         _stop(pairs, flows, queue, p, now)
         return
@@ -478,6 +545,7 @@ def run(
     rules: Any,
     devices: Any,
     flows: Any,
+    averaging: Any,
     times: Any,
 ) -> None:
     """Let the clock run until nothing more can happen; ``times`` is filled in place."""
@@ -496,7 +564,9 @@ def run(
             if work.begins[o]:
                 _make_ready(work, rules, devices, o)
     for d in range(n):
-        _go_on(pairs, work, rounds, rules, devices, flows, processors, queue, times, d, 0.0)
+        _go_on(
+            pairs, work, rounds, rules, devices, flows, averaging, processors, queue, times, d, 0.0
+        )
     while len(queue.heap) > 0:
         now = queue.heap[0][0]
         touched = 0
@@ -526,6 +596,13 @@ def run(
                     times.arrived[t, o] = now
                 _make_ready(work, rules, devices, t * total + work.after[o])
                 touched = _touch(devices, touched, work.device[work.after[o]])
+            elif kind == FLOWN:
+                if version == averaging.version[subject]:
+                    _end_round(averaging, subject)
+                    t, over = averaging.step[subject], now + rounds.return_s[subject]
+                    if t < rules.recorded:
+                        times.round_end[t, subject] = over
+                    _push(queue, over, AVERAGED, subject, 0)
             elif kind == AVERAGED:
                 for d in range(n):
                     first = rounds.of_first[d] + devices.round[d]
@@ -537,10 +614,25 @@ def run(
             else:
                 _finish_step(work, rules, rounds, devices, times, subject, now)
                 touched = _touch(devices, touched, subject)
+        if flows.moved[0] > 0:
+            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
         for k in range(touched):
             d = devices.touched[k]
             devices.mark[d] = False
-            _go_on(pairs, work, rounds, rules, devices, flows, processors, queue, times, d, now)
+            _go_on(
+                pairs,
+                work,
+                rounds,
+                rules,
+                devices,
+                flows,
+                averaging,
+                processors,
+                queue,
+                times,
+                d,
+                now,
+            )
     for d in range(n):
         if devices.step[d] < len(rules.steps) and times.stuck[0] == NONE:
             times.stuck[0] = d

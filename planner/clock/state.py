@@ -107,6 +107,10 @@ class Flows(NamedTuple):
         Pairs and resources of that look.
     room, load
         ``float[R]``, ``int[R]``: what is left of a resource, and for how many pairs.
+    handed
+        ``float[messages]``: when each joined its queue.
+    moved
+        ``int[1]``: not 0 if a rate or a first message has changed since rounds were looked at.
     """
 
     head: Ints
@@ -127,6 +131,41 @@ class Flows(NamedTuple):
     full: Ints
     room: Floats
     load: Ints
+    handed: Floats
+    moved: Ints
+
+
+class Averaging(NamedTuple):
+    """Rounds that are sending.
+
+    Attributes
+    ----------
+    running, groups, place
+        The groups, ``running[: groups[0]]``, and where each is in that list.
+    begun, alone_s
+        ``float[G]``: when the round began; seconds that its bytes take if no more messages come.
+    done, rate, since
+        ``float[G]``: of these seconds, how many are over at ``since``, and how fast they go from
+        then.
+    load
+        Per entry of ``Rounds.need``, its bytes and what was queued there at the begin.
+    step
+        ``int[G]``: the step it belongs to.
+    version
+        ``int[G]``: changes with every new rate, so that old events are known as such.
+    """
+
+    running: Ints
+    groups: Ints
+    place: Ints
+    begun: Floats
+    alone_s: Floats
+    done: Floats
+    rate: Floats
+    since: Floats
+    load: Floats
+    step: Ints
+    version: Ints
 
 
 class Queue(NamedTuple):

@@ -203,11 +203,11 @@ def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
     -------
     tuple[int, int]
         From rest, one more because the first finds connections cold; chained, with two passes
-        before those that count.
+        before those that count and a step after them.
     """
     period = period_of(plan)
     whole = [period * math.ceil(count / period) for count in (rest, steps)]
-    return whole[0] + 1, whole[1] + WARM_PASSES * period
+    return whole[0] + 1, whole[1] + WARM_PASSES * period + 1
 
 
 def warm(steps: Sequence[Step]) -> Sequence[Step]:
@@ -243,7 +243,7 @@ def parts_of(
     for steps in places.values():
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []
-    ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 :: period]]
+    ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 : -1 : period]]
     passes = [(late - early) / period for early, late in pairwise(ends)]
     return Parts(
         sum(pipeline) / len(pipeline) if pipeline else None,

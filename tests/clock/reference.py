@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from planner.network.cluster import Cluster
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 
 Pair = tuple[int, int]
 CLOSE = 1e-12
@@ -70,6 +70,22 @@ class Message:
     to: tuple[int, int, int]
     pair: Pair
     left: float
+    handed: float = 0.0
+
+
+@dataclass
+class Round:
+    """A round that is sending: its bytes by pair, what each resource has to carry, when it began.
+
+    ``rest`` counts down from 1.
+    """
+
+    group: int
+    begin: float
+    back_s: float
+    alone_s: float
+    loads: list[tuple[float, float, set[Pair]]]
+    rest: float = 1.0
 
 
 @dataclass
@@ -89,6 +105,7 @@ class Reference:
     done: dict[int, int] = field(default_factory=dict)
     round_of: dict[int, int] = field(default_factory=dict)
     in_round: dict[int, set[int]] = field(default_factory=dict)
+    sending: list[Round] = field(default_factory=list)
     averaging: list[tuple[float, int]] = field(default_factory=list)
     step_end: dict[int, float] = field(default_factory=dict)
     op_times: dict[tuple[int, str, int, int], tuple[float, float]] = field(default_factory=dict)
@@ -139,9 +156,7 @@ class Reference:
             members.add(d)
             group = self.groups[g][2]
             if len(members) == len(group.members):
-                end = self.now + self.round_s(self.groups[g][0], group)
-                self.averaging.append((end, g))
-                self.round_times.append((t, self.groups[g][0], self.groups[g][1], self.now, end))
+                self.begin_round(g)
             return True
         if times.update_s[d] > 0:
             self.working[d] = (self.now + times.update_s[d], None)
@@ -149,10 +164,12 @@ class Reference:
             self.finish(d)
         return True
 
-    def round_s(self, stage: int, group: AveragingGroup) -> float:
+    def begin_round(self, g: int) -> None:
         """Fullest resource with what is queued on it, and the longest way there and back."""
+        stage, _, group = self.groups[g]
         if len(group.members) == 1:
-            return 0.0
+            self.end_round(g, self.now, self.now)
+            return
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
         vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage] * plan.codec.wire_ratio
         share = dict(zip(group.members, group.shares, strict=True))
@@ -166,14 +183,35 @@ class Reference:
         waiting = {p: sum(m.left for m in messages) for p, messages in self.queue.items()}
         bandwidth, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
         each = [(float(bandwidth[p]), {p}) for p in sent] + list(resources(cluster).values())
-        fullest = 0.0
+        loads = []
         for capacity, pairs in each:
             own = sum(size for p, size in sent.items() if p in pairs)
             queued = sum(size for p, size in waiting.items() if p in pairs)
             if own > 0:
-                fullest = max(fullest, (own + queued) / capacity)
+                loads.append((own + queued, capacity, pairs))
         away = max(latency[i, j] + latency[j, i] for i, j in sent if share[i] > 0 or share[j] > 0)
-        return fullest + float(away)
+        alone = max((load / capacity for load, capacity, _ in loads), default=0.0)
+        if alone == 0.0:
+            self.end_round(g, self.now, self.now + float(away))
+        else:
+            self.sending.append(Round(g, self.now, float(away), alone, loads))
+
+    def end_round(self, g: int, begin: float, end: float) -> None:
+        """Its bytes are on their way."""
+        stage, r, group = self.groups[g]
+        self.averaging.append((end, g))
+        step = self.step_of[group.members[0]]
+        self.round_times.append((step, stage, r, begin, end))
+
+    def round_rate(self, one: Round, rates: dict[Pair, float]) -> float:
+        """Per second, beside messages that were handed over after its begin."""
+        rate = 1 / one.alone_s
+        for load, capacity, pairs in one.loads:
+            new = [p for p in pairs if p in rates and self.queue[p][0].handed > one.begin]
+            if new:
+                taken = sum(rates[p] for p in new)
+                rate = min(rate, max(capacity - taken, 0.0) / load)
+        return rate
 
     def finish(self, d: int) -> None:
         """A device's step is over."""
@@ -208,13 +246,24 @@ class Reference:
         active = {p for p, messages in self.queue.items() if messages}
         rates = fair_rates(self.plan.cluster, active)
         ends = [self.now + self.queue[p][0].left / rates[p] for p in active]
+        speed = [self.round_rate(one, rates) for one in self.sending]
+        ends += [
+            self.now + one.rest / rate
+            for one, rate in zip(self.sending, speed, strict=True)
+            if rate > 0
+        ]
         ends += [end for end, _ in self.flying] + [end for end, _ in self.averaging]
         ends += [end for end, _ in self.working.values()] + [end for end, _ in self.handing]
         assert ends, "stuck"
         then = max(min(ends), self.now)
         for p in active:
             self.queue[p][0].left -= rates[p] * (then - self.now)
+        for one, rate in zip(self.sending, speed, strict=True):
+            one.rest -= rate * (then - self.now)
         self.now = then
+        for one in [one for one in self.sending if one.rest <= CLOSE]:
+            self.end_round(one.group, one.begin, then + one.back_s)
+            self.sending.remove(one)
         limit = then + CLOSE * max(then, 1.0)
         for p in active:
             first = self.queue[p][0]
@@ -227,6 +276,7 @@ class Reference:
         for d in [d for d, (end, _) in self.working.items() if end <= limit]:
             self.computed(d, self.working[d][1])
         for _, message in [one for one in self.handing if one[0] <= limit]:
+            message.handed = self.now
             self.queue.setdefault(message.pair, []).append(message)
         self.handing = [one for one in self.handing if one[0] > limit]
         for _, g in [one for one in self.averaging if one[0] <= limit]:

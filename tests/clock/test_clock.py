@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.checker.step_clock import clock_times
 from planner.clock.simulator import _Setting, simulate, simulate_cycle
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
 from tests.clock.reference import Reference
 from tests.conftest import make_plan, tiny_workload
 
@@ -109,7 +112,7 @@ def test_step_is_the_distance_in_the_third_pass(seed: int) -> None:
     plan = random_plan(seed)
     ends = {}
     for averages in (True, False):
-        slow = Reference(plan, [0, 1] * 3, averages=averages).run()
+        slow = Reference(plan, [0, 1, 0, 1, 0, 1, 0], averages=averages).run()
         ends[averages] = (slow.step_end[5] - slow.step_end[3]) / 2
     assert simulate(plan).step_s == pytest.approx(ends[True], rel=1e-9)
     rare = plan.replace(sync=Sync(every_steps=4))
@@ -128,3 +131,36 @@ def _longest_averaging(run: Reference) -> float:
     for _, stage, _, _, end in run.round_times:
         last[stage] = max(last.get(stage, 0.0), end)
     return max([last[stage] - begin for _, stage, r, begin, _ in run.round_times if r == 0])
+
+
+def test_a_round_gives_way_to_messages_that_come_later() -> None:
+    """Activations of the next step come while stage 1 averages, and take all of its download.
+
+    All pairs and devices 1,000 bytes a second; a message has 1,000 bytes, gradients 400 and 4,000.
+    Stage 1's round begins at 5 s beside a gradient on its way, 5 s alone; stage 0 is through at
+    7.4 s, its next activations leave from 8.4 to 9.4 s. Then every step: stage 1 works 3 s, and
+    averages 5 s and 1 s.
+    """
+    parts = [Layer(name, size, 1.0, 1000.0, 0.0) for name, size in (("a", 100), ("b", 1000))]
+    nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
+    work = Workload("by hand", nothing, tuple(parts), nothing, batch_samples=2)
+    network = Network(np.zeros((4, 4)), np.full((4, 4), 1000.0))
+    times = ComputeTimes("by hand", *((1.0,) * 4,) * 3, (0.0,) * 4)
+    plan = make_plan([[0, 2], [1, 3]], workload=work, network=network)
+    plan = plan.replace(compute_times=times)
+    ends = _Setting.of(plan, None, None, "queued", None).run([0] * 4, True).times.step_end
+    assert ends.tolist() == pytest.approx([11.0, 20.0, 29.0, 37.0])
+    predicted, _ = simulate_cycle(plan)
+    assert predicted.step_s == pytest.approx(9.0)
+    found = clock_times(plan)
+    assert found is not None and found.step_s == pytest.approx(9.0)
+
+
+@given(st.integers(0, 10**6))
+def test_the_checker_has_the_same_times(seed: int) -> None:
+    """Two clocks that share no code."""
+    plan = random_plan(seed)
+    found, predicted = clock_times(plan), simulate_cycle(plan)[0]
+    assert found is not None
+    for name in ("pipeline_s", "averaging_s", "step_s"):
+        assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)

@@ -74,17 +74,17 @@ def chained(ends: list[float]) -> list[Step]:
 
 
 def test_steps_count_after_two_passes() -> None:
-    """The mean distance after the first two."""
+    """The mean distance after the first two, but for the last, which no step follows."""
     plan = make_plan([[0, 1]])
     found = parts_of(plan, [], chained([5.0, 7.0, 10.0, 13.0, 25.0]), 2.0)
     assert (found.pipeline_s, found.averaging_s) == (None, None)
-    assert found.step_s == pytest.approx(12.0)
+    assert found.step_s == pytest.approx(6.0)
 
 
 def test_whole_passes_are_run() -> None:
-    """A cycle of two: three steps are four, after four that do not count."""
+    """A cycle of two: three steps are four, after four that do not count, and one follows."""
     plan = make_plan([[0, 1]]).replace(cycle=(0, 0))
-    assert planned_steps(plan, 3, 3) == (5, 8)
+    assert planned_steps(plan, 3, 3) == (5, 9)
 
 
 def test_a_step_as_predicted_has_ratios_of_one() -> None:
