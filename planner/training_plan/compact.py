@@ -288,7 +288,7 @@ def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ..
         if not number and at == len(own):
             raise PlanError(
                 f"{where}: after {len(operations)} operations {kind} has no next microbatch, "
-                f"{len(own)} visit the device; leave it out, or say which"
+                f"{len(own)} visit the device; let the order follow the routes"
             )
         b = int(number) if number else own[at]
         operations.append((kind, b))
