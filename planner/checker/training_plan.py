@@ -70,12 +70,14 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
     if any(name not in place for name in names):
         yield other
         return
-    if sorted(set(place) - set(names)) != sorted(plan.left_out):
+    others = set(place) - set(names)
+    wrong = sorted(others ^ set(plan.left_out))
+    if wrong:
+        state = "has no part and is not listed" if wrong[0] in others else "is not in the cluster"
         yield Violation(
             "left out",
             "assignment.left_out",
-            f"the plan uses {len(names)} of {len(place)} devices and leaves out "
-            f"{len(plan.left_out)}, not the others; plan again for this cluster",
+            f"device {wrong[0]!r} {state}; plan again for this cluster",
         )
         return
     if own.network.content_hash != given.network.subset(names).content_hash:
