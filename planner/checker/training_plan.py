@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +86,10 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
         return
     there = [place[name] for name in names]
     for name in ("flops", "memory_bytes", "sites"):
-        mine, theirs = getattr(own.devices, name), getattr(given.devices, name)
-        if not np.array_equal(mine, None if theirs is None else [theirs[d] for d in there]):
+        theirs: Any = getattr(given.devices, name)
+        if theirs is not None:
+            theirs = np.asarray(theirs)[there]
+        if not np.array_equal(getattr(own.devices, name), theirs):
             yield _other_devices(name)
     for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
         if not np.array_equal(_limits(own, name, axis), _limits(given, name, axis)[there]):

@@ -172,11 +172,13 @@ def _report(
         "content_hash": made.content_hash,
         **parts,
         "predicted": asdict(made.predicted),
+        "recompute": list(made.recompute),
         "candidates": [asdict(c) for c in candidates],
     }
     lines = [
         *_candidate_lines(candidates),
         _shape_line(made, request.skips),
+        *_recompute_line(made),
         certificate_line("assignment cost", parts["assignment"]),
     ]
     if request.skips:
@@ -247,6 +249,14 @@ def _shape_line(made: TrainingPlan, skips: bool) -> str:
         f"{len(made.cluster)} devices, {shape}, {w.name}, {len(made.schedules[0].paths)} "
         f"microbatches of {w.microbatch_samples}"
     )
+
+
+def _recompute_line(made: TrainingPlan) -> list[str]:
+    stages = [str(j) for j, does in enumerate(made.recompute) if does]
+    if not stages:
+        return []
+    which = "every stage keeps its" if all(made.recompute) else f"stage {', '.join(stages)}: keeps"
+    return [f"{'':24}{which} input only and B runs F again"]
 
 
 def _candidate_lines(table: Sequence[Candidate]) -> list[str]:

@@ -282,7 +282,7 @@ def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ..
         There is no next microbatch.
     """
     reached = dict.fromkeys(visits, 0)
-    operations = []
+    operations: list[tuple[str, int]] = []
     for kind, number in OPERATION.findall(text):
         own, at = visits[kind], reached[kind]
         if not number and at == len(own):

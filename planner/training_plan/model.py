@@ -353,13 +353,15 @@ class TrainingPlan:
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
-        for kind, name in ((bool, "recompute"), (str, "left_out")):
-            items = several(name, getattr(self, name), error=PlanError)
-            for item in items:
-                of_kind(kind, item, f"an entry of {name}", error=PlanError)
-            object.__setattr__(self, name, items)
-        if not self.recompute:
-            object.__setattr__(self, "recompute", (False,) * len(self.stage_layers))
+        none = (False,) * len(self.stage_layers)
+        flags = several("recompute", self.recompute, error=PlanError) or none
+        object.__setattr__(self, "recompute", flags)
+        for flag in self.recompute:
+            of_kind(bool, flag, "an entry of recompute", error=PlanError)
+        names = several("left_out", self.left_out, error=PlanError)
+        object.__setattr__(self, "left_out", names)
+        for device in self.left_out:
+            of_kind(str, device, "an entry of left_out", error=PlanError)
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 

@@ -67,7 +67,7 @@ def _new_fields(data: Mapping[str, Any]) -> dict[str, Any]:
             s["name"],
             Head(s["head"]),
             s["paths"],
-            [[(op[0], int(op[1:])) for op in ops] for ops in s["order"]],
+            tuple(tuple((op[0], int(op[1:])) for op in ops) for ops in s["order"]),
         )
         for s in paths["schedules"]
     ]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import StageCosts, stage_costs
 from tests.conftest import make_plan, tiny_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +44,7 @@ class Kept:
         class Held:
             """As long as the graph holds it, its tensor counts."""
 
-            def __init__(inner, tensor: torch.Tensor) -> None:
+            def __init__(inner, tensor: Tensor) -> None:
                 inner.tensor, inner.place = tensor, tensor.untyped_storage().data_ptr()
                 self._live[inner.place] = self._live.get(inner.place, 0) + 1
                 self.most = max(self.most, self.tensors())
@@ -56,7 +60,7 @@ class Kept:
         return sum(n > 0 for place, n in self._live.items() if place not in self._weights)
 
 
-def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[torch.Tensor]]:
+def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[Tensor]]:
     """F of three microbatches, their H, their B.
 
     Tensors that graphs hold after every F, the most at any time, bytes that the learner itself
