@@ -10,7 +10,7 @@ import numpy as np
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
-from planner.checker.plan_network import mean_link, mean_link_s, most_live
+from planner.checker.plan_network import held_bytes, mean_link, mean_link_s, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.problems import PathProblem, ProblemError
@@ -114,14 +114,11 @@ def _room(plan: TrainingPlan, d: int) -> int:
     w, j = plan.workload, plan.stage_of[d]
     start, stop = plan.stage_layers[j]
     parameters = sum(layer.parameters for layer in w.layers[start:stop])
-    saved = sum(layer.saved_bytes for layer in w.layers[start:stop])
-    left = float(plan.cluster.memory_bytes[d])
     if j == 0:
         parameters += w.stem.parameters + w.head.parameters
-        saved += w.stem.saved_bytes
-        left -= w.head.saved_bytes * w.microbatch_samples
+    each, passing = held_bytes(plan, j, j == 0)
+    left = float(plan.cluster.memory_bytes[d]) - passing
     left -= parameters * w.state_bytes_per_parameter
-    each = saved * w.microbatch_samples
     most = len(plan.schedules[0].paths)
     return most if each == 0 else max(0, min(most, int(left // each)))
 

@@ -22,8 +22,9 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     Parameters
     ----------
     witness
-        ``kind`` "straight step", ``shapes``: per shape its ``layers`` and ``microbatch_samples``.
-        The plan's own must be among them.
+        ``kind`` "straight step", ``shapes``: per shape its ``layers``, ``microbatch_samples`` and
+        ``recompute``, which stages run F again in B (left out: none). The plan's own must be among
+        them, or one with less of that.
     plan
         What is judged.
 
@@ -33,20 +34,26 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
         Seconds that no placement in these shapes beats.
     """
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
+    does = plan.recompute
     found: list[float] = []
     seen = False
     try:
         for shape in witness["shapes"]:
             layers = [[int(a), int(b)] for a, b in shape["layers"]]
             samples = int(shape["microbatch_samples"])
-            seen |= (layers, samples) == own
-            found.append(_shape_bound_s(plan, layers, samples))
+            again = [bool(flag) for flag in shape.get("recompute", [False] * len(layers))]
+            seen |= (layers, samples) == own and all(
+                not claimed or mine for claimed, mine in zip(again, does, strict=True)
+            )
+            found.append(_shape_bound_s(plan, layers, samples, again))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return min(found) if seen else None
 
 
-def _shape_bound_s(plan: TrainingPlan, layers: list[list[int]], samples: int) -> float:
+def _shape_bound_s(
+    plan: TrainingPlan, layers: list[list[int]], samples: int, again: list[bool]
+) -> float:
     w, n, stages = plan.workload, len(plan.cluster), len(layers)
     if n % stages or layers[0][0] != 0 or layers[-1][1] != len(w.layers):
         raise ValueError("shape")
@@ -54,6 +61,8 @@ def _shape_bound_s(plan: TrainingPlan, layers: list[list[int]], samples: int) ->
         layers[j][1] != layers[j + 1][0] for j in range(stages - 1)
     ):
         raise ValueError("layers")
+    if len(again) != stages:
+        raise ValueError("recompute")
     if plan.sync.every_steps != 1:
         raise ValueError("steps without averaging")
     pipelines = n // stages
@@ -72,7 +81,7 @@ def _shape_bound_s(plan: TrainingPlan, layers: list[list[int]], samples: int) ->
     least = math.inf
     # a single pipeline does not average: its first stage is the last to end
     for begin in range(stages if pipelines > 1 else 1):
-        home = [_home_s(plan, layers, samples, begin, q, count) for q in range(stages)]
+        home = [_home_s(plan, layers, samples, again, begin, q, count) for q in range(stages)]
         found = [home[q] + slowest_member[q] for q in range(stages)]
         found += [min(home[q] + averaging[q][d] for q in range(stages)) for d in range(n)]
         if shares is not None and stages > 1:
@@ -82,7 +91,13 @@ def _shape_bound_s(plan: TrainingPlan, layers: list[list[int]], samples: int) ->
 
 
 def _home_s(
-    plan: TrainingPlan, layers: list[list[int]], samples: int, begin: int, home: int, count: int
+    plan: TrainingPlan,
+    layers: list[list[int]],
+    samples: int,
+    again: list[bool],
+    begin: int,
+    home: int,
+    count: int,
 ) -> float:
     """From the common begin of a stage until ``home`` has done its last backward pass."""
     w, last = plan.workload, len(layers) - 1
@@ -92,6 +107,7 @@ def _home_s(
     for j, (a, b) in enumerate(layers):
         flops = sum(w.layers[k].forward_flops for k in range(a, b))
         forward.append((flops + (w.stem.forward_flops if j == 0 else 0.0)) * samples / speed)
+    backward = [(3 if twice else 2) * one for one, twice in zip(forward, again, strict=True)]
     head = 3 * w.head.forward_flops * samples / speed
     hop = [_fastest_hop_s(plan, w.layers[b - 1].output_bytes * samples) for _, b in layers[:-1]]
     # the walk of one microbatch, as (what, seconds)
@@ -101,12 +117,12 @@ def _home_s(
         walk.append(("hop", hop[j] if j < last else 0.0))
     walk.append(("H", head))
     for j in range(last, -1, -1):
-        walk.append((f"B{j}", 2 * forward[j]))
+        walk.append((f"B{j}", backward[j]))
         walk.append(("hop", hop[j - 1] if j > 0 else 0.0))
     names = [name for name, _ in walk]
     longest = 0.0
     for m in range(home, last + 1):
-        queue = 2 * forward[m]
+        queue = backward[m]
         first = names.index(f"F{m}" if m >= begin else f"B{m}")
         if m >= begin:
             queue += forward[m] + (head if m == head_stage else 0.0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
+from planner.checker.plan_network import held_bytes
 from planner.checker.step_clock import clock_times, paths_clock_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
@@ -40,7 +43,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
         yield Violation("form", where, message)
         return  # the rest presumes a plan that hangs together
     if cluster is not None:
-        yield from _same_cluster(plan.cluster, cluster)
+        yield from _same_cluster(plan, cluster)
     yield from _assignment(plan)
     yield from _memory(plan)
     yield from _visits(plan)
@@ -58,21 +61,60 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
     yield from check_bounds(plan)
 
 
-def _same_cluster(own: Cluster, given: Cluster) -> Iterator[Violation]:
-    if own.network.content_hash != given.network.content_hash:
+def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
+    """The plan's devices are some of the given ones, by name, and the same there as here."""
+    own, names = plan.cluster, plan.cluster.network.ids
+    place = {name: d for d, name in enumerate(given.network.ids)}
+    other = Violation(
+        "network", "network.hash", "the plan was made for another network; plan again for this"
+    )
+    if any(name not in place for name in names):
+        yield other
+        return
+    others = set(place) - set(names)
+    wrong = sorted(others ^ set(plan.left_out))
+    if wrong:
+        state = "has no part and is not listed" if wrong[0] in others else "is not in the cluster"
         yield Violation(
-            "network", "network.hash", "the plan was made for another network; plan again for this"
+            "left out",
+            "assignment.left_out",
+            f"device {wrong[0]!r} {state}; plan again for this cluster",
         )
         return
-    for name in (
-        *("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s", "sites"),
-        *("site_upload_bytes_per_s", "site_download_bytes_per_s"),
-    ):
-        mine, theirs = getattr(own.devices, name), getattr(given.devices, name)
-        if not np.array_equal(mine, theirs):
-            yield Violation(
-                "devices", f"devices.{name}", "the plan was made for other devices; plan again"
-            )
+    if own.network.content_hash != given.network.subset(names).content_hash:
+        yield other
+        return
+    there = [place[name] for name in names]
+    for name in ("flops", "memory_bytes", "sites"):
+        theirs: Any = getattr(given.devices, name)
+        if theirs is not None:
+            theirs = np.asarray(theirs)[there]
+        if not np.array_equal(getattr(own.devices, name), theirs):
+            yield _other_devices(name)
+    for name, axis in (("upload_bytes_per_s", 1), ("download_bytes_per_s", 0)):
+        if not np.array_equal(_limits(own, name, axis), _limits(given, name, axis)[there]):
+            yield _other_devices(name)
+    for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
+        lines = getattr(given.devices, name) or {}
+        used = {site: rate for site, rate in lines.items() if site in (own.devices.sites or ())}
+        if (getattr(own.devices, name) or {}) != used:
+            yield _other_devices(name)
+
+
+def _other_devices(name: str) -> Violation:
+    message = "the plan was made for other devices; plan again"
+    return Violation("devices", f"devices.{name}", message)
+
+
+def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
+    """A device's limit, or what the clock takes for it: its fastest measured pair."""
+    stated = getattr(cluster.devices, name)
+    if stated is not None:
+        return np.asarray(stated, dtype=np.float64)
+    pairs = cluster.network.bandwidth_bytes_per_s.copy()
+    if len(pairs) > 1:
+        np.fill_diagonal(pairs, 0.0)
+    return np.asarray(np.nan_to_num(pairs, posinf=np.inf).max(axis=axis))
 
 
 def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
@@ -110,9 +152,11 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
         flops += w.stem.forward_flops if j == 0 else 0.0
         forward = flops * w.microbatch_samples / float(plan.cluster.flops[d])
         head = 3 * w.head.forward_flops * w.microbatch_samples / float(plan.cluster.flops[d])
+        # the forward pass once more where its activations were not kept
+        backward = (3 if plan.recompute[j] else 2) * forward
         for name, value in (
             ("forward_s", forward),
-            ("backward_s", 2 * forward),
+            ("backward_s", backward),
             ("head_s", head),
             ("update_s", 0.0),
         ):
@@ -171,18 +215,12 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
             if d not in plan.stage_of:
                 continue
             j = plan.stage_of[d]
-            start, stop = plan.stage_layers[j]
-            saved = sum(layer.saved_bytes for layer in w.layers[start:stop])
-            saved += w.stem.saved_bytes if j == 0 else 0
             live = most = 0
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
                 most = max(most, live)
-            head = w.head.saved_bytes if any(kind == "H" for kind, _ in order) else 0.0
-            need = (
-                parameters[j] * w.state_bytes_per_parameter
-                + (most * saved + head) * w.microbatch_samples
-            )
+            kept, passing = held_bytes(plan, j, any(kind == "H" for kind, _ in order))
+            need = parameters[j] * w.state_bytes_per_parameter + most * kept + passing
             have = float(plan.cluster.memory_bytes[d])
             if need > have * (1 + 1e-9):
                 yield Violation(

@@ -42,6 +42,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
     sub.add_argument("--stage-sizes", type=sizes, help="with --path-stages, such as 5,3,3,3")
+    sub.add_argument(
+        "--recompute", type=_recompute, default=(), help="stages that run F again in B: 0,2 or all"
+    )
     sub.add_argument("--full-every", type=int, help="one iteration in so many is full; default 10")
     sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
     sub.add_argument(
@@ -88,6 +91,10 @@ def _stages(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
+def _recompute(text: str) -> list[int] | str:
+    return text if text == "all" else sizes(text)
+
+
 def _request(args: argparse.Namespace) -> PlanRequest:
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     return PlanRequest(
@@ -95,6 +102,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         pipelines=args.pipelines,
         stage_sizes=args.stage_sizes,
         path_stages=args.path_stages,
+        recompute=args.recompute,
         full_every=args.full_every,
         max_swaps=args.max_swaps,
         schedule=args.schedule,
@@ -164,11 +172,13 @@ def _report(
         "content_hash": made.content_hash,
         **parts,
         "predicted": asdict(made.predicted),
+        "recompute": list(made.recompute),
         "candidates": [asdict(c) for c in candidates],
     }
     lines = [
         *_candidate_lines(candidates),
         _shape_line(made, request.skips),
+        *_recompute_line(made),
         certificate_line("assignment cost", parts["assignment"]),
     ]
     if request.skips:
@@ -203,7 +213,13 @@ def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, 
     from planner.compose.shape import Shape
 
     groups, schedule = made.assignment.groups, made.schedules[0]
-    shape = Shape(made.stage_layers, tuple(map(len, groups)), len(schedule.paths), schedule.head)
+    shape = Shape(
+        made.stage_layers,
+        tuple(map(len, groups)),
+        len(schedule.paths),
+        schedule.head,
+        made.recompute,
+    )
     found = random_placements(question, shape, drawn)
     data["random"] = asdict(found)
     cost_s, step_s = data["assignment"]["objective"], made.predicted.step_s
@@ -233,6 +249,14 @@ def _shape_line(made: TrainingPlan, skips: bool) -> str:
         f"{len(made.cluster)} devices, {shape}, {w.name}, {len(made.schedules[0].paths)} "
         f"microbatches of {w.microbatch_samples}"
     )
+
+
+def _recompute_line(made: TrainingPlan) -> list[str]:
+    stages = [str(j) for j, does in enumerate(made.recompute) if does]
+    if not stages:
+        return []
+    which = "every stage keeps its" if all(made.recompute) else f"stage {', '.join(stages)}: keeps"
+    return [f"{'':24}{which} input only and B runs F again"]
 
 
 def _candidate_lines(table: Sequence[Candidate]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.cluster import Cluster
+from planner.network.cluster import Cluster, device_limits
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,29 +112,6 @@ class Links:
         if here == there:
             return found
         return (*found, 2 * n + here, 2 * n + self.sites + there)
-
-
-def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Upload and download of every device: as stated, else its fastest measured pair's rate.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-
-    Returns
-    -------
-    tuple[ndarray, ndarray]
-        ``float[N]`` each, bytes per second; infinite for a device that is alone.
-    """
-    n = len(cluster)
-    pairs = np.where(np.eye(n, dtype=bool), 0.0, cluster.network.bandwidth_bytes_per_s)
-    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    alone = np.inf if n == 1 else 0.0
-    return (
-        pairs.max(axis=1, initial=0.0) + alone if up is None else up,
-        pairs.max(axis=0, initial=0.0) + alone if down is None else down,
-    )
 
 
 def assumed_limits(cluster: Cluster) -> str:

@@ -75,7 +75,12 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
     held = [s.most_live() for s in plan.schedules]
     heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
     for d, j in plan.stage_of.items():
-        costs = stage_costs(workload, *plan.stage_layers[j], with_head=d in heads)
+        costs = stage_costs(
+            workload,
+            *plan.stage_layers[j],
+            with_head=d in heads,
+            recompute=plan.recompute[j],
+        )
         # logits, their softmax and gradient
         total += costs.need_bytes(max(h[d] for h in held)) + 2 * costs.scratch_bytes
     return total
@@ -142,7 +147,7 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
         plan.cluster.network.ids,
     )
     times = calibration.compute_times(
-        network.ids, workload, plan.assignment.groups, plan.stage_layers
+        network.ids, workload, plan.assignment.groups, plan.stage_layers, plan.recompute
     )
     here = replace(
         plan.cluster,

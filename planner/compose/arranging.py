@@ -142,7 +142,13 @@ def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[T
             fitted = shape
             if question.request.stage_layers is None:
                 fitted = shape.with_layers(
-                    balanced_split(question.cluster, question.workload, groups, shape.head_stage)
+                    balanced_split(
+                        question.cluster,
+                        question.workload,
+                        groups,
+                        shape.head_stage,
+                        shape.recompute,
+                    )
                 )
             problem = assignment_problem(question.cluster, question.workload, fitted)
             made = straight_plan(question, fitted, matched(problem, groups))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.clock.links import Links, device_limits
+from planner.clock.links import Links
 from planner.clock.rounds import round_s
 from planner.compose.request import Shares
-from planner.network.cluster import Cluster
+from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.model import AveragingGroup
 

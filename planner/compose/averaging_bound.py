@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.clock.links import device_limits
-from planner.network.cluster import Cluster
+from planner.network.cluster import Cluster, device_limits
 
 Floats = NDArray[np.float64]
 

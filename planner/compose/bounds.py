@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.clock.links import device_limits
 from planner.compose.averaging_bound import AveragingBound, averaging_bound
 from planner.compose.cycle_bounds import cycle_bound_s
 from planner.compose.request import Question, Shares
 from planner.compose.shape import Shape
-from planner.network.cluster import Cluster
+from planner.network.cluster import Cluster, device_limits
 from planner.search.certificate import Witness
 from planner.training_plan.choices import Codec
 from planner.workload.costs import StageCosts
@@ -70,17 +69,17 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
         share_of = {visited[k]: count / len(cycle) for k, count in Counter(cycle).items()}
         each = shape.microbatches // shape.starts
         averaging = one_round(question, shape)
-        seconds = cycle_bound_s(cluster, workload, shape.sizes, each, share_of, averaging.stage_s)
+        seconds = cycle_bound_s(
+            cluster, workload, shape.sizes, each, share_of, averaging.stage_s, shape.recompute
+        )
         return StepBound(seconds, "loads and start devices of any arrangement", None)
-    witness = {
-        "kind": "straight step",
-        "shapes": [
-            {
-                "layers": [list(part) for part in shape.layers],
-                "microbatch_samples": workload.microbatch_samples,
-            }
-        ],
+    stages: dict[str, Any] = {
+        "layers": [list(part) for part in shape.layers],
+        "microbatch_samples": workload.microbatch_samples,
     }
+    if any(shape.recompute):
+        stages["recompute"] = list(shape.recompute)
+    witness = {"kind": "straight step", "shapes": [stages]}
     seconds = straight_bound_s(question, shape)
     return StepBound(seconds, "fullest stage, link or device between two step ends", witness)
 

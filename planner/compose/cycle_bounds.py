@@ -24,6 +24,7 @@ def cycle_bound_s(
     microbatches_per_start: int,
     share_of: Mapping[int, float],
     averaging_s: NDArray[np.float64],
+    recompute: Sequence[bool] = (),
 ) -> float:
     """Seconds that no arrangement can beat on average, compute times by FLOPs.
 
@@ -45,6 +46,8 @@ def cycle_bound_s(
         Share of the iterations whose paths have so many stages; the shares sum to 1.
     averaging_s
         ``float[stages]``: averaging in one round over every stage takes at least this.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
 
     Returns
     -------
@@ -55,7 +58,9 @@ def cycle_bound_s(
 
     mean = 0.0
     for path_stages, share in share_of.items():
-        problem = _problem(cluster, workload, stage_sizes, path_stages, microbatches_per_start)
+        problem = _problem(
+            cluster, workload, stage_sizes, path_stages, microbatches_per_start, recompute
+        )
         # the start devices return the last gradients, so stage 0 averages after all else
         whole = arranged_bound_s(problem) + float(averaging_s[0])
         mean += share * min([whole, *_later_stages_s(problem, float(averaging_s[0]))])
@@ -98,10 +103,15 @@ def _later_stages_s(problem: ArrangedPathProblem, averaging_s: float) -> list[fl
 
 
 def _problem(
-    cluster: Cluster, workload: Workload, stage_sizes: Sequence[int], path_stages: int, each: int
+    cluster: Cluster,
+    workload: Workload,
+    stage_sizes: Sequence[int],
+    path_stages: int,
+    each: int,
+    recompute: Sequence[bool],
 ) -> ArrangedPathProblem:
     """As the simulator counts: directions apart, and no message smaller than the smallest."""
-    numbers = StageNumbers.of(cluster, workload, len(stage_sizes))
+    numbers = StageNumbers.of(cluster, workload, len(stage_sizes), recompute)
     least = min(layer.output_bytes for layer in workload.layers) * workload.microbatch_samples
     return ArrangedPathProblem(
         cluster.limited_network().transfer_s(least),

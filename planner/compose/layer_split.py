@@ -18,7 +18,11 @@ def is_uniform(cluster: Cluster) -> bool:
 
 
 def balanced_split(
-    cluster: Cluster, workload: Workload, groups: Sequence[Sequence[int]], head_stage: int
+    cluster: Cluster,
+    workload: Workload,
+    groups: Sequence[Sequence[int]],
+    head_stage: int,
+    recompute: Sequence[bool] = (),
 ) -> tuple[tuple[int, int], ...]:
     """Contiguous layer ranges that minimise the largest stage time (exact, dynamic programme).
 
@@ -35,6 +39,8 @@ def balanced_split(
         Devices of every stage.
     head_stage
         The stage that runs head and loss.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
 
     Returns
     -------
@@ -51,12 +57,13 @@ def balanced_split(
         raise ProblemError(
             f"{workload.name} has {layers} layers for {stages} stages; ask for fewer stages"
         )
+    again = recompute or (False,) * stages
     speed = [min(float(cluster.flops[d]) for d in group) for group in groups]
     memory = [min(float(cluster.memory_bytes[d]) for d in group) for group in groups]
 
     def seconds(j: int, start: int, stop: int) -> float:
         """Time of one microbatch through a stage, infinite if memory cannot hold it."""
-        costs = stage_costs(workload, start, stop, with_head=j == head_stage)
+        costs = stage_costs(workload, start, stop, with_head=j == head_stage, recompute=again[j])
         return math.inf if costs.need_bytes(1) > memory[j] else costs.busy_s(speed[j])
 
     # best[stop]: (largest time, sum of squares, cuts) of the stages so far over layers[:stop]

@@ -60,8 +60,10 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
     cluster, workload, groups = question.cluster, question.workload, assignment.groups
     calibration = question.request.calibration
     if calibration is None:
-        return ComputeTimes.from_flops(cluster, workload, groups, shape.layers)
-    return calibration.compute_times(cluster.network.ids, workload, groups, shape.layers)
+        return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
+    return calibration.compute_times(
+        cluster.network.ids, workload, groups, shape.layers, shape.recompute
+    )
 
 
 def priced(
@@ -101,6 +103,7 @@ def priced(
         compute_times=times,
         assignment=assignment,
         stage_layers=shape.layers,
+        recompute=shape.recompute,
         schedules=schedules,
         cycle=request.cycle(shape.stages),
         averaging=tuple(

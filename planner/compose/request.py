@@ -49,6 +49,9 @@ class PlanRequest:
     stage_layers
         Layers ``(start, stop)`` of every stage; by default cut evenly, or where devices differ in
         speed or memory so that the slowest stage is fastest and memory holds.
+    recompute
+        Stages whose F keeps their input only and whose B runs F again, or ``"all"``; by default
+        none.
     microbatch_samples
         Samples that travel together; by default the workload's, with ``"auto"`` stages what is
         fastest.
@@ -95,6 +98,7 @@ class PlanRequest:
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
     stage_layers: Sequence[tuple[int, int]] | None = None
+    recompute: Sequence[int] | Literal["all"] = ()
     microbatch_samples: int | None = None
     path_stages: int | None = None
     full_every: int | None = None
@@ -143,6 +147,8 @@ class PlanRequest:
             changes["stage_sizes"] = _counts(self.stage_sizes)
         if self.stage_layers is not None:
             changes["stage_layers"] = _ranges(self.stage_layers)
+        if self.recompute != "all":
+            changes["recompute"] = _stage_numbers(self.recompute)
         for name in ("pipelines", "microbatch_samples", "path_stages", "group_size"):
             if changes[name] is not None and changes[name] < 1:
                 raise ProblemError(f"{name} is {changes[name]}; it must be at least 1")
@@ -221,6 +227,33 @@ class PlanRequest:
     def swaps(self) -> int:
         """``max_swaps`` with its default."""
         return 1 if self.max_swaps is None else self.max_swaps
+
+    def recomputing(self, stages: int) -> tuple[bool, ...]:
+        """Whether each stage recomputes its activations.
+
+        Parameters
+        ----------
+        stages
+            Number of stages.
+
+        Returns
+        -------
+        tuple[bool, ...]
+            One entry a stage.
+
+        Raises
+        ------
+        ProblemError
+            A stage is named that is not there.
+        """
+        if self.recompute == "all":
+            return (True,) * stages
+        beyond = [j for j in self.recompute if j not in range(stages)]
+        if beyond:
+            raise ProblemError(
+                f"recompute names stage {beyond[0]}; stages are 0 to {stages - 1}, or give 'all'"
+            )
+        return tuple(j in self.recompute for j in range(stages))
 
     def cycle(self, stages: int) -> tuple[int, ...]:
         """Schedules of successive iterations: 0 is the usual one, 1 the full one that ends them.
@@ -330,6 +363,15 @@ def _counts(sizes: Any) -> tuple[int, ...]:
     if any(size < 1 for size in found):
         raise ProblemError(f"a stage size must be at least 1, found {list(found)}")
     return found
+
+
+def _stage_numbers(stages: Any) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({whole("a stage to recompute", j) for j in stages}))
+    except TypeError:
+        raise ProblemError(
+            f"recompute must list numbers of stages or be 'all', found {stages!r}"
+        ) from None
 
 
 def _ranges(layers: Any) -> tuple[tuple[int, int], ...]:

@@ -33,12 +33,15 @@ class Shape:
         Of one step, over all pipelines.
     head
         Whether the first or the last stage runs head and loss.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
     """
 
     layers: Layers
     sizes: tuple[int, ...]
     microbatches: int
     head: Head
+    recompute: tuple[bool, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -83,7 +86,7 @@ class Shape:
         tuple[StageCosts, ...]
             One entry a stage.
         """
-        return split_costs(workload, self.layers, self.head_stage)
+        return split_costs(workload, self.layers, self.head_stage, self.recompute)
 
 
 def shape_of(question: Question) -> Shape:
@@ -114,7 +117,9 @@ def shape_of(question: Question) -> Shape:
         sizes = _equal_sizes(question)
         microbatches = _microbatches(question.workload, sizes[0])
     layers = _layers(question, len(sizes))
-    return Shape(layers, sizes, microbatches, question.request.head_place)
+    request = question.request
+    recompute = request.recomputing(len(sizes))
+    return Shape(layers, sizes, microbatches, request.head_place, recompute)
 
 
 def _require_able(cluster: Cluster) -> None:

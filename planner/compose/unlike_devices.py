@@ -17,7 +17,6 @@ from planner.compose.shape import Shape, assignment_problem
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import StopRun
-from planner.workload.costs import split_costs
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -41,17 +40,16 @@ def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
     """
     cluster, workload = question.cluster, question.workload
     try:
-        layers = balanced_split(cluster, workload, groups, shape.head_stage)
+        layers = balanced_split(cluster, workload, groups, shape.head_stage, shape.recompute)
     except ProblemError:
         return float("inf")
+    fitted = shape.with_layers(layers)
     each = -(-shape.microbatches // shape.starts)
     busiest = max(
         each * costs.busy_s(min(float(cluster.flops[d]) for d in group))
-        for group, costs in zip(
-            groups, split_costs(workload, layers, shape.head_stage), strict=True
-        )
+        for group, costs in zip(groups, fitted.costs(workload), strict=True)
     )
-    problem = assignment_problem(cluster, workload, shape.with_layers(layers))
+    problem = assignment_problem(cluster, workload, fitted)
     return problem.cost(groups) + busiest
 
 

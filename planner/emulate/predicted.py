@@ -59,7 +59,9 @@ def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
         With the measured compute times and 32-bit activations.
     """
     workload, ids = as_executed(plan), plan.cluster.network.ids
-    times = calibration.compute_times(ids, workload, plan.assignment.groups, plan.stage_layers)
+    times = calibration.compute_times(
+        ids, workload, plan.assignment.groups, plan.stage_layers, plan.recompute
+    )
     cores = int(calibration.software["cores"] // calibration.software["threads_per_rank"])
     here = plan.replace(compute_times=times, workload=workload)
     return Prediction(*simulate_cycle(here, cores=max(1, cores)))

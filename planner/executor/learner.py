@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,13 @@ def require_executable(plan: TrainingPlan) -> Architecture:
     return arch
 
 
+class _Kept(NamedTuple):
+    """Of a microbatch between its F and its B: what was received, and what the stage made of it."""
+
+    received: Tensor | None
+    output: Tensor | None
+
+
 class Learner:
     """One rank's part of the model.
 
@@ -105,6 +113,7 @@ class Learner:
         self.device = device
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
+        self.recompute = plan.recompute[stage]
         runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
         self.head = build_head(arch, plan.seed).to(device) if runs_head else None
         self.data = Microbatches(
@@ -125,7 +134,7 @@ class Learner:
     def begin(self, step: int, schedule: Schedule) -> None:
         """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
         self._step = step
-        self._kept: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
         self._loss = None if self.head is None else 0.0
         self._vector.zero_()
@@ -163,15 +172,28 @@ class Learner:
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
+        with torch.set_grad_enabled(not self.recompute):
+            output = self._run_stage(b, kept)
+        # without a graph the output is of use to H alone
+        of_use = not self.recompute or self.head is not None
+        self._kept[b] = _Kept(kept, output if of_use else None)
+        return output.detach()
+
+    def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
+        """From what another stage gave or, on the first, from the data."""
         inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
         output: Tensor = self.stage(inputs)
-        self._kept[b] = (kept, output)
-        return output.detach()
+        return output
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
         assert self.head is not None and self._loss is not None
-        source = self._kept[b][1].detach() if received is None else received
-        activations = source.requires_grad_()
+        kept = self._kept[b]
+        if received is None:
+            assert kept.output is not None
+            received = kept.output.detach()
+        if self.recompute:
+            self._kept[b] = kept._replace(output=None)
+        activations = received.requires_grad_()
         targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
         loss = self.head(activations, targets) / self.batch_tokens
         loss.backward()
@@ -182,6 +204,9 @@ class Learner:
 
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
         kept, output = self._kept.pop(b)
+        if self.recompute:
+            output = self._run_stage(b, kept)
+        assert output is not None
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received
         torch.autograd.backward(output, gradient)

@@ -19,6 +19,7 @@ from ortools.sat.python import cp_model
 from planner.genetic.bounds import Forest
 from planner.genetic.cover import cover_smaller_side
 from planner.genetic.tables import Floats, Ints, Tables
+from planner.network.alike import alike_devices
 from planner.problems import AssignmentProblem
 from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
@@ -39,25 +40,7 @@ def interchangeable(problem: AssignmentProblem) -> list[list[int]]:
     list[list[int]]
         Devices of every class.
     """
-    latency, bandwidth = problem.network.latency_s, problem.network.bandwidth_bytes_per_s
-    n = len(latency)
-    # equivalent devices see the same multiset of links: compare in full only where that agrees
-    fingerprint = np.concatenate([np.sort(latency, axis=1), np.sort(bandwidth, axis=1)], axis=1)
-    buckets: dict[bytes, list[list[int]]] = {}
-    for i in range(n):
-        classes = buckets.setdefault(fingerprint[i].tobytes(), [])
-        for members in classes:
-            j = members[0]
-            others = np.ones(n, dtype=bool)
-            others[[i, j]] = False
-            if np.array_equal(latency[i, others], latency[j, others]) and np.array_equal(
-                bandwidth[i, others], bandwidth[j, others]
-            ):
-                members.append(i)
-                break
-        else:
-            classes.append([i])
-    return sorted(members for classes in buckets.values() for members in classes)
+    return alike_devices(problem.network.latency_s, problem.network.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True)

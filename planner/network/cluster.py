@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,47 @@ class Cluster:
         value = self.devices.download_bytes_per_s
         return None if value is None else np.asarray(value, dtype=np.float64)
 
+    def subset(self, devices: Sequence[int] | Sequence[str]) -> Cluster:
+        """The cluster of some devices, given by index or id, in that order.
+
+        A device keeps the limits it has here. Where none are stated, they stay so only if every
+        device's fastest measured pair is with another of the subset; otherwise the rates of
+        `device_limits` are written down.
+
+        Parameters
+        ----------
+        devices
+            Indices or ids, each once.
+
+        Returns
+        -------
+        Cluster
+            The devices named, in the order named.
+
+        Raises
+        ------
+        NetworkError
+            There is no such device.
+        """
+        index = [self.network.index_of(d) for d in devices]
+        mine = self.devices
+        fields: dict[str, Any] = {
+            name: None if (value := getattr(mine, name)) is None else np.asarray(value)[index]
+            for name in (f.name for f in fields_of(mine) if "site" not in f.name)
+        }
+        if mine.sites is not None:
+            there = [mine.sites[d] for d in index]
+            fields["sites"] = there
+            for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
+                rates = getattr(mine, name) or {}
+                fields[name] = {site: rate for site, rate in rates.items() if site in there}
+        part = Cluster(self.network.subset(index), Devices(**fields))
+        names = ("upload_bytes_per_s", "download_bytes_per_s")
+        for name, whole, own in zip(names, device_limits(self), device_limits(part), strict=True):
+            if not np.array_equal(whole[index], own):
+                fields[name] = whole[index]
+        return Cluster(part.network, Devices(**fields))
+
     def limited_network(self) -> Network:
         """The network in which no pair gets more than its devices' limits allow.
 
@@ -248,3 +290,26 @@ class Cluster:
             Validated again.
         """
         return replace(self, network=network or self.network, devices=devices or self.devices)
+
+
+def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
+    """Upload and download of every device: as stated, else its fastest measured pair's rate.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+
+    Returns
+    -------
+    tuple[ndarray, ndarray]
+        ``float[N]`` each, bytes per second; infinite for a device that is alone.
+    """
+    n, rates = len(cluster), cluster.network.bandwidth_bytes_per_s
+    pairs = np.where(np.eye(n, dtype=bool) | np.isnan(rates), 0.0, rates)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    alone = np.inf if n == 1 else 0.0
+    return (
+        pairs.max(axis=1, initial=0.0) + alone if up is None else up,
+        pairs.max(axis=0, initial=0.0) + alone if down is None else down,
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster
-from planner.workload.costs import stage_costs
+from planner.workload.costs import split_costs
 from planner.workload.workload import Workload
 
 
@@ -39,7 +40,13 @@ class StageNumbers:
     memory: NDArray[np.int64]
 
     @classmethod
-    def of(cls, cluster: Cluster, workload: Workload, stages: int) -> StageNumbers:
+    def of(
+        cls,
+        cluster: Cluster,
+        workload: Workload,
+        stages: int,
+        recompute: Sequence[bool] = (),
+    ) -> StageNumbers:
         """For ``stages`` equal cuts of a workload on a cluster.
 
         Parameters
@@ -50,6 +57,8 @@ class StageNumbers:
             What is trained.
         stages
             Number of equal cuts.
+        recompute
+            Per stage, whether it recomputes its activations; empty: none does.
 
         Returns
         -------
@@ -72,8 +81,8 @@ class StageNumbers:
         shape = (stages, len(cluster))
         forward, backward, last = np.empty(shape), np.empty(shape), np.empty(shape)
         memory = np.empty(shape, dtype=np.int64)
-        for j, cut in enumerate(workload.even_split(stages)):
-            costs = stage_costs(workload, *cut, with_head=j == 0)
+        split = workload.even_split(stages)
+        for j, costs in enumerate(split_costs(workload, split, 0, recompute)):
             for d, flops in enumerate(cluster.flops.tolist()):
                 forward[j, d], backward[j, d] = costs.forward_s(flops), costs.backward_s(flops)
                 last[j, d] = costs.head_s(flops)

@@ -3,3 +3,25 @@
 
 class PlanError(ValueError):
     """A plan that cannot be used; one line with field, value and remedy."""
+
+
+def require_hash(field: str, stored: str, actual: str) -> None:
+    """Refuse content that was changed after its hash was taken.
+
+    Parameters
+    ----------
+    field
+        Where the hash stands.
+    stored, actual
+        What it is, and what the content gives.
+
+    Raises
+    ------
+    PlanError
+        They differ.
+    """
+    if stored != actual:
+        raise PlanError(
+            f"{field}: is {stored[:12]}... but the content gives {actual[:12]}...; the file was "
+            "changed after it was written, make the plan again"
+        )

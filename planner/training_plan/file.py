@@ -8,21 +8,19 @@ is the checker's business.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.network.atomic import write_text
-from planner.network.cluster import Cluster, Devices
-from planner.network.error import NetworkError
-from planner.network.network import Network
+from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
-from planner.training_plan import schema
-from planner.training_plan.choices import Codec, Head, Wiring
-from planner.training_plan.error import PlanError
+from planner.training_plan import schema, version1
+from planner.training_plan.choices import Codec, Wiring
+from planner.training_plan.compact import devices_of, network_of
+from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import (
     FORMAT,
     SCHEMA_VERSION,
@@ -57,21 +55,18 @@ def from_dict(data: Any) -> TrainingPlan:
         One line with the field, the value and the remedy.
     """
     _require_version(data)
+    old = data["schema_version"] == version1.SCHEMA_VERSION
+    if old:
+        data = version1.upgraded(data)
     for error in schema.errors(data, schema.load_schema("plan")):
         raise PlanError(str(error))
     cluster = _cluster(data)
     plan = _build(data, cluster)
     for problem in contradictions(plan):
         raise PlanError(problem)
-    for name, stored, actual in (
-        ("network.hash", data["network"]["hash"], cluster.network.content_hash),
-        ("content_hash", data["content_hash"], plan.content_hash),
-    ):
-        if stored != actual:
-            raise PlanError(
-                f"{name}: is {stored[:12]}... but the content gives {actual[:12]}...; the file "
-                "was changed after it was written, make the plan again"
-            )
+    require_hash("network.hash", data["network"]["hash"], cluster.network.content_hash)
+    if not old:
+        require_hash("content_hash", data["content_hash"], plan.content_hash)
     return plan
 
 
@@ -130,42 +125,20 @@ def _require_version(data: Any) -> None:
         found = schema.show(data.get("format") if isinstance(data, dict) else data)
         raise PlanError(f"format: must be {FORMAT!r}, found {found}; give a file of planner plan")
     version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in (version1.SCHEMA_VERSION, SCHEMA_VERSION):
         raise PlanError(
-            f"schema_version: this release reads {SCHEMA_VERSION}, found {schema.show(version)}; "
-            "install the release that wrote the plan, or make it again"
+            f"schema_version: this release reads {version1.SCHEMA_VERSION} and {SCHEMA_VERSION}, "
+            f"found {schema.show(version)}; install the release that wrote the plan, or make it "
+            "again"
         )
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
-    raw = data["network"]
-    n = len(raw["ids"])
-    for name in ("latency_s", "bandwidth_bytes_per_s"):
-        if len(raw[name]) != n or any(len(row) != n for row in raw[name]):
-            raise PlanError(f"network.{name}: must be {n} x {n} for {n} ids; correct it")
-        for i, row in enumerate(raw[name]):
-            for j, value in enumerate(row):
-                if value is None and i != j:
-                    raise PlanError(
-                        f"network.{name}[{i}][{j}]: {raw['ids'][i]!r} cannot reach "
-                        f"{raw['ids'][j]!r}, found null; measure the pair, or plan on "
-                        "network.complete()"
-                    )
+    network = network_of(data["network"])
     try:
-        latency, bandwidth = (
-            [[math.nan if x is None else float(x) for x in row] for row in raw[name]]
-            for name in ("latency_s", "bandwidth_bytes_per_s")
-        )
-        network = Network(latency, bandwidth, raw["ids"], raw["regions"])
-        for name, values in data["devices"].items():
-            if isinstance(values, list) and len(values) != n:
-                raise PlanError(
-                    f"devices.{name}: must have {n} entries, found {len(values)}; give one per "
-                    "device"
-                )
-        return Cluster(network, Devices(**data["devices"]))
-    except NetworkError as error:
-        raise PlanError(f"network: {error}") from None
+        return Cluster(network, devices_of(data["devices"], len(network)))
+    except PlanError:
+        raise
     except ValueError as error:
         raise PlanError(str(error)) from None
 
@@ -190,13 +163,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         ),
         stage_layers=tuple((int(a), int(b)) for a, b in assignment["layers"]),
         schedules=tuple(
-            Schedule(
-                s["name"],
-                Head(s["head"]),
-                tuple(tuple(int(d) for d in path) for path in s["paths"]),
-                tuple(tuple((op[0], int(op[1:])) for op in ops) for ops in s["order"]),
-            )
-            for s in paths["schedules"]
+            Schedule.from_dict(s, f"paths.schedules[{k}]") for k, s in enumerate(paths["schedules"])
         ),
         averaging=tuple(
             tuple(
@@ -217,6 +184,8 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
             part: Certificate(**{**c, "status": Status(c["status"])})
             for part, c in data["certificates"].items()
         },
+        recompute=tuple(assignment["recompute"]),
+        left_out=tuple(assignment["left_out"]),
         cycle=tuple(int(k) for k in paths["cycle"]),
         codec=Codec(data["averaging"]["codec"]),
         wiring=Wiring(data["wiring"]["kind"]),

@@ -9,19 +9,25 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-
 from planner.network.cluster import Cluster
 from planner.network.values import choice, count, of_kind, real, several
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan.choices import Codec, Head, OuterStep, Wiring
+from planner.training_plan.compact import (
+    device_fields,
+    network_fields,
+    order_of,
+    order_text,
+    paths_of,
+    route_fields,
+)
 from planner.training_plan.error import PlanError
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
 FORMAT = "planner.plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
 
@@ -68,6 +74,63 @@ class Schedule:
                 most = max(most, live)
             held.append(most)
         return held
+
+    def visits(self, devices: int) -> list[dict[str, list[int]]]:
+        """Per device, by kind of operation, its microbatches as the paths have them, ascending.
+
+        Parameters
+        ----------
+        devices
+            N; what paths name beyond them is left out.
+
+        Returns
+        -------
+        list[dict[str, list[int]]]
+            Keys F, H and B.
+        """
+        found: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
+        for b in range(len(self.paths)):
+            for kind, d in self.chain(b):
+                if d < devices:
+                    found[d][kind].append(b)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; `from_dict` reads it again."""
+        every = self.visits(len(self.order))
+        return {
+            "name": self.name,
+            "head": self.head,
+            **route_fields(self.paths),
+            "order": [order_text(*device) for device in zip(self.order, every, strict=True)],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> Schedule:
+        """From the form that `to_dict` makes (and that a plan file holds).
+
+        Parameters
+        ----------
+        data
+            As in a plan file, validated by its schema.
+        where
+            Its place, for messages.
+
+        Returns
+        -------
+        Schedule
+            The same.
+
+        Raises
+        ------
+        PlanError
+            A route or an operation that is not there.
+        """
+        bare = cls(data["name"], Head(data["head"]), paths_of(data, where), ())
+        every = bare.visits(len(data["order"]))
+        texts = enumerate(zip(data["order"], every, strict=True))
+        order = (order_of(*device, f"{where}.order[{d}]") for d, device in texts)
+        return replace(bare, order=tuple(order))
 
     def chain(self, microbatch: int) -> list[tuple[str, int]]:
         """``(kind, device)`` in dependency order: F along the path, H, B back."""
@@ -236,6 +299,10 @@ class TrainingPlan:
         What the plan was made from.
     assignment, stage_layers
         Which device holds which stage, and which layers each stage has.
+    recompute
+        Per stage, whether F keeps the stage's input only and B runs F again; empty: none does.
+    left_out
+        Names of devices that take no part.
     schedules, cycle
         Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
     averaging
@@ -264,6 +331,8 @@ class TrainingPlan:
     averaging: tuple[tuple[tuple[AveragingGroup, ...], ...], ...]
     predicted: Predicted
     certificates: Mapping[str, Certificate]
+    recompute: tuple[bool, ...] = ()
+    left_out: tuple[str, ...] = ()
     cycle: tuple[int, ...] = (0,)
     codec: Codec = Codec.NONE
     wiring: Wiring = Wiring.FIXED
@@ -284,6 +353,15 @@ class TrainingPlan:
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
+        none = (False,) * len(self.stage_layers)
+        flags = several("recompute", self.recompute, error=PlanError) or none
+        object.__setattr__(self, "recompute", flags)
+        for flag in self.recompute:
+            of_kind(bool, flag, "an entry of recompute", error=PlanError)
+        names = several("left_out", self.left_out, error=PlanError)
+        object.__setattr__(self, "left_out", names)
+        for device in self.left_out:
+            of_kind(str, device, "an entry of left_out", error=PlanError)
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 
@@ -300,36 +378,19 @@ class TrainingPlan:
     @property
     def content_hash(self) -> str:
         """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
-        data = self._inputs() | self._decisions()
-        # what a node calls its file of the same measurement says nothing
-        data["network"] = {k: v for k, v in data["network"].items() if k != "name"}
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hash_of(self._inputs() | self._decisions())
 
     def replace(self, **changes: Any) -> TrainingPlan:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
     def _inputs(self) -> dict[str, Any]:
-        network = self.cluster.network.to_dict()
-        devices = self.cluster.devices
-        limits = {
-            name: None if (value := getattr(devices, name)) is None else np.asarray(value).tolist()
-            for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
-        }
-        if devices.sites is not None:
-            limits["sites"] = list(devices.sites)
-            for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
-                limits[name] = getattr(devices, name)
+        network = self.cluster.network
         return {
             "seed": self.seed,
-            "network": {
-                "name": self.network_name,
-                "hash": self.cluster.network.content_hash,
-                **{key: network[key] for key in ("ids", "regions")},
-                **{key: network[key] for key in ("latency_s", "bandwidth_bytes_per_s")},
-            },
-            "devices": limits,
+            # its hash says all of ids and measurements; what its file is called says nothing
+            "network": {"hash": network.content_hash, "regions": list(network.regions)},
+            "devices": device_fields(self.cluster.devices),
             "workload": self.workload.to_dict(),
             "compute_times": self.compute_times.to_dict(),
         }
@@ -341,17 +402,11 @@ class TrainingPlan:
                 "groups": _lists(self.assignment.groups),
                 "grid": None if grid is None else grid.tolist(),
                 "layers": _lists(self.stage_layers),
+                "recompute": list(self.recompute),
+                "left_out": list(self.left_out),
             },
             "paths": {
-                "schedules": [
-                    {
-                        "name": s.name,
-                        "head": s.head,
-                        "paths": _lists(s.paths),
-                        "order": [[f"{kind}{b}" for kind, b in ops] for ops in s.order],
-                    }
-                    for s in self.schedules
-                ],
+                "schedules": [s.to_dict() for s in self.schedules],
                 "cycle": list(self.cycle),
             },
             "averaging": {
@@ -367,16 +422,35 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, as ``plan.schema.json`` describes it; `from_dict` reads it again."""
+        content = self._inputs() | self._decisions()
+        own_hash = hash_of(content)
+        content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
         return {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
             "package_version": self.package_version,
-            "content_hash": self.content_hash,
-            **self._inputs(),
-            **self._decisions(),
+            "content_hash": own_hash,
+            **content,
             "predicted": asdict(self.predicted),
             "certificates": {part: asdict(c) for part, c in self.certificates.items()},
         }
+
+
+def hash_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON-ready content, the same for the same values in any order of fields.
+
+    Parameters
+    ----------
+    content
+        Without NaN.
+
+    Returns
+    -------
+    str
+        64 hex digits.
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _package_version() -> str:

@@ -83,6 +83,16 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             "stage"
         )
         return
+    if len(plan.recompute) != len(groups):
+        yield (
+            f"assignment.recompute: must have {len(groups)} entries, found {len(plan.recompute)}; "
+            "give one per stage"
+        )
+    here = set(plan.cluster.network.ids)
+    for k, name in enumerate(plan.left_out):
+        if name in here or name in plan.left_out[:k]:
+            state = "takes part in the plan" if name in here else "is listed twice"
+            yield f"assignment.left_out[{k}]: {name!r} {state}; list once who takes no part"
     start = 0
     for j, (a, b) in enumerate(layers):
         if a != start or b <= a:
@@ -131,10 +141,7 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
     if len(s.order) != n:
         yield f"{where}.order: must have {n} lists, found {len(s.order)}; give one per device"
         return
-    wanted: list[set[Operation]] = [set() for _ in range(n)]
-    for b in range(len(s.paths)):
-        for kind, d in s.chain(b):
-            wanted[d].add((kind, b))
+    wanted = [{(kind, b) for kind, own in v.items() for b in own} for v in s.visits(n)]
     for d, ops in enumerate(s.order):
         if len(set(ops)) < len(ops):
             twice = next(op for op in ops if ops.count(op) > 1)

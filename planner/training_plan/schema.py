@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,8 @@ KEYWORDS = {
     *("minimum", "maximum", "exclusiveMinimum", "minItems", "maxItems", "uniqueItems", "pattern"),
     *("anyOf", "$ref", "$defs", "$schema", "$id", "title", "description"),
 }
+
+BOUNDS = {"type", "minimum", "maximum", "exclusiveMinimum", "description"}
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def _errors(
             yield broken(f"must match {schema['pattern']}")
     elif isinstance(value, list):
         yield from (broken(rule) for rule in _array_rules(value, schema))
-        if "items" in schema:
+        if "items" in schema and not _plain_numbers(value, schema["items"]):
             for k, item in enumerate(value):
                 yield from _errors(item, schema["items"], root, f"{path}[{k}]")
     elif isinstance(value, dict):
@@ -180,6 +183,24 @@ def _number_rules(value: float, schema: dict[str, Any]) -> Iterator[str]:
         yield f"must be <= {schema['maximum']}"
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
         yield f"must be > {schema['exclusiveMinimum']}"
+
+
+def _plain_numbers(values: list[Any], schema: dict[str, Any]) -> bool:
+    """Whether all are numbers that a schema of numbers, or null and numbers, lets pass.
+
+    Tables have millions of them; others are looked at one by one, for their errors.
+    """
+    branches = schema.get("anyOf", [schema])
+    numbers, null = branches[-1], branches[:-1] == [{"type": "null"}]
+    known = numbers.get("type") == "number" and set(numbers) <= BOUNDS
+    if not known or not (null or numbers is schema):
+        return False
+    least, beyond = numbers.get("minimum", -math.inf), numbers.get("exclusiveMinimum", -math.inf)
+    most = numbers.get("maximum", sys.float_info.max)
+    return all(
+        (type(x) is float and least <= x <= most and x > beyond) or (null and x is None)
+        for x in values
+    )
 
 
 def _array_rules(value: list[Any], schema: dict[str, Any]) -> Iterator[str]:

@@ -168,8 +168,12 @@ class Calibration:
         workload: Workload,
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
+        recompute: Sequence[bool] = (),
     ) -> ComputeTimes:
         """The measured times for a plan's devices, scaled by FLOPs where the stage differs.
+
+        F and B are measured without recomputation, whatever the plan: B of a stage that recomputes
+        its activations takes the F that it runs again on top.
 
         Parameters
         ----------
@@ -181,6 +185,8 @@ class Calibration:
             Devices of every stage.
         layers
             Layers ``(start, stop)`` of every stage.
+        recompute
+            Per stage, whether it recomputes its activations; empty: none does.
 
         Returns
         -------
@@ -211,7 +217,8 @@ class Calibration:
         columns: dict[str, list[float]] = {field: [0.0] * len(ids) for field in FIELDS}
         scaled = False
         batch = workload.microbatch_samples / self.microbatch_samples
-        for group, part in zip(groups, layers, strict=True):
+        again = recompute or (False,) * len(groups)
+        for group, part, twice in zip(groups, layers, again, strict=True):
             for d in group:
                 measured = self.times[ids[d]]
                 was = workload.stage(*self.layers[ids[d]])
@@ -223,6 +230,8 @@ class Calibration:
                         field, ratio
                     )
                     columns[field][d] = measured[field] * factor
+                if twice:
+                    columns["backward_s"][d] += columns["forward_s"][d]
         source = f"calibration of {self.date}" + (
             ", scaled by FLOPs to other stages or microbatches" if scaled else ""
         )

@@ -74,6 +74,7 @@ class ComputeTimes:
         workload: Workload,
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
+        recompute: Sequence[bool] = (),
     ) -> ComputeTimes:
         """FLOPs of each stage over the FLOP/s of its devices; updates are taken as free.
 
@@ -85,6 +86,8 @@ class ComputeTimes:
             What is trained.
         groups, layers
             Per stage, its devices and its layers ``(start, stop)``.
+        recompute
+            Per stage, whether it recomputes its activations; empty: none does.
 
         Returns
         -------
@@ -93,8 +96,9 @@ class ComputeTimes:
         """
         n = len(cluster)
         forward, backward, head = [0.0] * n, [0.0] * n, [0.0] * n
-        for group, part in zip(groups, layers, strict=True):
-            costs = stage_costs(workload, *part, with_head=True)
+        again = recompute or (False,) * len(groups)
+        for group, part, twice in zip(groups, layers, again, strict=True):
+            costs = stage_costs(workload, *part, with_head=True, recompute=twice)
             for d in group:
                 flops = float(cluster.flops[d])
                 forward[d], backward[d] = costs.forward_s(flops), costs.backward_s(flops)

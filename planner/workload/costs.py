@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from planner.workload.workload import Workload
 
 BACKWARD_TO_FORWARD = 2.0
-"""FLOPs of a backward over a forward pass: gradients of inputs and of weights."""
+"""FLOPs of a backward over a forward pass: gradients of inputs and of weights.
+
+A stage that recomputes its activations runs its forward pass once more before.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,19 @@ class StageCosts:
     Attributes
     ----------
     forward_flops
-        F of one microbatch; B takes `BACKWARD_TO_FORWARD` times as many.
+        F of one microbatch.
+    backward_flops
+        B of one microbatch: `BACKWARD_TO_FORWARD` times as many, and one more F with recomputation.
     head_flops
         H of one microbatch, head and loss with their own backward pass; 0 on other stages.
     state_bytes
         Weights, gradients and optimizer state.
     scratch_bytes
-        Logits and their gradient, alive only while H runs.
+        What is alive only while one operation runs: logits and their gradient in H; with
+        recomputation the activations that B makes again, if they are more.
     saved_bytes
-        Activations of one microbatch, kept between its F and its B.
+        Activations of one microbatch, kept between its F and its B; with recomputation the stage's
+        input alone, and on the head's stage its output, which H needs.
     output_bytes
         Activations that one microbatch hands on, as sent over the network.
     gradient_bytes
@@ -38,6 +45,7 @@ class StageCosts:
     """
 
     forward_flops: float
+    backward_flops: float
     head_flops: float
     state_bytes: float
     scratch_bytes: float
@@ -51,7 +59,7 @@ class StageCosts:
 
     def backward_s(self, flops: float) -> float:
         """Seconds of B at so many FLOP/s."""
-        return BACKWARD_TO_FORWARD * self.forward_flops / flops
+        return self.backward_flops / flops
 
     def head_s(self, flops: float) -> float:
         """Seconds of H at so many FLOP/s."""
@@ -59,7 +67,7 @@ class StageCosts:
 
     def busy_s(self, flops: float) -> float:
         """Seconds of F, H and B of one microbatch at so many FLOP/s."""
-        return ((1 + BACKWARD_TO_FORWARD) * self.forward_flops + self.head_flops) / flops
+        return (self.forward_flops + self.backward_flops + self.head_flops) / flops
 
     def need_bytes(self, microbatches: int) -> float:
         """Memory for the stage and so many microbatches between their F and B."""
@@ -87,7 +95,12 @@ class StageCosts:
 
 
 def stage_costs(
-    workload: Workload, start: int, stop: int, *, with_head: bool = False
+    workload: Workload,
+    start: int,
+    stop: int,
+    *,
+    with_head: bool = False,
+    recompute: bool = False,
 ) -> StageCosts:
     """Costs of the layers ``start`` to ``stop - 1`` as one stage; layer 0 brings the embedding.
 
@@ -99,6 +112,8 @@ def stage_costs(
         Layers ``start`` to ``stop - 1``.
     with_head
         Whether head and loss run here too.
+    recompute
+        Whether B runs F again, so that F keeps the stage's input only.
 
     Returns
     -------
@@ -107,19 +122,29 @@ def stage_costs(
     """
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
     parameters = load.parameters + (head.parameters if with_head else 0)
+    saved, scratch = load.saved_bytes, head.saved_bytes if with_head else 0.0
+    if recompute:
+        scratch = max(scratch, saved)
+        # the first stage's input are tokens
+        saved = workload.held_bytes(start - 1) if start > 0 else 0.0
+        saved += workload.held_bytes(stop - 1) if with_head else 0.0
     return StageCosts(
         forward_flops=load.forward_flops * samples,
+        backward_flops=(BACKWARD_TO_FORWARD + recompute) * load.forward_flops * samples,
         head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
         state_bytes=parameters * workload.state_bytes_per_parameter,
-        scratch_bytes=head.saved_bytes * samples if with_head else 0.0,
-        saved_bytes=load.saved_bytes * samples,
+        scratch_bytes=scratch * samples,
+        saved_bytes=saved * samples,
         output_bytes=load.output_bytes * samples,
         gradient_bytes=parameters * workload.gradient_bytes_per_parameter,
     )
 
 
 def split_costs(
-    workload: Workload, split: Sequence[tuple[int, int]], head_stage: int
+    workload: Workload,
+    split: Sequence[tuple[int, int]],
+    head_stage: int,
+    recompute: Sequence[bool] = (),
 ) -> tuple[StageCosts, ...]:
     """Costs of every stage of a split, head and loss on ``head_stage``.
 
@@ -131,12 +156,16 @@ def split_costs(
         Layers ``(start, stop)`` of every stage.
     head_stage
         The stage that runs head and loss.
+    recompute
+        Per stage, whether it recomputes its activations; empty: none does.
 
     Returns
     -------
     tuple[StageCosts, ...]
         One entry a stage.
     """
+    again = recompute or (False,) * len(split)
     return tuple(
-        stage_costs(workload, *part, with_head=j == head_stage) for j, part in enumerate(split)
+        stage_costs(workload, *part, with_head=j == head_stage, recompute=again[j])
+        for j, part in enumerate(split)
     )

@@ -50,6 +50,8 @@ class Workload:
     boundary_codec
         How activations travel between stages; the layers' ``output_bytes`` are what it leaves of
         them (see `with_boundary_codec`).
+    boundary_ratio
+        Bytes of these over bytes of the activations themselves, as a device holds them.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class Workload:
     architecture: Architecture | None = None
     source: str = ""
     boundary_codec: BoundaryCodec = BoundaryCodec.NONE
+    boundary_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", several("layers", self.layers))
@@ -85,6 +88,13 @@ class Workload:
             object.__setattr__(self, field, count(field, getattr(self, field)))
         codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
         object.__setattr__(self, "boundary_codec", codec)
+        ratio = real("boundary_ratio", self.boundary_ratio, 0)
+        if ratio == 0 or (ratio != 1 and codec is BoundaryCodec.NONE):
+            raise ValueError(
+                f"boundary_ratio is {ratio:g} with boundary_codec {codec}; it must be above 0, and "
+                "1 without a codec"
+            )
+        object.__setattr__(self, "boundary_ratio", ratio)
 
     def with_boundary_codec(self, codec: str) -> Workload:
         """The workload whose activations, and their gradients, travel in that many bits.
@@ -124,7 +134,23 @@ class Workload:
             stem=coded(self.stem),
             layers=tuple(coded(layer) for layer in self.layers),
             boundary_codec=wanted,
+            boundary_ratio=ratio,
         )
+
+    def held_bytes(self, layer: int) -> float:
+        """Activations of one sample after a layer, as a device holds them, whatever is sent.
+
+        Parameters
+        ----------
+        layer
+            Its number.
+
+        Returns
+        -------
+        float
+            Bytes.
+        """
+        return self.layers[layer].output_bytes / self.boundary_ratio
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Workload:
@@ -308,7 +334,7 @@ class Workload:
         data = asdict(self)
         data["layers"] = [asdict(layer) for layer in self.layers]
         if self.boundary_codec is BoundaryCodec.NONE:
-            del data["boundary_codec"]
+            del data["boundary_codec"], data["boundary_ratio"]
         return data
 
     @classmethod

@@ -54,6 +54,23 @@ def test_plan_writes_plan_trace_and_picture(
     assert data["written"] == [str(out)]
 
 
+def test_stages_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All or some of them, in the plan, in what is printed, and for the random placements."""
+    out = tmp_path / "plan.json"
+    command = [*PLAN, "--no-pictures", "--out", str(out)]
+    assert main([*command, "--recompute", "all"]) == 0
+    assert "every stage keeps its input only and B runs F again" in capsys.readouterr().out
+    whole = load_plan(out)
+    assert whole.recompute == (True,) * 4
+    assert main([*command, "--recompute", "0,2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recompute"] == [True, False, True, False]
+    assert load_plan(out).predicted.step_s < whole.predicted.step_s
+    assert main(["check", str(out)]) == 0
+    capsys.readouterr()
+    assert main([*command, "--recompute", "7"]) == 2
+    assert "recompute names stage 7" in capsys.readouterr().err
+
+
 def test_check_accepts_and_refuses(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Valid: 0. Damaged: one line on stderr and 2. Well-formed but wrong: the rule and 1."""
     assert main(["check", str(plan_file)]) == 0

@@ -17,6 +17,7 @@ from tests.executor.launch import torchrun
 torch = pytest.importorskip("torch")
 
 STEPS = 20
+WHEN = ("first", "last")
 TOLERANCE = 1e-5
 RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
 
@@ -147,7 +148,22 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
 
 
-def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
+def test_recomputation_changes_no_bit(tmp_path: Path) -> None:
+    """One stage or all of them: losses and gradients are those of a plan that keeps everything."""
+    plan = make_plan([[0, 3], [2, 1]])
+    losses, gradients = single(plan)
+    found = []
+    for does in ((False, False), (True, False), (True, True)):
+        ranks = execute(plan.replace(recompute=does), tmp_path, list(plan.cluster.network.ids))
+        found.append([ranks[0]["losses"].tobytes(), *(r[w].tobytes() for r in ranks for w in WHEN)])
+        np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+        for rank, mine in enumerate(ranks):
+            want = expected_gradient(plan, rank, gradients["first"])
+            np.testing.assert_allclose(mine["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
+    assert found[0] == found[1] == found[2]
+
+
+def skipping_and_swapping_plan() -> TrainingPlan:
     """Three stages; paths skip one or swap two of them, the head is on the start device."""
     from planner.clock.links import Links
     from planner.compose.straight import eagerly_ordered
@@ -160,10 +176,20 @@ def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     room = dict.fromkeys(range(3), 4)
     sent, links = np.full(3, 1e4), Links.of(plan.cluster)
     made = eagerly_ordered(blank, plan.compute_times, sent, links, room)
-    plan = plan.replace(schedules=(made,))
+    return plan.replace(schedules=(made,))
+
+
+def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
+    """Losses equal the single process on the same paths."""
+    plan = skipping_and_swapping_plan()
     ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
     losses, _ = single(plan)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for does in ((False, True, False), (True, True, True)):
+        again = execute(plan.replace(recompute=does), tmp_path, list(plan.cluster.network.ids))
+        for mine, kept in zip(again, ranks, strict=True):
+            for name in ("losses", *WHEN):
+                assert mine[name].tobytes() == kept[name].tobytes()
     # the paths matter: all layers for every microbatch is another training
     full, _ = single(make_plan([[0, 1, 2]], workload=plan.workload))
     assert np.abs(np.array(full) / losses - 1).max() > 100 * TOLERANCE

@@ -64,9 +64,27 @@ def set_at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def rerouted(route: list[int]) -> Callable[[dict[str, Any]], None]:
+    """Another first route; orders, which would not follow it, are empty."""
+
+    def change(document: dict[str, Any]) -> None:
+        schedule = document["paths"]["schedules"][0]
+        schedule["routes"][0] = route
+        schedule["order"] = ["" for _ in schedule["order"]]
+
+    return change
+
+
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "another format": (set_at("format", "x"), "format: must be 'planner.plan'"),
-    "unknown version": (set_at("schema_version", 2), "schema_version: this release reads 1"),
+    "unknown version": (
+        set_at("schema_version", 3),
+        "schema_version: this release reads 1 and 2, found 3",
+    ),
+    "the version before": (
+        set_at("schema_version", 1),
+        "content_hash: is .* the file was changed after it was written",
+    ),
     "missing field": (set_at("averaging", ...), "averaging: is missing"),
     "missing inner field": (set_at("sync.every_steps", ...), "sync.every_steps: is missing"),
     "unknown field": (set_at("extra", 1), "extra: is not a known field"),
@@ -82,16 +100,56 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "device listed twice": (set_at("assignment.groups[0]", [0, 1]), "is listed twice"),
     "no such device": (set_at("assignment.groups[0]", [0, 9]), "there is no device 9"),
     "id listed twice": (set_at("network.ids[1]", "0"), "network.ids: must not list an entry twice"),
+    "class that is not there": (
+        set_at("network.class_of[1]", 4),
+        r"network.class_of\[1\]: there are 4, found 4; name one of them",
+    ),
+    "class left out": (set_at("network.class_of", [0]), "class_of: must have 4 entries, found 1"),
+    "ragged matrix": (set_at("network.latency_s[0]", [0.1]), "network.latency_s: must be 4 x 4"),
+    "link inside a class": (set_at("network.class_of[1]", 0), r"\[0\]\[0\]: '0' cannot reach '1'"),
+    "kind that is not there": (
+        set_at("devices.kind_of[2]", 1),
+        r"kind_of\[2\]: there are 1, found 1",
+    ),
+    "figures of too few kinds": (
+        set_at("devices.memory_bytes", [1.0, 2.0]),
+        "devices.memory_bytes: must have 1 entries, found 2; give one per kind",
+    ),
     "path through a missing device": (
-        set_at("paths.schedules[0].paths[0]", [0, 9]),
+        rerouted([0, 9]),
         r"paths\[0\]: device 9 holds no stage",
     ),
     "path that turns back": (
-        set_at("paths.schedules[0].paths[0]", [0, 0]),
+        rerouted([0, 0]),
         "visits a device twice",
     ),
-    "operation missing": (set_at("paths.schedules[0].order[0]", ["F0"]), "is missing"),
-    "operation that is none": (set_at("paths.schedules[0].order[0]", ["X0"]), "must match"),
+    "order against its route": (
+        set_at("paths.schedules[0].routes[0]", [0, 1]),
+        r"order\[3\]: after 0 operations F has no next microbatch, 0 visit the device",
+    ),
+    "route that is not there": (
+        set_at("paths.schedules[0].route_of[1]", 2),
+        r"paths.schedules\[0\].route_of\[1\]: there are 2 routes, found 2",
+    ),
+    "operation missing": (set_at("paths.schedules[0].order[0]", "F"), "is missing"),
+    "operation too many": (
+        set_at("paths.schedules[0].order[0]", "FFFFFB"),
+        r"order\[0\]: after 4 operations F has no next microbatch, 4 visit the device",
+    ),
+    "operation of another device": (
+        set_at("paths.schedules[0].order[0]", "FFFFBBBBF1"),
+        "F1 does not belong to this device",
+    ),
+    "operation that is none": (set_at("paths.schedules[0].order[0]", "X0"), "must match"),
+    "recomputation of too few stages": (
+        set_at("assignment.recompute", [True]),
+        "assignment.recompute: must have 2 entries, found 1; give one per stage",
+    ),
+    "left out and there": (
+        set_at("assignment.left_out", ["x", "2"]),
+        r"assignment.left_out\[1\]: '2' takes part in the plan",
+    ),
+    "left out twice": (set_at("assignment.left_out", ["x", "x"]), "must not list an entry twice"),
     "grid against groups": (set_at("assignment.grid", [[0, 1], [3, 2]]), "columns are not"),
     "ragged grid": (set_at("assignment.grid", [[0, 1], [2]]), "rows differ in length"),
     "gap between stages": (set_at("assignment.layers", [[0, 1], [2, 4]]), "must start at layer 1"),
@@ -115,11 +173,11 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "zero flops": (set_at("devices.flops[0]", 0), r"devices.flops\[0\]: must be > 0"),
     "path from the last stage": (
-        set_at("paths.schedules[0].paths[0]", [3, 0]),
+        rerouted([3, 0]),
         "must start in stage 0 and ascend",
     ),
     "two devices of one stage": (
-        set_at("paths.schedules[0].paths[0]", [0, 2]),
+        rerouted([0, 2]),
         "must start in stage 0 and ascend",
     ),
     "more samples than paths": (
@@ -189,7 +247,7 @@ SMALL = json.loads(
     json.dumps(make_plan([[0, 1]], workload=tiny_workload(batch_samples=2)).to_dict())
 )
 JUNK = st.sampled_from(
-    [None, True, False, 0, -1, 1.5, 2.0, 1e300, "", "F0", "x", [], [0], ["F0"], {}, {"a": 1}, [[]]]
+    [None, True, False, 0, -1, 1.5, 2.0, 1e300, "", "F0", "FB7", "F01", [], [0], ["x"], {}, [[]]]
 )
 
 

@@ -49,6 +49,16 @@ def test_times_are_scaled_by_flops_and_samples(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path / "times.json").to_json_text() == found.to_json_text()
 
 
+def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
+    """Of its own stage, scaled as that is; the file knows nothing of recomputation."""
+    found = loaded(tmp_path, document())
+    workload, groups = tiny_workload(microbatch_samples=2), [[0], [1]]
+    plain = found.compute_times(["a", "b"], workload, groups, [(0, 3), (3, 4)])
+    again = found.compute_times(["a", "b"], workload, groups, [(0, 3), (3, 4)], (True, False))
+    assert again.forward_s == plain.forward_s and again.head_s == plain.head_s
+    assert again.backward_s == (plain.backward_s[0] + plain.forward_s[0], plain.backward_s[1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,48 @@ def test_seconds_and_room() -> None:
     assert stage_costs(nothing, 0, 1).room(16.0) == math.inf
     assert stage_costs(nothing, 0, 1).room(15.0) == 0
     assert stage_costs(nothing, 0, 1).room(1e9) == pytest.approx(math.inf)
+
+
+def test_recomputation_keeps_inputs_and_runs_f_again() -> None:
+    """First stage: tokens. Last: what it was given, and what H needs of it."""
+    first, last = split_costs(workload(), [(0, 1), (1, 2)], 1, (True, True))
+    assert first.backward_flops == 3 * first.forward_flops
+    assert first.backward_s(101.0) == 9.0 and first.busy_s(101.0) == 12.0
+    assert first.saved_bytes == 0 and first.scratch_bytes == 3 * 6
+    assert last.saved_bytes == 3 * (8 + 9)
+    # logits are more than what B makes again
+    assert last.scratch_bytes == 33
+    mine, plain = split_costs(workload(), [(0, 1), (1, 2)], 0, (False, True))
+    assert mine == split_costs(workload(), [(0, 1), (1, 2)], 0)[0]
+    assert plain.saved_bytes == 3 * 8 and plain.scratch_bytes == 3 * 6
+    # what does not change
+    for name in ("forward_flops", "head_flops", "state_bytes", "output_bytes", "gradient_bytes"):
+        assert getattr(last, name) == getattr(split_costs(workload(), [(0, 1), (1, 2)], 1)[1], name)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+def test_inputs_that_are_kept_are_not_coded(codec: str) -> None:
+    """However few bytes are sent."""
+    plain = workload().replace(architecture=None)
+    coded = plain.with_boundary_codec(codec)
+    kept = [
+        stage_costs(w, 1, 2, with_head=True, recompute=True).saved_bytes for w in (plain, coded)
+    ]
+    assert kept[1] == pytest.approx(kept[0])
+    assert coded.held_bytes(0) == pytest.approx(8.0)
+    sent = coded.layers[0].output_bytes
+    assert sent == pytest.approx(8.0 * coded.boundary_ratio) and sent <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"boundary_ratio": 0.5}, "boundary_ratio is 0.5 with boundary_codec none"),
+        ({"boundary_ratio": 0, "boundary_codec": "int8"}, "it must be above 0"),
+        ({"boundary_ratio": "half"}, "boundary_ratio is 'half'"),
+    ],
+)
+def test_ratios_that_are_none(changes: dict[str, Any], message: str) -> None:
+    """Rule, value, remedy."""
+    with pytest.raises(ValueError, match=message):
+        workload().replace(**changes)

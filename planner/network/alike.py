@@ -1,0 +1,47 @@
+"""Devices that a network cannot tell apart."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def alike_devices(
+    latency_s: NDArray[np.float64], bandwidth_bytes_per_s: NDArray[np.float64]
+) -> list[list[int]]:
+    """Classes of devices of which any two can be exchanged without changing a number.
+
+    Two devices of a class have the same links, in both directions, to every other device, and one
+    link in both directions between them; so all pairs inside a class are linked the same.
+
+    Parameters
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        N x N, equal diagonals; compared bit by bit.
+
+    Returns
+    -------
+    list[list[int]]
+        Devices of every class, ascending, in order of their first device.
+    """
+    n = len(latency_s)
+    bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
+    views = [*bits, *(a.T for a in bits)]
+    # alike devices see the same multiset of links: compare in full only where that agrees
+    fingerprint = np.concatenate([np.sort(view, axis=1) for view in views], axis=1)
+    buckets: dict[bytes, list[list[int]]] = {}
+    for i in range(n):
+        classes = buckets.setdefault(fingerprint[i].tobytes(), [])
+        for members in classes:
+            j = members[0]
+            others = np.ones(n, dtype=bool)
+            others[[i, j]] = False
+            if all(
+                view[i, j] == view[j, i] and np.array_equal(view[i, others], view[j, others])
+                for view in views
+            ):
+                members.append(i)
+                break
+        else:
+            classes.append([i])
+    return sorted(members for classes in buckets.values() for members in classes)

@@ -1,0 +1,296 @@
+"""What repeats in a plan, written once: alike devices, shared routes, operations in their turn.
+
+Every function has its inverse beside it; numbers come back bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.alike import alike_devices
+from planner.network.cluster import Devices
+from planner.network.error import NetworkError
+from planner.network.network import Network
+from planner.training_plan.error import PlanError
+
+FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
+OPERATION = re.compile("([FHB])([0-9]*)")
+
+Visits = Mapping[str, Sequence[int]]
+"""By kind of operation, the microbatches that a device does, ascending."""
+
+
+def network_fields(network: Network) -> dict[str, Any]:
+    """Devices by class, latency and bandwidth from class to class, and inside a class.
+
+    Parameters
+    ----------
+    network
+        N devices in K classes.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``ids``, ``regions`` and ``class_of`` of N; ``latency_s`` and ``bandwidth_bytes_per_s`` of
+        K x K, null where not measured and for a device that is alone in its class.
+    """
+    classes = alike_devices(network.latency_s, network.bandwidth_bytes_per_s)
+    class_of = [0] * len(network)
+    for k, members in enumerate(classes):
+        for d in members:
+            class_of[d] = k
+    first = [members[0] for members in classes]
+    # inside a class any two stand for all; a device that is alone has no such link
+    second = [members[-1] for members in classes]
+    alone = [len(members) == 1 for members in classes]
+
+    def between(array: NDArray[np.float64]) -> list[list[float | None]]:
+        table = array[np.ix_(first, first)]
+        np.fill_diagonal(table, np.where(alone, np.nan, array[first, second]))
+        return [[None if math.isnan(x) else x for x in row] for row in table.tolist()]
+
+    return {
+        "ids": list(network.ids),
+        "regions": list(network.regions),
+        "class_of": class_of,
+        "latency_s": between(network.latency_s),
+        "bandwidth_bytes_per_s": between(network.bandwidth_bytes_per_s),
+    }
+
+
+def network_of(raw: Mapping[str, Any]) -> Network:
+    """The network of `network_fields`.
+
+    Parameters
+    ----------
+    raw
+        As in a plan file, validated by its schema.
+
+    Returns
+    -------
+    Network
+        Validated, every pair measured.
+
+    Raises
+    ------
+    PlanError
+        One line with the field, the value and the remedy.
+    """
+    ids, classes = raw["ids"], len(raw["latency_s"])
+    index = _index("network.class_of", raw["class_of"], len(ids), classes)
+    tables = []
+    for name in ("latency_s", "bandwidth_bytes_per_s"):
+        table = raw[name]
+        if len(table) != classes or any(len(row) != classes for row in table):
+            raise PlanError(f"network.{name}: must be {classes} x {classes}; correct it")
+        full = np.array(table, dtype=np.float64)[np.ix_(index, index)]
+        np.fill_diagonal(full, 0.0)
+        if np.isnan(full).any():
+            i, j = (int(d) for d in np.argwhere(np.isnan(full))[0])
+            raise PlanError(
+                f"network.{name}[{index[i]}][{index[j]}]: {ids[i]!r} cannot reach {ids[j]!r}, "
+                "found null; measure the pair, or plan on network.complete()"
+            )
+        tables.append(full)
+    try:
+        return Network(tables[0], tables[1], ids, raw["regions"])
+    except NetworkError as error:
+        raise PlanError(f"network: {error}") from None
+
+
+def device_fields(devices: Devices) -> dict[str, Any]:
+    """What each kind of device can do, and of which kind each is.
+
+    Parameters
+    ----------
+    devices
+        Arrays of N.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``kind_of`` of N, each figure by kind; limits of sites by site.
+    """
+    columns: dict[str, list[Any]] = {
+        name: np.asarray(value).tolist()
+        for name in FIGURES
+        if (value := getattr(devices, name)) is not None
+    }
+    if devices.sites is not None:
+        columns["sites"] = list(devices.sites)
+    number: dict[tuple[Any, ...], int] = {}
+    rows = zip(*columns.values(), strict=True)
+    kind_of = [number.setdefault(row, len(number)) for row in rows]
+    by_kind = dict(zip(columns, map(list, zip(*number, strict=True)), strict=True))
+    fields = {"kind_of": kind_of, **dict.fromkeys(FIGURES), **by_kind}
+    if devices.sites is not None:
+        fields |= {name: getattr(devices, name) for name in LINES}
+    return fields
+
+
+def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
+    """The devices of `device_fields`.
+
+    Parameters
+    ----------
+    raw
+        As in a plan file, validated by its schema.
+    n
+        Number of devices.
+
+    Returns
+    -------
+    Devices
+        Arrays of N.
+
+    Raises
+    ------
+    PlanError
+        One line with the field, the value and the remedy.
+    """
+    kinds = len(raw["flops"])
+    index = _index("devices.kind_of", raw["kind_of"], n, kinds)
+    fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
+    for name in (*FIGURES, "sites"):
+        values = raw.get(name)
+        if values is not None:
+            if len(values) != kinds:
+                raise PlanError(
+                    f"devices.{name}: must have {kinds} entries, found {len(values)}; give one per "
+                    "kind of device"
+                )
+            values = [values[k] for k in index]
+        fields[name] = values
+    return Devices(**fields)
+
+
+def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:
+    if len(numbers) != n:
+        raise PlanError(
+            f"{field}: must have {n} entries, found {len(numbers)}; give one per device"
+        )
+    index = [int(number) for number in numbers]
+    for d, number in enumerate(index):
+        if number >= most:
+            raise PlanError(f"{field}[{d}]: there are {most}, found {number}; name one of them")
+    return index
+
+
+def route_fields(paths: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Each path once, and which one every microbatch takes.
+
+    Parameters
+    ----------
+    paths
+        One a microbatch.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``routes`` in order of their first microbatch, ``route_of`` one number a microbatch.
+    """
+    number: dict[tuple[int, ...], int] = {}
+    route_of = [number.setdefault(tuple(path), len(number)) for path in paths]
+    return {"routes": [list(route) for route in number], "route_of": route_of}
+
+
+def paths_of(raw: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], ...]:
+    """The paths of `route_fields`.
+
+    Parameters
+    ----------
+    raw
+        As in a plan file, validated by its schema.
+    where
+        Its place, for messages.
+
+    Returns
+    -------
+    tuple[tuple[int, ...], ...]
+        One a microbatch.
+
+    Raises
+    ------
+    PlanError
+        A microbatch takes a route that is not there.
+    """
+    routes = [tuple(int(d) for d in route) for route in raw["routes"]]
+    for b, k in enumerate(raw["route_of"]):
+        if k >= len(routes):
+            raise PlanError(
+                f"{where}.route_of[{b}]: there are {len(routes)} routes, found {k}; name one of "
+                "them"
+            )
+    return tuple(routes[int(k)] for k in raw["route_of"])
+
+
+def order_text(operations: Sequence[tuple[str, int]], visits: Visits) -> str:
+    """A device's operations in their order, such as ``FFFHBHB``.
+
+    A letter alone takes the device's next microbatch after the last one of that kind, a number
+    says which one it is instead.
+
+    Parameters
+    ----------
+    operations
+        ``(kind, microbatch)``.
+    visits
+        Of this device.
+
+    Returns
+    -------
+    str
+        Letters and numbers.
+    """
+    reached = dict.fromkeys(visits, 0)
+    words = []
+    for kind, b in operations:
+        own, at = visits[kind], reached[kind]
+        words.append(kind if at < len(own) and own[at] == b else f"{kind}{b}")
+        reached[kind] = bisect_right(own, b)
+    return "".join(words)
+
+
+def order_of(text: str, visits: Visits, where: str) -> tuple[tuple[str, int], ...]:
+    """The operations of `order_text`.
+
+    Parameters
+    ----------
+    text
+        As in a plan file, validated by its schema.
+    visits
+        Of this device.
+    where
+        Its place, for messages.
+
+    Returns
+    -------
+    tuple[tuple[str, int], ...]
+        ``(kind, microbatch)``.
+
+    Raises
+    ------
+    PlanError
+        There is no next microbatch.
+    """
+    reached = dict.fromkeys(visits, 0)
+    operations: list[tuple[str, int]] = []
+    for kind, number in OPERATION.findall(text):
+        own, at = visits[kind], reached[kind]
+        if not number and at == len(own):
+            raise PlanError(
+                f"{where}: after {len(operations)} operations {kind} has no next microbatch, "
+                f"{len(own)} visit the device; let the order follow the routes"
+            )
+        b = int(number) if number else own[at]
+        operations.append((kind, b))
+        reached[kind] = bisect_right(own, b)
+    return tuple(operations)

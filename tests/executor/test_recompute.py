@@ -1,0 +1,128 @@
+"""What a rank keeps of its microbatches between F and B, with and without recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import StageCosts, stage_costs
+from tests.conftest import make_plan, tiny_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = pytest.importorskip("torch")
+
+FLIGHT = 3
+STAGES = 4
+
+
+def plan_of(head: str, does: bool) -> TrainingPlan:
+    """Four stages of one layer on one device each."""
+    plan = make_plan([list(range(STAGES))], head=head)
+    return plan.replace(recompute=(does,) * STAGES)
+
+
+class Kept:
+    """Bytes of activations that backward passes still need, shared storage counted once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._live: dict[int, int] = {}
+        self._weights: set[int] = set()
+
+    @contextmanager
+    def counting(self, learner: object) -> Iterator[None]:
+        """While the learner works."""
+        parameters = learner.parameters  # type: ignore[attr-defined]
+        self._weights = {p.untyped_storage().data_ptr() for p in parameters}
+
+        class Held:
+            """As long as the graph holds it, its tensor counts."""
+
+            def __init__(inner, tensor: Tensor) -> None:
+                inner.tensor, inner.place = tensor, tensor.untyped_storage().data_ptr()
+                self._live[inner.place] = self._live.get(inner.place, 0) + 1
+                self.most = max(self.most, self.tensors())
+
+            def __del__(inner) -> None:
+                self._live[inner.place] -= 1
+
+        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
+            yield
+
+    def tensors(self) -> int:
+        """How many activations are held now."""
+        return sum(n > 0 for place, n in self._live.items() if place not in self._weights)
+
+
+def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[Tensor]]:
+    """F of three microbatches, their H, their B.
+
+    Tensors that graphs hold after every F, the most at any time, bytes that the learner itself
+    holds after all F, and what every operation gave.
+    """
+    from planner.executor.learner import Learner
+
+    plan = plan_of(head, does)
+    learner = Learner(plan, stage, torch.device("cpu"), learning_rate=1e-3)
+    learner.begin(0, plan.schedules[0])
+    generator = torch.Generator().manual_seed(stage)
+    given = [torch.randn(learner.shape, generator=generator) for _ in range(3 * FLIGHT)]
+    after, made, kept = [], [], Kept()
+    with kept.counting(learner):
+        for b in range(FLIGHT):
+            made.append(learner.operate("F", b, None if stage == 0 else given[b].clone()))
+            after.append(kept.tensors())
+        held = sum(t.nbytes for pair in learner._kept.values() for t in pair if t is not None)
+        heads = learner.head is not None
+        for b in range(FLIGHT if heads else 0):
+            here = head == "last"
+            made.append(learner.operate("H", b, None if here else given[FLIGHT + b].clone()))
+        for b in range(FLIGHT):
+            own = heads and head == "last"
+            made.append(learner.operate("B", b, None if own else given[-1 - b].clone()))
+    assert kept.tensors() == 0 and not learner._kept
+    return after, kept.most, held, [*made, learner.gradients().clone()]
+
+
+def costs_of(stage: int, head: str) -> StageCosts:
+    """What planning counts for it."""
+    with_head = stage == (STAGES - 1 if head == "last" else 0)
+    return stage_costs(tiny_workload(), stage, stage + 1, with_head=with_head, recompute=True)
+
+
+@pytest.mark.parametrize("head", ["first", "last"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_only_inputs_are_kept_between_f_and_b(stage: int, head: str) -> None:
+    """As many bytes as planning counts, no graph; B holds one microbatch's activations."""
+    plain, most_plain, _, expected = work(stage, head, False)
+    again, most, held, found = work(stage, head, True)
+    assert plain[0] > 0 and plain == [plain[0] * (b + 1) for b in range(FLIGHT)]
+    assert again == [0] * FLIGHT
+    assert held == FLIGHT * costs_of(stage, head).saved_bytes
+    assert most < most_plain
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_calibration_measures_without_recomputation() -> None:
+    """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
+    from planner.executor.calibrate import REPEATS, measure_compute
+    from planner.executor.learner import Learner
+
+    calls = []
+    for does in (False, True):
+        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), learning_rate=1e-3)
+        graphs: list[bool] = []
+        learner.stage.register_forward_hook(
+            lambda _, __, output, found=graphs: found.append(output.requires_grad)
+        )
+        times = measure_compute(learner)
+        assert min(times["forward_s"], times["backward_s"]) > 0
+        calls.append(graphs)
+    assert calls[0] == calls[1] == [True] * (REPEATS + 1)
