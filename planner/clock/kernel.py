@@ -542,5 +542,7 @@ def run(
             devices.mark[d] = False
             _go_on(pairs, work, rounds, rules, devices, flows, processors, queue, times, d, now)
     for d in range(n):
-        if devices.step[d] < len(rules.steps) and times.stuck[0] == NONE:
+        # not who waits for others to average, but who waits for an operation
+        waits = devices.step[d] < len(rules.steps) and _has_more(work, rules, devices, d)
+        if waits and times.stuck[0] == NONE:
             times.stuck[0] = d
