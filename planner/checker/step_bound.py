@@ -8,12 +8,14 @@ every device averages, at best with the partners that suit it most.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from planner.checker.plan_network import pair_rate, pair_s
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
+from planner.workload.compute_times import FROM_FLOPS
 
 
 def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
@@ -24,7 +26,8 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     witness
         ``kind`` "straight step", ``shapes``: per shape its ``layers``, ``microbatch_samples`` and
         ``recompute``, which stages run F again in B (left out: none). The plan's own must be among
-        them, or one with less of that.
+        them, or one with less of that, and its microbatches go straight along pipelines, with
+        compute times by FLOPs.
     plan
         What is judged.
 
@@ -33,6 +36,8 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     float or None
         Seconds that no placement in these shapes beats.
     """
+    if not _is_straight(plan) or plan.compute_times.source != FROM_FLOPS:
+        return None
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
     does = plan.recompute
     found: list[float] = []
@@ -49,6 +54,19 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
     return min(found) if seen else None
+
+
+def _is_straight(plan: TrainingPlan) -> bool:
+    """Whether all microbatches go along rows of the grid, evenly shared, in every schedule."""
+    grid = plan.assignment.grid
+    if grid is None:
+        return False
+    rows = {tuple(row) for row in grid.tolist()}
+    for s in plan.schedules:
+        count = Counter(tuple(path) for path in s.paths)
+        if set(count) != rows or min(count.values()) < len(s.paths) // len(rows):
+            return False
+    return True
 
 
 def _shape_bound_s(

@@ -634,5 +634,7 @@ def run(
                 now,
             )
     for d in range(n):
-        if devices.step[d] < len(rules.steps) and times.stuck[0] == NONE:
+        # not who waits for others to average, but who waits for an operation
+        waits = devices.step[d] < len(rules.steps) and _has_more(work, rules, devices, d)
+        if waits and times.stuck[0] == NONE:
             times.stuck[0] = d

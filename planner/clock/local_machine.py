@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from planner.clock.simulator import cycle_steps_s
+from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -149,11 +149,8 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
     times = calibration.compute_times(
         network.ids, workload, plan.assignment.groups, plan.stage_layers, plan.recompute
     )
-    here = replace(
-        plan.cluster,
-        network=network,
-        devices=replace(plan.cluster.devices, upload_bytes_per_s=None, download_bytes_per_s=None),
-    )
+    # neither limits of the plan's devices nor their sites' lines are here
+    here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
     share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
     local = plan.replace(compute_times=times)
     return cycle_steps_s(local, here, workload, cores=share)

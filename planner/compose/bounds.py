@@ -8,7 +8,6 @@ The distance of two step ends is at least the least over j of what must follow.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,11 +65,11 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)
         visited = {0: request.path_stages or 0, 1: shape.stages}
-        share_of = {visited[k]: count / len(cycle) for k, count in Counter(cycle).items()}
+        lengths = [visited[k] for k in cycle]
         each = shape.microbatches // shape.starts
         averaging = one_round(question, shape)
         seconds = cycle_bound_s(
-            cluster, workload, shape.sizes, each, share_of, averaging.stage_s, shape.recompute
+            cluster, workload, shape.sizes, each, lengths, averaging, shape.recompute
         )
         return StepBound(seconds, "loads and start devices of any arrangement", None)
     stages: dict[str, Any] = {

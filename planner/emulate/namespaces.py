@@ -22,7 +22,6 @@ INTERFACE = "emu0"
 """The TUN device's name, the same in every namespace."""
 HEADER_BYTES = 10
 """In front of every packet: tells that its checksum was left out, on both ways the same."""
-IP_TCP_BYTES = 40
 SETTINGS = {
     # in every kernel, and it grows its window as long as nothing is lost: here nothing is
     "net/ipv4/tcp_congestion_control": "reno",

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed import DistError
 
 from planner.clock.timeline import from_records
 from planner.executor.binding import join
@@ -47,6 +48,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except ConnectionLost as error:
         print(f"planner.executor: {error}; see what that rank printed", file=sys.stderr)
+        return 1
+    except DistError as error:
+        said = (str(error).splitlines() or [""])[0]
+        print(
+            f"planner.executor: the ranks do not meet ({said}); see whether all were started, and "
+            "what the others printed",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -96,8 +105,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
     plan = load_plan(args.plan)
     device = _torch_device(args.device)
-    told = ("steps", "rest", "impose", "speed", "shrink", "own_pace")
-    ranks = join(plan, args.devices, " ".join(f"{name}={getattr(args, name)}" for name in told))
+    ranks = join(plan, args.devices, _settings(args))
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -128,6 +136,15 @@ def _run(args: argparse.Namespace) -> int:
         print(f"rank {ranks.rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr)
     ranks.part()
     return 0
+
+
+def _settings(args: argparse.Namespace) -> str:
+    """What all ranks must be told alike: numbers, and what they do together or not at all."""
+    alike = ("steps", "rest", "impose", "speed", "shrink", "own_pace", "learning_rate", "optimizer")
+    said = {name: getattr(args, name) for name in alike}
+    # the files may have other names elsewhere
+    said |= {name: getattr(args, name) is not None for name in ("data", "calibrate", "trace")}
+    return " ".join(f"{name}={value}" for name, value in said.items())
 
 
 def _steps(args: argparse.Namespace, plan: TrainingPlan, worker: Worker) -> list[StepRecord]:

@@ -27,6 +27,9 @@ MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
 """Magic number, purpose and rank: the first bytes on a connection."""
 CONNECT_S = 60.0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
+"""A silent connection is asked for a sign of life after so many seconds, again after so many, so
+often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
 GET_ADDRESS, OUTPUT_QUEUE = 0x8915, 0x5411
@@ -286,8 +289,11 @@ def _accept(server: socket.socket) -> tuple[Purpose, int, socket.socket]:
 def _ready(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a host that vanished is noticed after a few minutes
+    # a host that vanished is noticed after a few minutes; systems by themselves ask after two hours
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
     return connection
 
 

@@ -10,6 +10,7 @@ import pytest
 import planner as pl
 import planner.compose.planning as planning
 from planner.checker.standing import standings
+from planner.checker.step_bound import straight_step_bound_s
 from planner.compose.bounds import StepBound
 from planner.search.certificate import relative_gap
 from planner.search.incumbent import WrongBoundError
@@ -70,6 +71,22 @@ def test_a_witness_that_proves_nothing_is_found(plan: pl.TrainingPlan) -> None:
         {"kind": "straight step", "shapes": [{"layers": [[0, 4]], "microbatch_samples": 0}]},
     ):
         assert edited(plan, "step", witness=witness) == {"bound"}
+
+
+def test_a_witness_by_flops_proves_nothing_about_other_plans(plan: pl.TrainingPlan) -> None:
+    """Neither where times were measured, which may be shorter, nor where stages are skipped."""
+    step = plan.certificates["step"]
+    assert step.witness is not None
+    assert straight_step_bound_s(step.witness, plan) == pytest.approx(step.bound, rel=1e-8)
+    measured = replace(plan.compute_times, source="measured")
+    assert straight_step_bound_s(step.witness, plan.replace(compute_times=measured)) is None
+    cluster = pl.Cluster(random_network(8), pl.Devices(1e9, 16e9))
+    skips = pl.plan(
+        cluster, tiny_workload(), stages=4, path_stages=2, full_every=0, stop=pl.MaxIterations(3)
+    ).plan
+    assert skips is not None and skips.assignment.grid is not None
+    shape = {"layers": [list(part) for part in skips.stage_layers], "microbatch_samples": 1}
+    assert straight_step_bound_s({"kind": "straight step", "shapes": [shape]}, skips) is None
 
 
 def test_least_of_shapes_is_recomputed() -> None:

@@ -143,6 +143,19 @@ def test_deadlock_is_an_error_and_a_violation() -> None:
     assert [(v.rule, "deadlock" in v.message) for v in check(bad)] == [("form", True)]
 
 
+def test_deadlock_names_who_waits_for_an_operation() -> None:
+    """Device 0 has done all of its own, and waits for device 2 to average."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=4), schedule="1f1b")
+    s = plan.schedules[0]
+    order = list(s.order)
+    # microbatches 1 and 3 take the second pipeline
+    order[2] = (("F", 1), ("B", 1), ("F", 3), ("B", 3))
+    order[3] = (("F", 1), ("F", 3), ("H", 1), ("H", 3), ("B", 1), ("B", 3))
+    bad = plan.replace(schedules=(replace(s, order=tuple(order)),))
+    with pytest.raises(SimulationError, match=r"deadlock: device 2 \(2\) waits for B1"):
+        simulate(bad)
+
+
 def test_other_networks(line4: Network) -> None:
     """Another size is refused, a missing pair too."""
     plan = make_plan([[0, 1]])

@@ -338,14 +338,14 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     need = (stage.parameters + workload.head.parameters) * 16 + workload.head.saved_bytes
     memory = need + 1.5 * stage.saved_bytes if tight else 16e9
     cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e8, memory))
-    share_of = {path_stages: 1.0} if path_stages == 3 else {2: 2 / 3, 3: 1 / 3}
+    lengths = [3] if path_stages == 3 else [2, 2, 3]
     request = pl.PlanRequest(
         stage_sizes=sizes, path_stages=path_stages, full_every=0 if path_stages == 3 else 3
     )
     question = Question(cluster, workload, request)
     shape = shape_of(question)
-    averaging = one_round(question, shape).stage_s
-    bound = cycle_bound_s(cluster, workload, sizes, 3, share_of, averaging) * (1 - ROUNDING)
+    averaging = one_round(question, shape)
+    bound = cycle_bound_s(cluster, workload, sizes, 3, lengths, averaging) * (1 - ROUNDING)
     steps = []
     for a, b, c, d in permutations(range(4)):
         if a < b:
@@ -360,6 +360,23 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     assert len(steps) == 12
     assert bound <= min(steps)
     assert bound >= 0.05 * min(steps)
+
+
+def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
+    """It averages in some stage, whichever; only the first step of a pass may have begun before."""
+    network = random_network(6)
+    slow = network.bandwidth_bytes_per_s.copy()
+    slow[5], slow[:, 5] = 1e4, 1e4
+    cluster = pl.Cluster(network.replace(bandwidth_bytes_per_s=slow), pl.Devices(1e9, 16e9))
+    fields = {"stage_sizes": (2, 2, 2), "path_stages": 2}
+    question = Question(cluster, tiny_workload(), pl.PlanRequest(**fields))  # type: ignore[arg-type]
+    shape = shape_of(question)
+    slowest = float(one_round(question, shape).device_s.min(axis=0).max())
+    assert slowest > 10 * float(one_round(question, shape).stage_s.min())
+    result = pl.plan(cluster, tiny_workload(), stop=pl.MaxIterations(3), **fields)  # type: ignore[arg-type]
+    assert result.plan is not None and len(result.plan.cycle) == 10
+    assert result.bound is not None and result.objective is not None
+    assert 0.9 * slowest < result.bound <= result.objective
 
 
 @pytest.mark.parametrize(
@@ -475,6 +492,15 @@ def test_predictions_on_this_machine_follow_the_cycle() -> None:
     # stage 3 has one device: 8 visits in a full iteration, 5 or 6 in the others
     assert skipping == again < full
     assert full > 8 * (0.5 + 0.75) + 0.25
+    # what limits the plan's devices and sites is not on this machine
+    sites = replace(
+        cluster.devices,
+        sites=tuple("ab"[d % 2] for d in range(6)),
+        site_upload_bytes_per_s={"a": 1e3},
+        upload_bytes_per_s=np.full(6, 1e3),
+    )
+    narrow = plan.replace(cluster=cluster.replace(devices=sites))
+    assert predict(narrow, as_executed(narrow), calibration) == [skipping, again, full]
 
 
 @dataclass(frozen=True)

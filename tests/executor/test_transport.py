@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.connections import ConnectionLost  # noqa: E402
+from planner.executor.connections import ConnectionLost, _ready  # noqa: E402
 from planner.executor.messages import Message, Traffic  # noqa: E402
 from planner.executor.transport import Expected, Failure, Inbox, Outbox  # noqa: E402
 from planner.executor.warmth import kept_warm  # noqa: E402
@@ -92,6 +92,21 @@ def test_a_source_that_is_gone_is_one_clear_error() -> None:
     there.close()
     with pytest.raises(ConnectionLost, match="closed its connection"):
         box.take(0, messages(2)[0].message)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has no such option")
+def test_a_host_that_vanished_is_noticed_within_minutes() -> None:
+    """From the last byte to the error; systems by themselves take two hours and more."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        _ready(socket.create_connection(server.getsockname())) as connection,
+    ):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, every, count = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+    assert idle + every * count <= 300
 
 
 def test_what_is_still_leaving_follows_the_plans_rate() -> None:
