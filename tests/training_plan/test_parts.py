@@ -46,6 +46,9 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
         ({"codec": "int4"}, "codec 'int4' is unknown; choose one of none, int8"),
         ({"wiring": "stochastic"}, "wiring 'stochastic' is unknown; choose one of fixed"),
         ({"sync": 2}, "sync must be of type Sync, found 2"),
+        ({"recompute": True}, "recompute must be a list, found True"),
+        ({"recompute": (1, 0)}, "an entry of recompute must be of type bool, found 1"),
+        ({"left_out": (1,)}, "an entry of left_out must be of type str, found 1"),
     ],
 )
 def test_wrong_plans(changes: dict[str, Any], message: str) -> None:
