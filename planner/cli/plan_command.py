@@ -38,7 +38,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Cluster, workload, the decisions of a `PlanRequest`, what to write."""
     add_cluster(sub)
     add_workload(sub)
-    sub.add_argument("--stages", type=_stages, help="a number, or auto")
+    sub.add_argument("--stages", type=_stages, help="a number, or auto; default: all is searched")
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
     sub.add_argument("--stage-sizes", type=sizes, help="with --path-stages, such as 5,3,3,3")
@@ -62,9 +62,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--calibration", type=Path, help="measured compute times (planner run)")
     sub.add_argument(
         "--averaging",
-        default=Shares.EQUAL.value,
         choices=[shares.value for shares in Shares],
-        help="shares in a stage",
+        help="shares in a stage; default equal where stages are given",
     )
     sub.add_argument("--group-size", type=int, help="average in rounds of groups of this size")
     sub.add_argument(
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             for path in _draw(made, args.out):
                 data["written"].append(str(path))
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-        if not request.skips and drawn:
+        if not request.skips and not request.open and drawn:
             question = Question(cluster, made.workload, request, args.seed)
             lines += _random(question, made, drawn, data)
     except KeyboardInterrupt:
@@ -177,10 +176,11 @@ def _report(
     }
     lines = [
         *_candidate_lines(candidates),
-        _shape_line(made, request.skips),
+        _shape_line(made, request.skips or request.open),
         *_recompute_line(made),
-        certificate_line("assignment cost", parts["assignment"]),
     ]
+    if "assignment" in parts:
+        lines.append(certificate_line("assignment cost", parts["assignment"]))
     if request.skips:
         lines.append(certificate_line("paths so arranged", parts["paths"]))
     lines += [
@@ -240,14 +240,15 @@ def _directions_line(made: TrainingPlan) -> list[str]:
     return [f"{'':24}paths count both directions of a pair averaged and share no up- and downlinks"]
 
 
-def _shape_line(made: TrainingPlan, skips: bool) -> str:
+def _shape_line(made: TrainingPlan, by_size: bool) -> str:
     groups, w = made.assignment.groups, made.workload
     shape = f"{len(groups)} stages x {len(groups[0])} pipelines"
-    if skips:
+    if by_size:
         shape = f"stages of {', '.join(str(len(group)) for group in groups)}"
+    without = f" ({len(made.left_out)} left out)" if made.left_out else ""
     return (
-        f"{len(made.cluster)} devices, {shape}, {w.name}, {len(made.schedules[0].paths)} "
-        f"microbatches of {w.microbatch_samples}"
+        f"{len(made.cluster)} devices{without}, {shape}, {w.name}, "
+        f"{len(made.schedules[0].paths)} microbatches of {w.microbatch_samples}"
     )
 
 

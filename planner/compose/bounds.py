@@ -104,7 +104,7 @@ def one_round(question: Question, shape: Shape) -> AveragingBound:
         question.cluster,
         shape.sizes,
         [costs.gradient_bytes * wire for costs in shape.costs(question.workload)],
-        equal_shares=request.averaging == Shares.EQUAL,
+        equal_shares=request.shares == Shares.EQUAL,
     )
 
 

@@ -1,4 +1,4 @@
-"""`planner.plan`: assignment, then everything around it, for one shape or the best of many."""
+"""`planner.plan`: the whole at once, or for one shape or the best of many, part by part."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from planner.compose.pricing import compute_times, priced, straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping import paths_certificate, skipping_schedules
+from planner.compose.whole import best_whole
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.problems.answers import PathPlan
@@ -77,6 +78,8 @@ def plan(
         A pair of devices is not measured.
     """
     question = Question.of(cluster, workload, request, seed, fields)
+    if question.request.open:
+        return _with_certificates(best_whole(question, stop), {})
     if question.request.stages == "auto":
         return _best_shape(question, stop)
     return _one_shape(question, shape_of(question), stop)

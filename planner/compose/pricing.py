@@ -108,7 +108,7 @@ def priced(
         cycle=request.cycle(shape.stages),
         averaging=tuple(
             averaging_rounds(
-                cluster, group, request.averaging, request.group_size, costs.gradient_bytes * wire
+                cluster, group, request.shares, request.group_size, costs.gradient_bytes * wire
             )
             for group, costs in zip(assignment.groups, shape.costs(question.workload), strict=True)
         ),

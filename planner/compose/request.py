@@ -43,7 +43,8 @@ class PlanRequest:
     stages, pipelines
         Their product must be the number of devices; pipelines defaults to the rest. ``"auto"``
         tries all stages and microbatch sizes that divide devices and batch, and takes the fastest
-        predicted step.
+        predicted step. Without either everything is searched: who takes part, stages of any size,
+        their layers, who hands microbatches to whom, which stages recompute.
     stage_sizes
         Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
     stage_layers
@@ -73,7 +74,8 @@ class PlanRequest:
         For eager 1F1B and paths: microbatches a device may hold between F and B, by default what
         its memory holds.
     averaging
-        ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC.
+        ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC; by default equal
+        where stages are given.
     group_size
         Average in rounds of groups of at most so many devices; by default all of a stage at once.
     codec
@@ -106,7 +108,7 @@ class PlanRequest:
     schedule: str = Order.EAGER_1F1B
     head: str | None = None
     in_flight: int | None = None
-    averaging: str = Shares.EQUAL
+    averaging: str | None = None
     group_size: int | None = None
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
@@ -127,12 +129,16 @@ class PlanRequest:
             self._require_paths()
         else:
             self._require_straight()
+            if self.open:
+                self._require_open()
 
     def _normalise(self) -> None:
         """Enums, tuples and plain integers, whatever was given for them."""
         changes: dict[str, Any] = {
             "schedule": choice(Order, "schedule", self.schedule),
-            "averaging": choice(Shares, "averaging", self.averaging),
+            "averaging": (
+                None if self.averaging is None else choice(Shares, "averaging", self.averaging)
+            ),
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "head": None if self.head is None else choice(Head, "head", self.head),
@@ -175,6 +181,19 @@ class PlanRequest:
                 if getattr(self, name) is not None:
                     raise ProblemError(f"{name} follow from stages; leave them out with 'auto'")
 
+    def _require_open(self) -> None:
+        """What describes straight pipelines, or stages by number, presumes that they are given."""
+        for name, value, free in (
+            ("stage_layers", self.stage_layers, None),
+            ("recompute", self.recompute, ()),
+            ("schedule", self.schedule, Order.EAGER_1F1B),
+            ("calibration", self.calibration, None),
+        ):
+            if value != free:
+                raise ProblemError(f"{name} goes with a number of stages; give stages too")
+        if self.head is Head.FIRST:
+            raise ProblemError("head is 'first' without stages; give stages too, or leave it out")
+
     def _require_paths(self) -> None:
         assert self.path_stages is not None
         if self.stages == "auto" or self.pipelines is not None:
@@ -210,6 +229,18 @@ class PlanRequest:
             raise ProblemError(
                 f"head is '{self.head}'; paths end on the device they start from, give 'first'"
             )
+
+    @property
+    def open(self) -> bool:
+        """Whether stages, and with them all that follows, are left to the search."""
+        return not self.skips and self.stages is None and self.pipelines is None
+
+    @property
+    def shares(self) -> Shares:
+        """``averaging`` with its default."""
+        if self.averaging is None:
+            return Shares.ADAPTIVE if self.open else Shares.EQUAL
+        return Shares(self.averaging)
 
     @property
     def skips(self) -> bool:

@@ -217,6 +217,29 @@ def eagerly_ordered(
     Schedule
         The same paths.
     """
+    return eagerly_served(schedule, times, sent_bytes, links, room)[0]
+
+
+def eagerly_served(
+    schedule: Schedule,
+    times: ComputeTimes,
+    sent_bytes: NDArray[np.float64],
+    links: Links,
+    room: Mapping[int, int],
+) -> tuple[Schedule, float]:
+    """As `eagerly_ordered`, with the seconds of the pipeline part from rest, updates included.
+
+    Parameters
+    ----------
+    schedule, times, sent_bytes, links, room
+        As in `eagerly_ordered`.
+
+    Returns
+    -------
+    tuple[Schedule, float]
+        The same paths, and seconds.
+    """
     pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
     held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
-    return replace(schedule, order=Run.chosen(pairs, work, held, times.message_s).order())
+    run = Run.chosen(pairs, work, held, times.message_s)
+    return replace(schedule, order=run.order()), float(run.times.step_end[0])

@@ -1,0 +1,213 @@
+"""A layout made into a plan: its flow, paths that follow it, their order, averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.clock.links import Links
+from planner.clock.rounds import round_s
+from planner.compose.averaging import averaging_rounds
+from planner.compose.flow_paths import mixed_paths
+from planner.compose.layout import Layout
+from planner.compose.places import Floats, Ints, Places
+from planner.compose.pricing import compute_times, priced
+from planner.compose.request import Question
+from planner.compose.shape import Shape, memory_room
+from planner.compose.straight import eagerly_served
+from planner.lp.flow import FlowRates, StageFlow, solve_flow
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Codec, Head
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.workload.compute_times import ComputeTimes
+from planner.workload.costs import StageCosts
+
+
+class Nodes(NamedTuple):
+    """The places of every stage, one after the other.
+
+    Attributes
+    ----------
+    stage, place, devices
+        ``int[V]``: which stage, which place, how many of its devices.
+    """
+
+    stage: Ints
+    place: Ints
+    devices: Ints
+
+    @classmethod
+    def of(cls, layout: Layout) -> Nodes:
+        """Of all places that a stage has devices of."""
+        counts = np.array(layout.counts, dtype=np.int64)
+        stage, place = np.nonzero(counts)
+        return cls(stage, place, counts[stage, place])
+
+
+def flow_of(
+    places: Places, layout: Layout, costs: tuple[StageCosts, ...], in_flight: float
+) -> tuple[Nodes, StageFlow]:
+    """The linear programme of a layout: alike devices of a stage share its work evenly.
+
+    Parameters
+    ----------
+    places, layout
+        Where.
+    costs
+        Of every stage.
+    in_flight
+        Microbatches that must be in flight, as a multiple of delay over period.
+
+    Returns
+    -------
+    tuple[Nodes, StageFlow]
+        The places of each stage, and what flows between them.
+    """
+    nodes = Nodes.of(layout)
+    stage, place, count = nodes
+    out = np.array([cost.output_bytes for cost in costs])
+    out[-1] = 0.0
+    sent = out + np.concatenate([[0.0], out[:-1]])
+    own = np.array([costs[j].busy_s(places.flops[c]) for j, c in zip(stage, place, strict=True)])
+    busy = np.maximum(own, sent[stage] / places.capacity[place]) / count
+    pairs = [
+        (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
+    ]
+    source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
+    here, there = place[source], place[target]
+    size = out[stage[source]]
+    both = size / places.bandwidth[here, there] + size / places.bandwidth[there, here]
+    room = np.zeros(len(costs))
+    held = [
+        min(costs[j].room(places.memory_bytes[c]), 1e12) for j, c in zip(stage, place, strict=True)
+    ]
+    np.add.at(room, stage, count * np.array(held) / in_flight)
+    return nodes, StageFlow(
+        stage,
+        busy,
+        own,
+        source,
+        target,
+        size / places.slower[here, there] / (count[source] * count[target]),
+        places.there_and_back_s[here, there] + both,
+        room,
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A layout with paths and an order, before its steps are chained.
+
+    Attributes
+    ----------
+    question
+        Over the devices that take part.
+    shape, assignment, times, schedule
+        What a plan is made of.
+    left_out
+        Names of the devices that take no part.
+    seconds
+        The pipeline part from rest and the longest averaging, one after the other: about a step.
+    """
+
+    question: Question
+    shape: Shape
+    assignment: AssignmentPlan
+    times: ComputeTimes
+    schedule: Schedule
+    left_out: tuple[str, ...]
+    seconds: float
+
+    @property
+    def operations(self) -> int:
+        """How many a step has: what pricing takes grows with them."""
+        return sum(map(len, self.schedule.order))
+
+    def plan(self) -> TrainingPlan:
+        """The plan, priced on the clock."""
+        parts = (self.shape, self.assignment, self.times, (self.schedule,))
+        return priced(self.question, *parts).replace(left_out=self.left_out)
+
+
+def drafted(question: Question, places: Places, layout: Layout, in_flight: float) -> Draft:
+    """Paths that follow a layout's flow, in the order in which devices serve what comes.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    places, layout
+        Who does what.
+    in_flight
+        Microbatches that must be in flight, as a multiple of delay over period.
+
+    Returns
+    -------
+    Draft
+        Over the devices that take part.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold a stage and one microbatch.
+    """
+    whole, workload = question.cluster, question.workload
+    chosen = layout.groups(places)
+    used = sorted(d for group in chosen for d in group)
+    number = {d: k for k, d in enumerate(used)}
+    groups = tuple(tuple(number[d] for d in group) for group in chosen)
+    cluster = whole if len(used) == len(whole) else whole.subset(used)
+    shape = Shape(
+        layout.layers,
+        tuple(map(len, groups)),
+        workload.batch_samples // workload.microbatch_samples,
+        Head.LAST,
+        layout.recompute,
+    )
+    asked = replace(question, cluster=cluster)
+    room = memory_room(cluster, workload, shape, groups)
+    if question.request.in_flight is not None:
+        room = {d: min(held, question.request.in_flight) for d, held in room.items()}
+    costs = shape.costs(workload)
+    nodes, flow = flow_of(places, layout, costs, in_flight)
+    rates = solve_flow(flow, shape.microbatches)
+    starts, edges = _by_device(places, layout, nodes, flow, rates)
+    assignment = AssignmentPlan(groups, None)
+    times = compute_times(asked, shape, assignment)
+    sent = np.zeros(len(cluster))
+    for group, cost in zip(groups, costs, strict=True):
+        sent[list(group)] = cost.output_bytes
+    links = Links.of(cluster)
+    paths = mixed_paths(groups, starts, edges, shape.microbatches)
+    schedule, seconds = eagerly_served(
+        Schedule("flow", Head.LAST, paths, ()), times, sent, links, room
+    )
+    wire = Codec(question.request.codec).wire_ratio
+    averaging = 0.0
+    for group, cost in zip(groups, costs, strict=True):
+        size = cost.gradient_bytes * wire
+        rounds = averaging_rounds(
+            cluster, group, question.request.shares, question.request.group_size, size
+        )
+        averaging = max(averaging, sum(max(round_s(g, size, links) for g in r) for r in rounds))
+    left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
+    return Draft(asked, shape, assignment, times, schedule, left_out, seconds + averaging)
+
+
+def _by_device(
+    places: Places, layout: Layout, nodes: Nodes, flow: StageFlow, rates: FlowRates
+) -> tuple[Floats, list[Floats]]:
+    """Parts of the microbatches that begin on each device, and over each pair by boundary."""
+    place_of = {d: c for c, members in enumerate(places.members) for d in members}
+    stage, place, count = nodes
+    node = {(int(j), int(c)): v for v, (j, c) in enumerate(zip(stage, place, strict=True))}
+    chosen = [
+        [node[j, place_of[d]] for d in group] for j, group in enumerate(layout.groups(places))
+    ]
+    starts = (rates.through / count)[chosen[0]]
+    part = np.zeros((len(stage), len(stage)))
+    part[flow.source, flow.target] = rates.part / (count[flow.source] * count[flow.target])
+    edges = [part[np.ix_(chosen[j], chosen[j + 1])] for j in range(len(chosen) - 1)]
+    return starts, edges

@@ -1,0 +1,449 @@
+"""Compiled search over layouts: an estimate of the step, and annealing on it.
+
+The estimate is M x period + the way of one microbatch there and back + the longest averaging. The
+period is that of the fullest stage, boundary or memory when every device takes microbatches in
+proportion to what it can do, whatever pipeline they came through. It leaves out how messages wait
+for each other in detail: the clock decides between the best layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from planner.search.rng import next_below, next_unit
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+jit = njit(cache=True, nogil=True)
+
+IN_FLIGHT = 2.0
+"""Microbatches that must be in flight, as a multiple of rate times delay (Little's law): on the
+clock they wait for each other. Below about 2, pipelines run dry (docs/whole-plan.md)."""
+TRIALS = 12
+"""Of longer periods, until a boundary carries what its stages could do."""
+BISECTIONS = 24
+MOVE, SWAP, LAYERS, ORDER, SPLIT = 0.38, 0.62, 0.78, 0.88, 0.94
+"""Upper ends of the shares of trials: devices from one stage to another or out, places exchanged,
+layers shifted, stages exchanged or reversed, a stage split, two merged."""
+
+
+class Model(NamedTuple):
+    """What is trained, by layer.
+
+    Attributes
+    ----------
+    flops, parameters, saved_bytes
+        ``float[L + 1]``: of the first layers of a microbatch, embedding included.
+    output_bytes, held_bytes
+        ``float[L]``: of a microbatch after each layer, on the wire and in memory.
+    head_flops, head_parameters, head_bytes
+        Of H.
+    gradient_bytes, state_bytes
+        A parameter.
+    microbatches
+        Of a step.
+    """
+
+    flops: Floats
+    parameters: Floats
+    saved_bytes: Floats
+    output_bytes: Floats
+    held_bytes: Floats
+    head_flops: float
+    head_parameters: float
+    head_bytes: float
+    gradient_bytes: float
+    state_bytes: float
+    microbatches: float
+
+
+class Links(NamedTuple):
+    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first."""
+
+    size: Ints
+    there_and_back_s: Floats
+    bandwidth: Floats
+    slower: Floats
+    capacity: Floats
+    flops: Floats
+    memory_bytes: Floats
+    order: Ints
+
+
+class State(NamedTuple):
+    """A layout under search, for up to ``len(cuts) - 1`` stages.
+
+    Attributes
+    ----------
+    stages
+        ``int[1]``: S.
+    counts
+        ``int[most, C]``.
+    cuts
+        ``int[most + 1]``.
+    recompute
+        ``bool[most]``: as the estimate chose.
+    """
+
+    stages: Ints
+    counts: Ints
+    cuts: Ints
+    recompute: Bools
+
+
+class Scratch(NamedTuple):
+    """Room to work in: shares of microbatches, what is left of them, delays and rooms by stage."""
+
+    share: Floats
+    left: Floats
+    delay_s: Floats
+    own_s: Floats
+    room: Floats
+
+
+@jit
+def averaging_s(size: float, row: Any, links: Any) -> float:
+    """Seconds in which a stage of such devices averages so many bytes.
+
+    Equal shares or, where they are faster, shares as large as a device's own links allow (eq. 6 of
+    DeDLOC); of a pair's bandwidth each end may use half.
+    """
+    places = len(row)
+    members, least, pair, back_s = 0, np.inf, np.inf, 0.0
+    for c in range(places):
+        if row[c] == 0:
+            continue
+        members += row[c]
+        least = min(least, links.capacity[c])
+        for d in range(places):
+            if row[d] > 0 and (c != d or row[c] > 1):
+                pair = min(pair, links.slower[c, d])
+                back_s = max(back_s, links.there_and_back_s[c, d])
+    if members <= 1:
+        return 0.0
+    seconds = max(2 * size * (members - 1) / members / least, 2 * size / members / pair)
+    low = size / least
+    if members > 2 and low < seconds:
+        for _ in range(BISECTIONS):
+            tried = 0.5 * (low + seconds)
+            total = 0.0
+            for c in range(places):
+                if row[c] == 0:
+                    continue
+                slowest = np.inf
+                for d in range(places):
+                    if row[d] > 0 and (c != d or row[c] > 1):
+                        slowest = min(slowest, links.slower[c, d])
+                own = (links.capacity[c] * tried / size - 1.0) / (members - 2)
+                total += row[c] * max(min(own, 0.5 * slowest * tried / size), 0.0)
+            if total >= 1.0:
+                seconds = tried
+            else:
+                low = tried
+    return float(seconds + back_s)
+
+
+@jit
+def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, float]:
+    """Microbatches that a device of a place holds on a stage, without and with recomputation."""
+    last = j == state.stages[0] - 1
+    a, b = state.cuts[j], state.cuts[j + 1]
+    parameters = model.parameters[b] - model.parameters[a] + (model.head_parameters if last else 0)
+    scratch = model.head_bytes if last else 0.0
+    saved = model.saved_bytes[b] - model.saved_bytes[a]
+    left = links.memory_bytes[c] - parameters * model.state_bytes
+    kept = (model.held_bytes[a - 1] if j > 0 else 0.0) + (model.held_bytes[b - 1] if last else 0.0)
+    every = model.microbatches
+    plain = min(np.floor((left - scratch) / saved), every) if saved > 0 else every
+    again = left - max(scratch, saved)
+    few = min(np.floor(again / kept), every) if kept > 0 else every
+    return (plain if left >= scratch else 0.0), (few if again >= 0 else 0.0)
+
+
+@jit
+def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> float:
+    """Period of stage j by itself, infinite if it is too full; sets shares, own seconds, room."""
+    last = j == state.stages[0] - 1
+    a, b = state.cuts[j], state.cuts[j + 1]
+    forward = model.flops[b] - model.flops[a]
+    sent = (0.0 if last else model.output_bytes[b - 1]) + (
+        model.output_bytes[a - 1] if j > 0 else 0.0
+    )
+    row = state.counts[j]
+    places = len(row)
+    for c in range(places):
+        if row[c] > 0:
+            plain, few = rooms(model, links, state, j, c)
+            if max(plain, few) < 1:
+                return np.inf
+            if plain < 1:
+                state.recompute[j] = True
+    work = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
+    work += model.head_flops if last else 0.0
+    rate, room = 0.0, 0.0
+    for c in range(places):
+        scratch.share[j, c] = 0.0
+        if row[c] > 0:
+            plain, few = rooms(model, links, state, j, c)
+            room += row[c] * (few if state.recompute[j] else plain)
+            busy = max(work / links.flops[c], sent / links.capacity[c])
+            scratch.share[j, c] = row[c] / busy
+            rate += row[c] / busy
+    if rate == 0.0:
+        return np.inf
+    own = 0.0
+    for c in range(places):
+        scratch.share[j, c] /= rate
+        own += scratch.share[j, c] * work / links.flops[c]
+    scratch.own_s[j], scratch.room[j] = own, room
+    return float(1.0 / rate)
+
+
+@jit
+def _boundary_period(
+    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float
+) -> float:
+    """A period at which the boundary after stage j carries its shares, nearest pairs first."""
+    size = model.output_bytes[state.cuts[j + 1] - 1]
+    here, there = state.counts[j], state.counts[j + 1]
+    places = len(here)
+    left = 1.0
+    for _ in range(TRIALS):
+        left, delay = 1.0, 0.0
+        scratch.left[0] = scratch.share[j]
+        scratch.left[1] = scratch.share[j + 1]
+        for k in range(len(links.order)):
+            c, d = links.order[k] // places, links.order[k] % places
+            if scratch.left[0, c] <= 0.0 or scratch.left[1, d] <= 0.0:
+                continue
+            most = period * here[c] * there[d] * links.slower[c, d] / size
+            part = min(scratch.left[0, c], scratch.left[1, d], most)
+            scratch.left[0, c] -= part
+            scratch.left[1, d] -= part
+            left -= part
+            both = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
+            delay += part * (links.there_and_back_s[c, d] + both)
+        scratch.delay_s[j] = delay
+        if left < 1e-6:
+            return period
+        period *= 1.0 + max(0.02, 0.7 * left)
+    return float(period * (1.0 + 2.0 * left))
+
+
+@jit
+def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
+    """Estimated seconds of a step; sets which stages recompute. Infinite: memory does not hold it.
+
+    A stage recomputes where what must be in flight does not fit otherwise.
+    """
+    stages = state.stages[0]
+    state.recompute[:] = False
+    period = 0.0
+    for _ in range(stages + 1):
+        period = 0.0
+        for j in range(stages):
+            period = max(period, _stage_period(model, links, state, scratch, j))
+        if period == np.inf:
+            return np.inf
+        for j in range(stages - 1):
+            period = _boundary_period(model, links, state, scratch, j, period)
+        scratch.delay_s[stages - 1] = 0.0
+        way, slowed, changed = 0.0, period, False
+        for j in range(stages - 1, -1, -1):
+            way += scratch.own_s[j] + scratch.delay_s[j]
+            if IN_FLIGHT * way > period * scratch.room[j]:
+                if state.recompute[j]:
+                    slowed = max(slowed, IN_FLIGHT * way / scratch.room[j])
+                else:
+                    state.recompute[j] = changed = True
+        period = slowed
+        if not changed:
+            break
+    way, longest = 0.0, 0.0
+    for j in range(stages):
+        way += scratch.own_s[j] + scratch.delay_s[j]
+        a, b = state.cuts[j], state.cuts[j + 1]
+        parameters = model.parameters[b] - model.parameters[a]
+        parameters += model.head_parameters if j == stages - 1 else 0.0
+        size = parameters * model.gradient_bytes
+        longest = max(longest, averaging_s(size, state.counts[j], links))
+    return float(model.microbatches * period + way + longest)
+
+
+@jit
+def _copy(source: Any, target: Any) -> None:
+    target.stages[0] = source.stages[0]
+    target.counts[:] = source.counts
+    target.cuts[:] = source.cuts
+    target.recompute[:] = source.recompute
+
+
+@jit
+def _move_devices(links: Any, state: Any, random: Any) -> bool:
+    """Some or all devices of a place, from one stage to another, or out, or in."""
+    stages = state.stages[0]
+    c = next_below(random, len(links.size))
+    i, j = next_below(random, stages + 1) - 1, next_below(random, stages + 1) - 1
+    if i == j:
+        return False
+    have = state.counts[i, c] if i >= 0 else links.size[c] - state.counts[:stages, c].sum()
+    if have <= 0:
+        return False
+    k = have if next_unit(random) < 0.4 else next_below(random, have) + 1
+    if i >= 0:
+        state.counts[i, c] -= k
+    if j >= 0:
+        state.counts[j, c] += k
+    return True
+
+
+@jit
+def _swap_places(state: Any, random: Any) -> bool:
+    """As many devices of one place against those of another between two stages."""
+    stages, places = state.stages[0], state.counts.shape[1]
+    i, j = next_below(random, stages), next_below(random, stages)
+    a, b = next_below(random, places), next_below(random, places)
+    most = min(state.counts[i, a], state.counts[j, b])
+    if i == j or a == b or most == 0:
+        return False
+    k = 1 if next_unit(random) < 0.5 else most
+    state.counts[i, a] -= k
+    state.counts[j, a] += k
+    state.counts[j, b] -= k
+    state.counts[i, b] += k
+    return True
+
+
+@jit
+def _shift_layers(state: Any, random: Any) -> bool:
+    """A layer from one stage to a neighbour, or over the stages between to a distant one."""
+    stages = state.stages[0]
+    if stages < 2:
+        return False
+    first = next_below(random, stages - 1) + 1
+    last = next_below(random, stages - 1) + 1 if next_unit(random) < 0.4 else first
+    step = 1 if next_unit(random) < 0.5 else -1
+    for k in range(min(first, last), max(first, last) + 1):
+        state.cuts[k] += step
+    sound = True
+    for k in range(stages):
+        sound = sound and state.cuts[k + 1] > state.cuts[k]
+    return sound
+
+
+@jit
+def _reorder(state: Any, random: Any) -> bool:
+    """Devices of two stages exchanged, or of a run of stages in reverse."""
+    stages = state.stages[0]
+    i, j = next_below(random, stages), next_below(random, stages)
+    if i == j:
+        return False
+    low, high = min(i, j), max(i, j)
+    whole = next_unit(random) < 0.5
+    while low < high:
+        for c in range(state.counts.shape[1]):
+            kept = state.counts[low, c]
+            state.counts[low, c] = state.counts[high, c]
+            state.counts[high, c] = kept
+        if not whole:
+            break
+        low, high = low + 1, high - 1
+    return True
+
+
+@jit
+def _split(state: Any, random: Any) -> bool:
+    """A stage in two: half of every place, or each place to one side."""
+    stages = state.stages[0]
+    j = next_below(random, stages)
+    a, b = state.cuts[j], state.cuts[j + 1]
+    if stages == len(state.counts) or b - a < 2:
+        return False
+    for k in range(stages, j, -1):
+        state.counts[k] = state.counts[k - 1]
+        state.cuts[k + 1] = state.cuts[k]
+    state.cuts[j + 1] = a + 1 + next_below(random, b - a - 1)
+    state.stages[0] += 1
+    halves = next_unit(random) < 0.5
+    for c in range(state.counts.shape[1]):
+        have = state.counts[j, c]
+        part = have // 2 if halves else (have if next_unit(random) < 0.5 else 0)
+        state.counts[j, c] = part
+        state.counts[j + 1, c] = have - part
+    return True
+
+
+@jit
+def _merge(state: Any, random: Any) -> bool:
+    """Two neighbouring stages in one."""
+    stages = state.stages[0]
+    if stages < 2:
+        return False
+    j = next_below(random, stages - 1)
+    state.counts[j] += state.counts[j + 1]
+    for k in range(j + 1, stages - 1):
+        state.counts[k] = state.counts[k + 1]
+    for k in range(j + 1, stages):
+        state.cuts[k] = state.cuts[k + 1]
+    state.counts[stages - 1] = 0
+    state.stages[0] -= 1
+    return True
+
+
+@jit
+def _change(links: Any, state: Any, random: Any, fixed: bool) -> bool:
+    """One random change; whether there was one. ``fixed``: the number of stages stays."""
+    u = next_unit(random)
+    if u < MOVE:
+        return bool(_move_devices(links, state, random))
+    if u < SWAP:
+        return bool(_swap_places(state, random))
+    if u < LAYERS:
+        return bool(_shift_layers(state, random))
+    if u < ORDER:
+        return bool(_reorder(state, random))
+    if fixed:
+        return False
+    return bool(_split(state, random) if u < SPLIT else _merge(state, random))
+
+
+@jit
+def anneal(
+    model: Any,
+    links: Any,
+    state: Any,
+    tried: Any,
+    best: Any,
+    scratch: Any,
+    random: Any,
+    seconds: Floats,
+    trials: int,
+    warm: float,
+    cold: float,
+    fixed: bool,
+) -> None:
+    """So many trials from ``state``; ``seconds`` has its estimate and that of ``best``.
+
+    Temperatures, relative to the estimate, fall from ``warm`` to ``cold``.
+    """
+    for k in range(trials):
+        _copy(state, tried)
+        if not _change(links, tried, random, fixed):
+            continue
+        found = estimate_s(model, links, tried, scratch)
+        if found == np.inf:
+            continue
+        heat = warm * (cold / warm) ** (k / trials) * seconds[0]
+        if found > seconds[0] and next_unit(random) >= math.exp((seconds[0] - found) / heat):
+            continue
+        _copy(tried, state)
+        seconds[0] = found
+        if found < seconds[1] * (1 - 1e-12):
+            _copy(tried, best)
+            seconds[1] = found

@@ -1,0 +1,93 @@
+"""Places: devices that nothing tells apart, as the search over layouts sees a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.alike import alike_devices
+from planner.network.cluster import Cluster, device_limits
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Classes of devices with the same links, limits, speed and memory.
+
+    Attributes
+    ----------
+    members
+        Devices of each of the C places.
+    size
+        ``int[C]``: how many these are.
+    there_and_back_s
+        ``float[C, C]``: latency of both directions between devices of two places, or of one.
+    bandwidth
+        ``float[C, C]``: bytes per second of a pair; infinite within a place of one device.
+    slower
+        ``float[C, C]``: of its two directions, the slower.
+    capacity
+        ``float[C]``: the smaller of a device's upload and download.
+    flops, memory_bytes
+        ``float[C]``: of a device.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    size: Ints
+    there_and_back_s: Floats
+    bandwidth: Floats
+    slower: Floats
+    capacity: Floats
+    flops: Floats
+    memory_bytes: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Places:
+        """The places of the devices that can compute.
+
+        Parameters
+        ----------
+        cluster
+            Every pair measured.
+        """
+        network = cluster.network
+        up, down = device_limits(cluster)
+        columns = [cluster.flops, cluster.memory_bytes, up, down]
+        sites = cluster.devices.sites or [""] * len(cluster)
+        able = np.asarray(cluster.devices.can_compute)
+        members: list[tuple[int, ...]] = []
+        for alike in alike_devices(network.latency_s, network.bandwidth_bytes_per_s):
+            kinds: dict[tuple[object, ...], list[int]] = {}
+            for d in alike:
+                if able[d]:
+                    kind = (*(float(column[d]) for column in columns), sites[d])
+                    kinds.setdefault(kind, []).append(d)
+            members += map(tuple, kinds.values())
+        first = [m[0] for m in members]
+        other = [m[-1] for m in members]
+        latency = _between(network.latency_s, first)
+        bandwidth = _between(network.bandwidth_bytes_per_s, first)
+        for c, (a, b) in enumerate(zip(first, other, strict=True)):
+            latency[c, c] = 0.0 if a == b else network.latency_s[a, b]
+            bandwidth[c, c] = np.inf if a == b else network.bandwidth_bytes_per_s[a, b]
+        return cls(
+            tuple(members),
+            np.array([len(m) for m in members], dtype=np.int64),
+            latency + latency.T,
+            bandwidth,
+            np.minimum(bandwidth, bandwidth.T),
+            np.minimum(up, down)[first],
+            cluster.flops[first],
+            cluster.memory_bytes[first],
+        )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def _between(matrix: Floats, devices: list[int]) -> Floats:
+    return np.array(matrix[np.ix_(devices, devices)], dtype=np.float64)

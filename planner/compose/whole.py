@@ -1,0 +1,152 @@
+"""The whole plan: who takes part, stages, layers, groups, paths and averaging at once.
+
+Layouts are searched by an estimate of their step, the best are drafted with the paths of their flow
+and served on the clock, the best of these priced in steps that chain. Then all again from other
+starts, until the limit: a plan is there after the first round.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planner.compose.flow_plan import Draft, drafted
+from planner.compose.layout import Layout
+from planner.compose.layout_search import Estimated, LayoutSearch
+from planner.compose.places import Places
+from planner.compose.request import Question
+from planner.problems import ProblemError
+from planner.search.incumbent import Incumbent
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion, started
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import TrainingPlan
+
+ROUND_TRIALS = 400_000.0
+"""Of the layout search in one round, at most."""
+SEARCHING = 0.5
+"""Share of the limit for the layout search; pricing on the clock gets the rest."""
+OPERATIONS_PER_EFFORT = 20_000
+"""That the clock serves in a unit of effort."""
+PASSES = 5
+"""Of a plan's pricing: one from rest, and steps that chain."""
+DRAFTS, PRICED = 5, 2
+"""Layouts of a round that are drafted, and drafts that are priced."""
+IN_FLIGHT = 2.0
+"""As `planner.compose.layout_kernel.IN_FLIGHT`."""
+
+
+def best_whole(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    """The fastest plan found with every decision open that the request leaves open.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    stop
+        When to end.
+
+    Returns
+    -------
+    Result
+        ``objective`` is the step on the clock.
+
+    Raises
+    ------
+    NetworkError
+        A pair of devices is not measured.
+    ProblemError
+        No layout fits the devices' memory.
+    """
+    question.cluster.network.require_complete()
+    return _Search(question, stop).result()
+
+
+class _Search:
+    """Rounds of layouts, drafts and prices, and the best plan so far."""
+
+    def __init__(self, question: Question, stop: StoppingCriterion) -> None:
+        self.question, self.stop = question, stop
+        self.places = Places.of(question.cluster)
+        if len(self.places) == 0:
+            raise ProblemError("no device can compute; give one that can")
+        wire = Codec(question.request.codec).wire_ratio
+        self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed)
+        self.run = started(stop, self.layouts.trials_per_effort)
+        self.best: Incumbent[TrainingPlan] = Incumbent(
+            self.run, question.cluster, method="layouts, flow", seed=question.seed
+        )
+        self.drafted: set[Layout] = set()
+        self.refused: ProblemError | None = None
+
+    def result(self) -> Result[TrainingPlan]:
+        """Rounds until the limit."""
+        trials = self._trials()
+        rounds = max(1, math.ceil(trials / ROUND_TRIALS))
+        with self.run.interruptible():
+            for _ in range(rounds):
+                self._round(trials / rounds)
+                if self.run.check() is not None:
+                    break
+        if self.best.plan is None:
+            self._price_anything()
+        return self.best.result(exhausted="all rounds")
+
+    def _trials(self) -> float:
+        """Of all rounds together."""
+        if self.run.paced_by_time:
+            return SEARCHING * self.layouts.trials_in(self.stop.seconds())
+        return min(SEARCHING * self.run.most_iterations, 1e9)
+
+    def _round(self, trials: float) -> None:
+        """Layouts from new starts; drafts of the best; prices of the best drafts."""
+        self.layouts.found.clear()
+        self.layouts.run(self.run, trials)
+        drafts: list[Draft] = []
+        for one in self.layouts.ranked():
+            if len(drafts) == DRAFTS or self._hopeless(one) or self._over(drafts):
+                break
+            if one.layout in self.drafted:
+                continue
+            self.drafted.add(one.layout)
+            try:
+                drafts.append(drafted(self.question, self.places, one.layout, IN_FLIGHT))
+            except ProblemError as error:
+                self.refused = self.refused or error
+                continue
+            self._spend(drafts[-1], 1)
+        drafts.sort(key=lambda draft: draft.seconds)
+        for draft in drafts[:PRICED]:
+            if self.best.plan is not None and self._over(drafts):
+                break
+            self._price(draft)
+
+    def _hopeless(self, one: Estimated) -> bool:
+        """Whether the estimate, which is rather low, is above what was found."""
+        return one.seconds >= self.best.objective
+
+    def _over(self, drafts: list[Draft]) -> bool:
+        return bool(drafts) and self.run.check() is not None
+
+    def _price(self, draft: Draft) -> None:
+        plan = draft.plan()
+        self.best.offer(plan.predicted.step_s, plan)
+        self._spend(draft, PASSES)
+
+    def _spend(self, draft: Draft, passes: int) -> None:
+        self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)
+
+    def _price_anything(self) -> None:
+        """After an interruption, or if nothing fits: the best layout that there is."""
+        for one in self.layouts.ranked():
+            try:
+                draft = drafted(self.question, self.places, one.layout, IN_FLIGHT)
+            except ProblemError as error:
+                self.refused = self.refused or error
+                continue
+            plan = draft.plan()
+            self.best.offer(plan.predicted.step_s, plan)
+            return
+        raise self.refused or ProblemError(
+            "no layout fits the devices' memory; use larger devices, smaller microbatches or a "
+            "smaller model"
+        )
