@@ -67,22 +67,38 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
     assert settings("--data", "here") == settings("--data", "there")
 
 
-def test_ranks_that_do_not_meet_end_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            torch.distributed.DistStoreError("wait timeout after 600000 ms\nframe #0: ..."),
+            1,
+            "do not meet (wait timeout after 600000 ms)",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_ranks_that_do_not_meet_end_in_a_line_at_most(
+    error: BaseException,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The store is gone, or somebody never came."""
+    """The store is gone, somebody never came, or Ctrl-C."""
     path = tmp_path / "plan.json"
     save_plan(make_plan([[0, 1]]), path)
 
-    def late(*_: object) -> None:
-        raise torch.distributed.DistStoreError("wait timeout after 600000 ms\nframe #0: ...")
+    def fails(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(entry, "join", late)
+    monkeypatch.setattr(entry, "join", fails)
     monkeypatch.setattr(entry.signal, "signal", lambda *_: None)
     before = sys.getswitchinterval()
     try:
-        assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == 1
+        assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == code
     finally:
         sys.setswitchinterval(before)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "do not meet (wait timeout after 600000 ms)" in said
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == bool(said)
