@@ -75,10 +75,11 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
             1,
             "do not meet (wait timeout after 600000 ms)",
         ),
+        (FileNotFoundError(2, "No such file or directory", "text"), 2, "directory: 'text'; check"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_ranks_that_do_not_meet_end_in_a_line_at_most(
+def test_ranks_end_in_a_line_at_most(
     error: BaseException,
     code: int,
     said: str,
@@ -86,7 +87,7 @@ def test_ranks_that_do_not_meet_end_in_a_line_at_most(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The store is gone, somebody never came, or Ctrl-C."""
+    """The store is gone or somebody never came, a file is missing, or Ctrl-C."""
     path = tmp_path / "plan.json"
     save_plan(make_plan([[0, 1]]), path)
 
