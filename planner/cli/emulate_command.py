@@ -38,7 +38,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _shrink(text: str) -> float | None:
-    return None if text == "auto" else float(text)
+    try:
+        return None if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or auto, found {text!r}") from None
 
 
 def run(args: argparse.Namespace) -> int:

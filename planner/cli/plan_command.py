@@ -222,14 +222,19 @@ def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, 
     )
     found = random_placements(question, shape, drawn)
     data["random"] = asdict(found)
+    if found.mean_cost_s is None or found.mean_step_s is None:
+        return [f"none of {drawn} random placements fits the devices' memory"]
     cost_s, step_s = data["assignment"]["objective"], made.predicted.step_s
     cost = f"assignment cost {found.mean_cost_s:.4f} s"
     if cost_s > 0:
         cost += f" ({found.mean_cost_s / cost_s:.2f} x)"
-    return [
+    lines = [
         f"mean of {found.count} random placements: {cost}, step time {found.mean_step_s:.4f} s "
         f"({found.mean_step_s / step_s:.2f} x)"
     ]
+    if found.refused:
+        lines.append(f"{found.refused} more that were drawn do not fit the devices' memory")
+    return lines
 
 
 def _directions_line(made: TrainingPlan) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from planner.compose.pricing import straight_plan
 from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem
+from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 
 
@@ -18,17 +19,18 @@ class RandomPlacements:
 
     Attributes
     ----------
-    count
-        Placements drawn.
+    count, refused
+        Placements that the devices' memory holds, and those that it does not.
     mean_cost_s
-        Of eq. 1 with the rows as drawn.
+        Of eq. 1 with the rows as drawn; None where none is held.
     mean_step_s
         Of the simulated step.
     """
 
     count: int
-    mean_cost_s: float
-    mean_step_s: float
+    refused: int
+    mean_cost_s: float | None
+    mean_step_s: float | None
 
 
 def random_placements(question: Question, shape: Shape, count: int = 20) -> RandomPlacements:
@@ -46,12 +48,8 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
     Returns
     -------
     RandomPlacements
-        Means over the placements.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch.
+        Means over the placements that memory holds: unlike devices may be drawn for stages that
+        are too large for them.
     """
     rng = np.random.default_rng(question.seed)
     problem = assignment_problem(question.cluster, question.workload, shape)
@@ -60,9 +58,16 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
     for _ in range(count):
         grid = rng.permutation(len(question.cluster)).reshape(shape.starts, shape.stages)
         drawn = AssignmentPlan.of_grid(grid)
+        try:
+            step_s = straight_plan(question, shape, drawn).predicted.step_s
+        except ProblemError:
+            continue
         pipeline = sum(
             2 * float(hop[grid[:, j], grid[:, j + 1]].max()) for j, hop in enumerate(hops)
         )
         costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
-        steps.append(straight_plan(question, shape, drawn).predicted.step_s)
-    return RandomPlacements(count, float(np.mean(costs)), float(np.mean(steps)))
+        steps.append(step_s)
+    if not steps:
+        return RandomPlacements(0, count, None, None)
+    refused = count - len(steps)
+    return RandomPlacements(len(steps), refused, float(np.mean(costs)), float(np.mean(steps)))

@@ -19,6 +19,8 @@ from planner.emulate.network import EmulatedNetwork, package_path
 from planner.training_plan.model import TrainingPlan
 
 PORT = 29_500
+POINTS_ELSEWHERE = "see what that rank printed"
+"""How the executor ends when another rank is gone."""
 LOOK_S = 0.5
 """How often it is seen whether a rank has failed."""
 
@@ -158,11 +160,20 @@ def _follow(
 
 
 def _require_success(codes: Sequence[int | None], folder: Path) -> None:
-    for rank, code in enumerate(codes):
-        if code not in (None, 0):
-            lines = _errors(folder, rank).read_text().strip().splitlines()
-            said = lines[-1] if lines else f"exit code {code}"
-            raise EmulationError(f"rank {rank} failed: {said}")
+    failed = {rank: code for rank, code in enumerate(codes) if code not in (None, 0)}
+    if not failed:
+        return
+    said = {rank: _said(folder, rank, code or 0) for rank, code in failed.items()}
+    # who lost a connection only points at another one, which failed before it
+    rank = min(failed, key=lambda r: said[r].endswith(POINTS_ELSEWHERE))
+    raise EmulationError(f"rank {rank} failed: {said[rank]}")
+
+
+def _said(folder: Path, rank: int, code: int) -> str:
+    if code < 0:
+        return f"killed by signal {-code}; see whether this machine ran out of memory"
+    lines = _errors(folder, rank).read_text().strip().splitlines()
+    return lines[-1] if lines else f"exit code {code}"
 
 
 def _errors(folder: Path, rank: int) -> Path:

@@ -46,6 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"planner.executor: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"planner.executor: {error}; check paths and permissions", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # whoever started the ranks says so once
     except ConnectionLost as error:
         print(f"planner.executor: {error}; see what that rank printed", file=sys.stderr)
         return 1

@@ -88,7 +88,25 @@ def test_better_than_random_placement() -> None:
     question = Question(cluster, workload, pl.PlanRequest(stages=4))
     drawn = random_placements(question, shape_of(question))
     assert result.objective is not None
+    assert drawn.refused == 0 and drawn.mean_step_s is not None
     assert result.objective < 0.5 * drawn.mean_step_s
+
+
+def test_random_placements_that_memory_does_not_hold_are_counted_apart() -> None:
+    """Two of four devices hold the smaller stage only; or none holds the larger one."""
+    workload = tiny_workload()
+    question = Question(cluster_of(4), workload, pl.PlanRequest(stages=2))
+    shape = shape_of(question)
+    small, large = sorted(cost.need_bytes(1) for cost in shape.costs(workload))
+    assert small < large
+    fine = random_placements(question, shape)
+    for memory, some in ([large, large, small, small], True), ([small] * 4, False):
+        devices = pl.Devices(1e9, memory)
+        cluster = question.cluster.replace(devices=devices)
+        drawn = random_placements(replace(question, cluster=cluster), shape)
+        assert drawn.count + drawn.refused == fine.count == 20
+        assert (drawn.count > 0) is some and drawn.refused > 0
+        assert (drawn.mean_step_s is None) is not some
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cli.main import main
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, Need, need_of, used_pairs
 from planner.emulate.emulation import Settings, choose
 from planner.emulate.links import links_of
@@ -54,3 +55,10 @@ def test_real_compute_takes_its_time() -> None:
     """No speed."""
     with pytest.raises(ValueError, match="leave out"):
         Settings(speed=2.0, real_compute=True)
+
+
+def test_a_shrink_is_a_number_or_auto(capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is refused in words."""
+    with pytest.raises(SystemExit):
+        main(["emulate", "plan.json", "--shrink", "much"])
+    assert "--shrink: must be a number or auto, found 'much'" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from planner.emulate.executed import (
     planned_steps,
     steps_of,
 )
+from planner.emulate.namespaces import EmulationError
 from planner.emulate.predicted import predict
+from planner.emulate.ranks import _require_success
 from tests.conftest import make_plan
 
 MOMENT = 1000.0
@@ -112,3 +115,17 @@ def test_a_step_as_predicted_has_ratios_of_one() -> None:
     for link in found.links:
         assert link.late_s == pytest.approx(late)
         assert link.busy.ratio == pytest.approx(1.0)
+
+
+def test_the_rank_that_failed_first_is_told_of(tmp_path: Path) -> None:
+    """Not those that lost their connection to it; one that was killed says nothing itself."""
+    said = {0: "planner.executor: 10.77.0.2 is gone; see what that rank printed", 1: "a warning"}
+    for rank, line in said.items():
+        (tmp_path / f"errors-{rank}.txt").write_text(f"{line}\n")
+    _require_success([None, 0], tmp_path)
+    with pytest.raises(EmulationError, match="rank 1 failed: killed by signal 9"):
+        _require_success([1, -9], tmp_path)
+    with pytest.raises(EmulationError, match="rank 1 failed: a warning"):
+        _require_success([1, 2], tmp_path)
+    with pytest.raises(EmulationError, match=r"rank 0 failed: .* see what that rank printed"):
+        _require_success([1, None], tmp_path)

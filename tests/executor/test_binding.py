@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from planner.training_plan.file import save_plan
 from tests.conftest import make_plan
 from tests.executor.launch import torchrun
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+import planner.executor.__main__ as entry  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
@@ -45,3 +48,58 @@ def test_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
     done = torchrun(1, "-m", "planner.executor", str(path), "--devices", "0")
     assert done.returncode != 0
     assert "has 2 devices but torchrun starts 1 processes" in done.stderr
+
+
+def test_ranks_told_something_else_do_not_train_together() -> None:
+    """What changes numbers, or is done together; a file may be elsewhere on another node."""
+
+    def settings(*more: str) -> str:
+        return entry._settings(entry._arguments(["plan.json", "--devices", "a", *more]))
+
+    for more in (
+        ("--learning-rate", "0.5"),
+        ("--optimizer", "sgd"),
+        ("--calibrate", "times.json"),
+        ("--trace", "trace.json"),
+        ("--data", "text"),
+    ):
+        assert settings(*more) != settings()
+    assert settings("--data", "here") == settings("--data", "there")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            torch.distributed.DistStoreError("wait timeout after 600000 ms\nframe #0: ..."),
+            1,
+            "do not meet (wait timeout after 600000 ms)",
+        ),
+        (FileNotFoundError(2, "No such file or directory", "text"), 2, "directory: 'text'; check"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_ranks_end_in_a_line_at_most(
+    error: BaseException,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The store is gone or somebody never came, a file is missing, or Ctrl-C."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]]), path)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(entry, "join", fails)
+    monkeypatch.setattr(entry.signal, "signal", lambda *_: None)
+    before = sys.getswitchinterval()
+    try:
+        assert entry.main([str(path), "--devices", "0", "--device", "cpu"]) == code
+    finally:
+        sys.setswitchinterval(before)
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == bool(said)
