@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.checker.fair_rates import EQUAL, fair_rates
 from planner.checker.plan_network import mean_link
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -29,7 +30,6 @@ Line = tuple[str, int | str]
 """A shared resource: ``("up", device)``, ``("down", device)``, or a site's."""
 OpKey = tuple[int, str, int, int]
 """``(step, kind, microbatch, device)``."""
-EQUAL = 1e-9
 
 
 class Times(NamedTuple):
@@ -153,6 +153,7 @@ class _Steps:
         self.there: set[OpKey] = set()
         self.pairs: dict[Pair, _Sending] = {}
         self.users: dict[Line, dict[Pair, None]] = {line: {} for line in self.capacity}
+        self.wanted = dict.fromkeys(self.capacity, 0.0)
         self.step, self.place, self.round = [0] * n, [0] * n, [0] * n
         self.busy = [False] * n
         self.rounds_of: list[list[int]] = [[] for _ in range(n)]
@@ -298,6 +299,7 @@ class _Steps:
             sending.left, sending.rate, sending.since = size, 0.0, self.now
             for line in self.lines(pair):
                 self.users[line][pair] = None
+                self.wanted[line] += self.most(pair)
             self.share([pair])
         return ()
 
@@ -317,6 +319,7 @@ class _Steps:
         for line in self.lines(pair):
             scarce = self.scarce(line)
             del self.users[line][pair]
+            self.wanted[line] -= self.most(pair)
             if scarce:
                 neighbours |= self.users[line]
         self.share(neighbours)
@@ -337,37 +340,30 @@ class _Steps:
 
     def scarce(self, line: Line) -> bool:
         """Whether its pairs could use more than there is."""
-        return sum(map(self.most, self.users[line])) > self.capacity[line] * (1 + EQUAL)
+        return self.wanted[line] > self.capacity[line] * (1 + EQUAL)
 
     def share(self, pairs: Iterable[Pair]) -> None:
-        """Water-filling over all that hang together through scarce lines."""
+        """Fair rates of all that hang together through scarce lines."""
         together = dict.fromkeys(pairs)
-        lines: dict[Line, None] = {}
+        lines: dict[Line, int] = {}
         frontier = list(together)
         while frontier:
             for line in self.lines(frontier.pop()):
                 if line not in lines and self.scarce(line):
-                    lines[line] = None
+                    lines[line] = len(lines)
                     fresh = [p for p in self.users[line] if p not in together]
                     together.update(dict.fromkeys(fresh))
                     frontier += fresh
-        left = {line: self.capacity[line] for line in lines}
-        rising = set(together)
-        level = 0.0
-        while rising:
-            on = {line: [p for p in self.users[line] if p in rising] for line in lines}
-            parts = {line: left[line] / len(ps) for line, ps in on.items() if ps}
-            level = max(level, min([*map(self.most, rising), *parts.values()]))
-            top = level * (1 + EQUAL)
-            stop = {p for p in rising if self.most(p) <= top}
-            stop |= {p for line, part in parts.items() if part <= top for p in on[line]}
-            for p in stop:
-                rate = min(level, self.most(p))
-                for line in self.lines(p):
-                    if line in left:
-                        left[line] -= rate
-                self.set_rate(p, rate)
-            rising -= stop
+        if not together:
+            return
+        used = [[lines.get(line, -1) for line in self.lines(p)] for p in together]
+        rates = fair_rates(
+            np.array([self.most(p) for p in together]),
+            np.array([[*row, *(-1,) * (4 - len(row))] for row in used], dtype=np.int64),
+            np.array([self.capacity[line] for line in lines], dtype=np.float64),
+        )
+        for p, rate in zip(together, rates.tolist(), strict=True):
+            self.set_rate(p, rate)
 
     def set_rate(self, pair: Pair, rate: float) -> None:
         """A new rate from now on."""

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan, check, write, then what is slow: pictures and comparisons."""
     from planner.checker.dispatch import check
     from planner.compose.planning import plan
-    from planner.training_plan.file import from_dict, save_plan
+    from planner.training_plan.file import load_plan, save_plan
 
     cluster, workload, request = cluster_of(args), workload_of(args), _request(args)
     require_writable(args.out, [".json"])
@@ -136,11 +136,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
+    save_plan(made, args.out)
     # what is written must load, and pass the checker
-    violations = check(from_dict(made.to_dict()))
+    violations = check(load_plan(args.out))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
-    save_plan(made, args.out)
     data, lines = _report(made, result.candidates, request)
     data["written"] = [str(args.out)]
     try:

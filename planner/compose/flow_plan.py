@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -131,7 +133,13 @@ class Draft:
         return priced(self.question, *parts).replace(left_out=self.left_out)
 
 
-def drafted(question: Question, places: Places, layout: Layout, in_flight: float) -> Draft:
+def drafted(
+    question: Question,
+    places: Places,
+    layout: Layout,
+    in_flight: float,
+    most_in_flight: float = math.inf,
+) -> Draft:
     """Paths that follow a layout's flow, in the order in which devices serve what comes.
 
     Parameters
@@ -142,6 +150,8 @@ def drafted(question: Question, places: Places, layout: Layout, in_flight: float
         Who does what.
     in_flight
         Microbatches that must be in flight, as a multiple of delay over period.
+    most_in_flight
+        That may be in flight, likewise: fewer wait for each other less.
 
     Returns
     -------
@@ -173,6 +183,9 @@ def drafted(question: Question, places: Places, layout: Layout, in_flight: float
     costs = shape.costs(workload)
     nodes, flow = flow_of(places, layout, costs, in_flight)
     rates = solve_flow(flow, shape.microbatches)
+    if most_in_flight < math.inf:
+        for d, held in _held(groups, layout, places, nodes, flow, rates).items():
+            room[d] = min(room[d], max(2, math.ceil(most_in_flight * held)))
     starts, edges = _by_device(places, layout, nodes, flow, rates)
     assignment = AssignmentPlan(groups, None)
     times = compute_times(asked, shape, assignment)
@@ -194,6 +207,31 @@ def drafted(question: Question, places: Places, layout: Layout, in_flight: float
         averaging = max(averaging, sum(max(round_s(g, size, links) for g in r) for r in rounds))
     left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
     return Draft(asked, shape, assignment, times, schedule, left_out, seconds + averaging)
+
+
+def _held(
+    groups: Sequence[Sequence[int]],
+    layout: Layout,
+    places: Places,
+    nodes: Nodes,
+    flow: StageFlow,
+    rates: FlowRates,
+) -> dict[int, float]:
+    """Microbatches between F and B on each device in the mean, if none waits (Little's law)."""
+    place_of = {d: c for c, members in enumerate(places.members) for d in members}
+    found = {}
+    edge_stage = flow.stage[flow.source]
+    for j, (group, chosen) in enumerate(zip(groups, layout.groups(places), strict=True)):
+        later, beyond = flow.stage >= j, edge_stage >= j
+        way = flow.own_s[later] @ rates.through[later] + flow.delay_s[beyond] @ rates.part[beyond]
+        each = {
+            int(c): rates.through[v] / nodes.devices[v]
+            for v, c in enumerate(nodes.place)
+            if nodes.stage[v] == j
+        }
+        for d, known in zip(group, chosen, strict=True):
+            found[d] = float(way / rates.period_s * each[place_of[known]])
+    return found
 
 
 def _by_device(

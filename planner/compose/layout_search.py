@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from planner.compose.layout_kernel import (
     anneal,
     estimate_s,
 )
-from planner.compose.places import Floats, Places
+from planner.compose.places import Floats, Ints, Places
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
@@ -26,15 +27,17 @@ MOST_STAGES = 24
 """That are tried one number after the other."""
 CHUNK = 2000
 """Trials between two looks at the stopping rule."""
-TRIALS_PER_EFFORT = 25_000.0
-"""Trials with eight places in a unit of effort; more places cost more."""
-WARM, COLD = 0.05, 0.002
+TRIALS_PER_EFFORT = 120_000.0
+"""Trials with up to eight places in a unit of effort; more places cost more."""
+WARM, COLD = 0.2, 0.003
 """Temperatures, relative to the estimate, of the search at a fixed number of stages."""
-WARM_AGAIN, COLD_AGAIN = 0.02, 0.0005
-FIRST = 0.4
-"""Share of the trials with fixed numbers of stages; the best of them get the rest."""
-AGAIN = 4
-"""How many of them."""
+WARM_AGAIN, COLD_AGAIN = 0.01, 0.0005
+"""Where the number of stages may change too."""
+ALL, FIXED = 0.25, 0.5
+"""Shares of the trials for all numbers of stages, and for the best of them; then these may
+change."""
+BEST, LAST = 6, 3
+"""How many numbers of stages get the second share and the last."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class LayoutSearch:
     @property
     def trials_per_effort(self) -> float:
         """How many trials make a unit of effort."""
-        return TRIALS_PER_EFFORT * min(1.0, 64 / len(self.places) ** 2)
+        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 1.5)
 
     def ranked(self) -> list[Estimated]:
         """The best of every number of stages, fastest first."""
@@ -143,21 +146,26 @@ class LayoutSearch:
         trials
             As far as seconds alone decide, what they may be is measured.
         """
+        numbers = list(range(1, min(self.most, MOST_STAGES) + 1))
         with run.interruptible():
-            numbers = range(1, min(self.most, MOST_STAGES) + 1)
-            # few stages are searched quickly; all get the same number of trials
-            each = max(1, int(FIRST * trials / len(numbers)))
-            for stages in numbers:
-                if run.check() is not None and self.found:
-                    return
-                self._anneal(run, self._start(stages), each, WARM, COLD, fixed=True)
-            best = self.ranked()[:AGAIN]
-            for one in best:
+            self._fixed(run, numbers, ALL * trials)
+            best = [len(one.layout.layers) for one in self.ranked()[:BEST]]
+            self._fixed(run, best, FIXED * trials)
+            last = self.ranked()[:LAST]
+            for one in last:
                 if run.check() is not None:
                     return
-                more = max(1, int((1 - FIRST) * trials / len(best)))
+                more = max(1, int((1 - ALL - FIXED) * trials / len(last)))
                 state = self._state(one.layout)
                 self._anneal(run, state, more, WARM_AGAIN, COLD_AGAIN, fixed=False)
+
+    def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
+        """The same share for each number of stages, from a start of its own."""
+        for stages in numbers:
+            if run.check() is not None and self.found:
+                return
+            each = max(1, int(trials / len(numbers)))
+            self._anneal(run, self._start(stages), each, WARM, COLD, fixed=True)
 
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
@@ -237,15 +245,25 @@ class LayoutSearch:
         )
 
     def _start(self, stages: int) -> State:
-        """All devices, place by place in random order, cut into stages of equal size."""
+        """All devices along a chain of near places, cut into stages of equal size."""
         state = self._empty()
         state.stages[0] = stages
-        places = self._numpy.permutation(len(self.places))
+        places = self._chain()
         devices = np.repeat(places, self.places.size[places])
         for k, c in enumerate(devices.tolist()):
             state.counts[k * stages // len(devices), c] += 1
         state.cuts[: stages + 1] = [round(self.layers * j / stages) for j in range(stages + 1)]
         return state
+
+    def _chain(self) -> Ints:
+        """Places from a random one on, each time to the nearest that is left."""
+        away = 2 * self.model.output_bytes.max() / self.places.slower
+        away = away + self.places.there_and_back_s
+        left = list(range(len(self.places)))
+        chain = [left.pop(int(self._numpy.integers(len(left))))]
+        while left:
+            chain.append(left.pop(int(np.argmin(away[chain[-1], left]))))
+        return np.array(chain, dtype=np.int64)
 
     def _state(self, layout: Layout) -> State:
         state = self._empty()

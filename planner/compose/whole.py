@@ -8,9 +8,11 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from planner.compose.flow_plan import Draft, drafted
 from planner.compose.layout import Layout
+from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Estimated, LayoutSearch
 from planner.compose.places import Places
 from planner.compose.request import Question
@@ -31,8 +33,8 @@ PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
 DRAFTS, PRICED = 5, 2
 """Layouts of a round that are drafted, and drafts that are priced."""
-IN_FLIGHT = 2.0
-"""As `planner.compose.layout_kernel.IN_FLIGHT`."""
+MOST_IN_FLIGHT = (2.0, 3.0)
+"""That the best draft is also made with."""
 
 
 def best_whole(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
@@ -102,6 +104,7 @@ class _Search:
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
+        layouts: list[Layout] = []
         for one in self.layouts.ranked():
             if len(drafts) == DRAFTS or self._hopeless(one) or self._over(drafts):
                 break
@@ -113,12 +116,25 @@ class _Search:
             except ProblemError as error:
                 self.refused = self.refused or error
                 continue
+            layouts.append(one.layout)
             self._spend(drafts[-1], 1)
+        if drafts:
+            first = min(range(len(drafts)), key=lambda k: drafts[k].seconds)
+            drafts += self._less_in_flight(layouts[first])
         drafts.sort(key=lambda draft: draft.seconds)
         for draft in drafts[:PRICED]:
             if self.best.plan is not None and self._over(drafts):
                 break
             self._price(draft)
+
+    def _less_in_flight(self, layout: Layout) -> Iterator[Draft]:
+        """The same layout with fewer microbatches between their F and B."""
+        for most in MOST_IN_FLIGHT:
+            if self.run.check() is not None:
+                return
+            draft = drafted(self.question, self.places, layout, IN_FLIGHT, most)
+            self._spend(draft, 1)
+            yield draft
 
     def _hopeless(self, one: Estimated) -> bool:
         """Whether the estimate, which is rather low, is above what was found."""
