@@ -166,11 +166,12 @@ def _compute_times(plan: TrainingPlan) -> Iterator[Violation]:
 
 def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     grid = plan.assignment.grid
-    if grid is None and len({len(group) for group in plan.assignment.groups}) == 1:
-        yield Violation("grid", "assignment.grid", "equal groups need a grid, found none")
     certificate = plan.certificates.get("assignment")
     if certificate is None:
         return
+    # eq. 1 is about pipelines; where groups are equal the grid says which
+    if grid is None and len({len(group) for group in plan.assignment.groups}) == 1:
+        yield Violation("grid", "assignment.grid", "equal groups need a grid, found none")
     samples = plan.workload.microbatch_samples
     activations = [
         plan.workload.layers[stop - 1].output_bytes * samples for _, stop in plan.stage_layers[:-1]

@@ -79,7 +79,11 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stage_sizes": 5, "path_stages": 2}, "stage_sizes must list the devices of every stage"),
         ({"stage_sizes": (4, 0), "path_stages": 2}, "a stage size must be at least 1"),
         ({"stages": 2, "network_name": 5}, "network_name and method must be text"),
-        ({}, "the shape of the plan is missing; give stages, or 'auto'"),
+        ({"pipelines": 2}, "the shape of the plan is missing; give stages, or 'auto'"),
+        ({"schedule": "gpipe"}, "schedule goes with a number of stages; give stages too"),
+        ({"recompute": "all"}, "recompute goes with a number of stages; give stages too"),
+        ({"stage_layers": [(0, 4)]}, "stage_layers goes with a number of stages"),
+        ({"head": "first"}, "head is 'first' without stages; give stages too"),
     ],
 )
 def test_requests_that_can_be_none(change: dict[str, Any], message: str) -> None:

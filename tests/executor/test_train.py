@@ -226,3 +226,18 @@ def test_skipping_and_full_iterations_take_turns(
         assert found["given"].tolist() == [given[t % 3] for t in range(STEPS)]
         want = expected_gradient(plan, rank, gradients["first"])
         np.testing.assert_allclose(found["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
+
+
+def test_a_flow_through_unequal_stages_trains_as_one_process(tmp_path: Path) -> None:
+    """One device feeds two, two feed one; the stage between recomputes."""
+    from tests.compose.test_whole import flow_plan
+
+    plan = flow_plan([[1, 0, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 3, 4])
+    assert len(set(plan.schedules[0].paths)) == 2 and plan.recompute[1]
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for rank, found in enumerate(ranks):
+        for when, bound in (("first", 1e-5), ("last", 1e-4)):
+            want = expected_gradient(plan, rank, gradients[when])
+            np.testing.assert_allclose(found[when], want, atol=bound * np.abs(want).max(), rtol=0)

@@ -1,0 +1,165 @@
+"""Places, the estimate of a layout, and its search: against enumeration where they are small."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.clock.links import Links
+from planner.clock.rounds import round_s
+from planner.compose.averaging import adaptive_group
+from planner.compose.flow_paths import mixed_paths
+from planner.compose.layout import Layout
+from planner.compose.layout_kernel import averaging_s, rooms
+from planner.compose.layout_search import LayoutSearch
+from planner.compose.places import Places
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.search.stop import MaxIterations
+from planner.training_plan.model import AveragingGroup
+from planner.workload.costs import stage_costs
+from planner.workload.layers import Layer
+from planner.workload.workload import Workload
+
+
+def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
+    """Regions of alike devices with random links between them."""
+    rng = np.random.default_rng(seed)
+    place = np.repeat(np.arange(len(sizes)), sizes)
+    latency = rng.uniform(0.01, 0.2, (len(sizes),) * 2)
+    bandwidth = rng.uniform(1e6, 1e7, (len(sizes),) * 2)
+    np.fill_diagonal(latency, 0.001)
+    np.fill_diagonal(bandwidth, 2e7)
+    at = np.ix_(place, place)
+    return Cluster(Network(latency[at], bandwidth[at]), Devices(1e12, memory_bytes))
+
+
+def model(layers: int = 4, batch: int = 16) -> Workload:
+    """Layers of different size."""
+    rng = np.random.default_rng(1)
+    parts = [
+        Layer(f"layer {k}", int(rng.integers(1, 9) * 1e5), rng.uniform(1, 4) * 1e10, 1e6, 4e6)
+        for k in range(layers)
+    ]
+    stem, head = Layer("stem", 300_000, 1e9, 1e6, 1e6), Layer("head", 200_000, 5e9, 1e6, 2e6)
+    return Workload("test", stem, tuple(parts), head, batch_samples=batch)
+
+
+def test_places_are_devices_that_nothing_tells_apart() -> None:
+    """Two regions; one device of the first is faster, one of the second cannot compute."""
+    cluster = regions([3, 2])
+    fast = np.array([1e12, 2e12, 1e12, 1e12, 1e12])
+    able = np.array([True, True, True, True, False])
+    places = Places.of(cluster.replace(devices=Devices(fast, 1e9, can_compute=able)))
+    assert sorted(places.members) == [(0, 2), (1,), (3,)]
+    alone = places.members.index((3,))
+    assert math.isinf(places.bandwidth[alone, alone])
+    both = places.members.index((0, 2))
+    assert places.there_and_back_s[both, both] == pytest.approx(0.002)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 10**6))
+def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], seed: int) -> None:
+    """The estimate's shares can be carried out, and equal ones are among them."""
+    cluster = regions([3, 3, 3], seed)
+    places = Places.of(cluster)
+    search = LayoutSearch(places, model())
+    found = averaging_s(1e7, np.array(row), search.links)
+    members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
+    if len(members) < 2:
+        assert found == 0.0
+        return
+    links = Links.of(cluster)
+    equal = round_s(AveragingGroup.equal(members), 1e7, links)
+    least = round_s(adaptive_group(cluster, members, 1e7), 1e7, links)
+    assert least <= found * (1 + 1e-6) and found <= equal * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6))
+def test_rooms_are_those_of_the_costs(seed: int) -> None:
+    """Of every stage of a random split, with and without recomputation."""
+    rng = np.random.default_rng(seed)
+    cluster, work = regions([2, 2], memory_bytes=rng.uniform(1e7, 1e8)), model(5)
+    places = Places.of(cluster)
+    search = LayoutSearch(places, work)
+    cuts = [0, *sorted(rng.choice(np.arange(1, 5), 2, replace=False).tolist()), 5]
+    layout = Layout.of([[1, 0], [1, 1], [0, 1]], cuts, [False] * 3)
+    state = search._state(layout)
+    for j, (a, b) in enumerate(layout.layers):
+        found = rooms(search.model, search.links, state, j, 0)
+        for does, room in zip((False, True), found, strict=True):
+            costs = stage_costs(work, a, b, with_head=j == 2, recompute=does)
+            assert room == min(costs.room(float(places.memory_bytes[0])), 16)
+
+
+def every_layout(places: Places, layers: int) -> Iterator[Layout]:
+    """All numbers of devices of every place on every stage, and all cuts."""
+    for stages in range(1, layers + 1):
+        rows = [range(size + 1) for size in places.size.tolist()]
+        columns = [list(itertools.product(*rows)) for _ in range(stages)]
+        for counts in itertools.product(*columns):
+            total = np.sum(counts, axis=0)
+            if (total > places.size).any() or any(sum(row) == 0 for row in counts):
+                continue
+            for cuts in itertools.combinations(range(1, layers), stages - 1):
+                yield Layout.of([list(c) for c in counts], [0, *cuts, layers], [False] * stages)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_finds_the_least_estimate(seed: int) -> None:
+    """Three layers over two regions of two and one device."""
+    places, work = Places.of(regions([2, 1, 1], seed, 6e7)), model(3)
+    search = LayoutSearch(places, work, seed=seed)
+    best = min(search.estimated_s(one) for one in every_layout(places, 3))
+    search.run(MaxIterations(10**9).start(), 60_000)
+    found = search.ranked()[0]
+    assert found.seconds == pytest.approx(best, rel=1e-9)
+    assert search.estimated_s(found.layout) == pytest.approx(found.seconds)
+
+
+def test_the_same_seed_finds_the_same_layouts() -> None:
+    """And they use no device twice."""
+    places, work = Places.of(regions([4, 3, 5])), model(6, 48)
+    found = []
+    for _ in range(2):
+        search = LayoutSearch(places, work, seed=7)
+        search.run(MaxIterations(10**9).start(), 20_000)
+        found.append(search.ranked())
+    assert found[0] == found[1]
+    for one in found[0]:
+        assert (np.sum(one.layout.counts, axis=0) <= places.size).all()
+        devices = [d for group in one.layout.groups(places) for d in group]
+        assert len(set(devices)) == len(devices)
+
+
+def test_nothing_is_found_where_nothing_fits() -> None:
+    """A layer needs more than any device has."""
+    search = LayoutSearch(Places.of(regions([2, 2], memory_bytes=1e5)), model())
+    search.run(MaxIterations(10**9).start(), 5_000)
+    assert search.ranked() == []
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(0, 10**6))
+def test_every_stretch_of_paths_follows_the_flow(count: int, seed: int) -> None:
+    """After b microbatches no device is off its part of b by more than two."""
+    rng = np.random.default_rng(seed)
+    groups = [(0, 1), (2, 3, 4), (5, 6)]
+    starts = rng.dirichlet(np.ones(2))
+    middle = rng.dirichlet(np.ones(3))
+    last = rng.dirichlet(np.ones(2))
+    paths = mixed_paths(groups, starts, [np.outer(starts, middle), np.outer(middle, last)], count)
+    assert len(paths) == count
+    for j, part in enumerate((starts, middle, last)):
+        seen = np.zeros(len(part))
+        for b, path in enumerate(paths):
+            seen[groups[j].index(path[j])] += 1
+            assert np.abs(seen - (b + 1) * part).max() < 2.0

@@ -1,0 +1,123 @@
+"""Plans with every decision open: valid, the same every time, better than fixed shapes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.compose.flow_plan import drafted
+from planner.compose.layout import Layout
+from planner.compose.places import Places
+from planner.compose.request import PlanRequest, Question
+from planner.training_plan.model import TrainingPlan
+from tests.compose.test_layouts import model, regions
+from tests.conftest import tiny_workload
+
+
+def planned(
+    cluster: pl.Cluster, workload: pl.Workload, effort: float, seed: int = 0
+) -> pl.Result[TrainingPlan]:
+    """Without anything fixed."""
+    return pl.plan(cluster, workload, stop=pl.Effort(effort), seed=seed)
+
+
+def test_two_regions_far_from_each_other() -> None:
+    """The far device is left out, and a plan with all of them would be slower."""
+    latency = np.full((5, 5), 0.001)
+    latency[4, :4] = latency[:4, 4] = 2.0
+    np.fill_diagonal(latency, 0.0)
+    network = pl.Network(latency, np.full((5, 5), 1e8), [*"abcd", "far"])
+    cluster, work = pl.Cluster(network, pl.Devices(1e12, 1e9)), model()
+    result = planned(cluster, work, 1.0)
+    plan = result.plan
+    assert plan is not None and plan.left_out == ("far",)
+    assert pl.check(plan, cluster) == []
+    everybody = pl.plan(cluster, work, stages=1, stop=pl.Effort(1.0)).objective
+    assert result.objective is not None and everybody is not None
+    assert result.objective < 0.5 * everybody
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_never_slower_than_equal_stages(seed: int) -> None:
+    """With the same effort as each fixed number of stages, on three regions."""
+    cluster, work = regions([4, 2, 2], seed), model(6, 64)
+    whole = planned(cluster, work, 3.0, seed=seed)
+    assert whole.plan is not None and pl.check(whole.plan, cluster) == []
+    for stages in (1, 2, 4):
+        fixed = pl.plan(cluster, work, stages=stages, stop=pl.Effort(3.0), averaging="adaptive")
+        assert whole.objective is not None and fixed.objective is not None
+        assert whole.objective <= fixed.objective * 1.02
+
+
+def test_same_seed_same_plan() -> None:
+    """Under a limit that counts work."""
+    found = [planned(regions([3, 3]), model(), 1.0, seed=5).plan for _ in range(2)]
+    assert found[0] is not None and found[1] is not None
+    assert found[0].content_hash == found[1].content_hash
+
+
+def test_memory_asks_for_recomputation() -> None:
+    """Links are so long that what is in flight does not fit, unless activations are made again."""
+    cluster = regions([2, 2], seed=3, memory_bytes=5.5e7)
+    result = planned(cluster, model(4, 64), 1.0)
+    assert result.plan is not None and any(result.plan.recompute)
+    assert pl.check(result.plan, cluster) == []
+
+
+def test_one_device_does_all() -> None:
+    """Nothing to send, nothing to average: computing alone, exactly."""
+    cluster = pl.Cluster(pl.Network(np.zeros((1, 1)), np.zeros((1, 1))), pl.Devices(1e12, 1e9))
+    work = model(2, 4)
+    result = planned(cluster, work, 0.1)
+    flops = 3 * sum(x.forward_flops for x in (work.stem, *work.layers, work.head))
+    assert result.objective == pytest.approx(4 * flops / 1e12)
+
+
+def test_what_cannot_be_planned() -> None:
+    """Too little memory anywhere; devices that do not compute."""
+    with pytest.raises(pl.ProblemError, match="no layout fits the devices' memory"):
+        planned(regions([2, 2], memory_bytes=1e5), model(), 0.1)
+    cluster = regions([2, 1])
+    none = pl.Devices(1e12, 1e9, can_compute=False)
+    with pytest.raises(pl.ProblemError, match="no device can compute"):
+        planned(cluster.replace(devices=none), model(), 0.1)
+
+
+def test_devices_without_gpu_hold_no_stage() -> None:
+    """They are left out."""
+    cluster = regions([3, 2])
+    able = np.array([True, False, True, True, True])
+    cluster = cluster.replace(devices=pl.Devices(1e12, 1e9, can_compute=able))
+    plan = planned(cluster, model(), 0.5).plan
+    assert plan is not None and cluster.network.ids[1] in plan.left_out
+
+
+def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
+    """Unequal stages of a tiny transformer, microbatches from every device to every other."""
+    # so slow that computing, not the way, decides
+    cluster = regions([2, 1, 1], seed=2).replace(devices=pl.Devices(1e7, 16e9))
+    work = tiny_workload(batch_samples=12)
+    question = Question.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
+    layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
+    return drafted(question, Places.of(cluster), layout, 2.0).plan()
+
+
+def test_a_flow_splits_and_joins() -> None:
+    """Some microbatches of one device go to different ones, and one device gets from several."""
+    plan = flow_plan([[2, 0, 0], [0, 1, 1]], [0, 2, 4])
+    assert pl.check(plan) == []
+    pairs = set(plan.schedules[0].paths)
+    assert len(pairs) > 2
+
+
+def test_a_flow_plan_is_written_and_read(tmp_path: object) -> None:
+    """Bit for bit."""
+    plan = flow_plan([[1, 0, 1], [1, 0, 0], [0, 1, 0]], [0, 1, 3, 4])
+    path = f"{tmp_path}/plan.json"
+    pl.save_plan(plan, path)
+    again = pl.load_plan(path)
+    assert again.content_hash == plan.content_hash
+    assert json.dumps(again.to_dict()) == json.dumps(plan.to_dict())
