@@ -66,7 +66,8 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
     own = question.workload.microbatch_samples
     blank = open_question(question)
     asked = candidates(replace(blank, request=blank.request.replace(microbatch_samples=own)))
-    found, refusals = [], []
+    found: list[tuple[float, int, list[Start]]] = []
+    refusals: list[str] = []
     for one in asked:
         try:
             arranged = arrange(one, shape_of(one), stop.portion(1 / len(asked)))

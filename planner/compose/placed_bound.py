@@ -83,7 +83,8 @@ class _Way:
     def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
         # hops: [there or back, busy or latency as well, pipelines, boundaries]
         self.forward, self.head, self.backward = forward, head, backward
-        self.there, self.back = hops
+        self.there: Floats = hops[0]
+        self.back: Floats = hops[1]
 
     @classmethod
     def of(

@@ -162,14 +162,17 @@ def test_asked_size_averaging_and_recomputation_stay() -> None:
 
 def test_recomputation_where_memory_is_short() -> None:
     """What does not fit keeps its stages' inputs only, then it is refused."""
-    cuts = ((0, 2), (2, 4))
-    keeps, again = (split_costs(tiny_workload(), cuts, 1, (r, r)) for r in (False, True))
-    memory = max(stage.need_bytes(1) for stage in again)
-    assert memory < max(stage.need_bytes(1) for stage in keeps)
-    roomy, short = ranks_by_region(question_of(2)), ranks_by_region(question_of(2, memory=memory))
-    assert not best(roomy).recompute and roomy.tally.refused == 0
-    assert best(short).recompute and best(short).stages == 2
-    assert short.tally.refused > 0
+    (keeps,), (again,) = (split_costs(tiny_workload(), ((0, 4),), 0, (r,)) for r in (False, True))
+    memory = again.need_bytes(1)
+    assert memory < keeps.need_bytes(1)
+    roomy, short = (
+        ranks_by_region(question_of(1, memory=have, microbatch_samples=1))
+        for have in (keeps.need_bytes(1), memory)
+    )
+    assert not best(roomy).recompute and best(short).recompute
+    assert best(short).step_s > best(roomy).step_s
+    with pytest.raises(ProblemError, match="GB for its state and one microbatch"):
+        ranks_by_region(question_of(1, memory=memory - 1, microbatch_samples=1))
 
 
 def test_layers_follow_unlike_devices() -> None:
