@@ -21,25 +21,29 @@ class DtfmRule:
     Attributes
     ----------
     plan
-        Its stages, with the faster of the two orders.
+        Where eq. 1 is least, of all numbers of stages that memory holds.
+    tried
+        Where the step is least, of the placements of least cost for each number of stages.
     cost_s
-        Of eq. 1, the least of all shapes that memory holds.
+        Of ``plan``, by eq. 1.
     refused
         Numbers of stages that memory does not hold.
     """
 
     plan: FixedPlan
+    tried: FixedPlan
     cost_s: float
     refused: int
 
 
 def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
-    """The number of stages and the placement whose communication cost is least.
+    """Placements whose communication cost is least.
 
-    The paper takes equal stages and straight pipelines, and knows no computation and no clock:
-    neither has a say here. Its authors tried degrees one by one (10.2); of those that divide the
-    devices, eq. 1 chooses here too. The workload's own microbatches. Ours are the price, the order
-    (the faster of 1F1B and eager 1F1B), and layers that follow unlike devices.
+    The paper takes equal stages and straight pipelines; its cost knows neither computation nor
+    time. It leaves the number of stages to the user, who tries all (10.2): ``tried``. Left to
+    eq. 1 as well, of those that divide the devices: ``plan``. The workload's own microbatches. Ours
+    are the price, the order (the faster of 1F1B and eager 1F1B), and layers that follow unlike
+    devices.
 
     Parameters
     ----------
@@ -61,7 +65,7 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
     References
     ----------
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
-    (DT-FM, 2022), eq. 1 and section 3.
+    (DT-FM, 2022), eq. 1, sections 3 and 10.2.
     """
     own = question.workload.microbatch_samples
     blank = open_question(question)
@@ -82,8 +86,15 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
             refusals.append(str(error))
             continue
         found.append((arranged.certificate.objective, len(found), starts))
-    if not found:
-        why = refusals[0] if refusals else "no number of stages divides devices and layers"
-        raise ProblemError(f"no shape of DT-FM's rule fits: {why}")
-    cost_s, _, starts = min(found)
-    return DtfmRule(best_of(starts).best["dtfm"], cost_s, len(refusals))
+    found.sort(key=lambda shape: shape[:2])
+    while found:
+        cost_s, _, starts = found.pop(0)
+        chosen = best_of(starts)
+        if not chosen.best:
+            refusals.append(chosen.refusal)
+            continue
+        others = best_of(start for _, _, rest in found for start in rest)
+        steps = [chosen.best["dtfm"], *others.best.values()]
+        return DtfmRule(steps[0], min(steps, key=lambda plan: plan.step_s), cost_s, len(refusals))
+    why = refusals[0] if refusals else "no number of stages divides devices and layers"
+    raise ProblemError(f"no shape of DT-FM's rule fits: {why}")

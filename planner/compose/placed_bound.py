@@ -83,8 +83,7 @@ class _Way:
     def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
         # hops: [there or back, busy or latency as well, pipelines, boundaries]
         self.forward, self.head, self.backward = forward, head, backward
-        self.there: Floats = hops[0]
-        self.back: Floats = hops[1]
+        self.there, self.back = hops
 
     @classmethod
     def of(
@@ -145,7 +144,7 @@ class _Way:
         """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
         home = np.empty(self.forward.shape)
         home[:, 0] = after_s[0]
-        for m in range(1, home.shape[1]):
+        for m in range(1, self.forward.shape[1]):
             way = self.back[1, :, m - 1] + self.backward[:, m - 1]
             home[:, m] = np.maximum(after_s[m], way + home[:, m - 1])
         return home

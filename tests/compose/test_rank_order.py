@@ -202,6 +202,15 @@ def test_nothing_fits() -> None:
         )
 
 
+def test_groups_that_give_no_exact_mean() -> None:
+    """Five devices in groups of three cannot average: refused with the reason, whoever asks."""
+    question = question_of(5, group_size=3)
+    for ask in (ranks_by_region, lambda q: dtfm_rule(q, pl.MaxIterations(20))):
+        with pytest.raises(ProblemError, match="groups of 3 do not give 5 devices"):
+            ask(question)
+    assert ranks_by_region(question_of(5, group_size=5)).tally.refused == 0
+
+
 def test_one_region_alone() -> None:
     """The region with the fast links wins, however far down the file it is."""
     rates = {"a": 1e6, "b": 1e6, "c": 1e8}
@@ -250,3 +259,4 @@ def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
     assert costs[found.plan.stages] == min(costs.values())  # type: ignore[type-var]
     assert found.plan.microbatch_samples == question.workload.microbatch_samples
     assert found.refused == 0
+    assert found.tried.step_s <= found.plan.step_s
