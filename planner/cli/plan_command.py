@@ -20,6 +20,7 @@ from planner.cli.arguments import (
     stop_of,
     workload_of,
 )
+from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares
@@ -80,6 +81,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--random-placements", type=count, help="straight ones to compare with; default 20"
+    )
+    sub.add_argument(
+        "--compare",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with ranks numbered region by region, and with one region alone",
     )
     sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
     sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
@@ -151,6 +158,9 @@ def run(args: argparse.Namespace) -> int:
         if not request.skips and not request.open and drawn:
             question = Question(cluster, made.workload, request, args.seed)
             lines += _random(question, made, drawn, data)
+        if not request.skips and args.compare:
+            asked = Question.of(cluster, workload, request, args.seed, {})
+            lines += compared(asked, made.predicted.step_s, data)
     except KeyboardInterrupt:
         lines.append("interrupted: pictures or comparisons that are not listed here are missing")
     data["runtime_s"] = time.perf_counter() - started

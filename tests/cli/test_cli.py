@@ -51,7 +51,28 @@ def test_plan_writes_plan_trace_and_picture(
     data = json.loads(capsys.readouterr().out)
     assert data["assignment"]["bound"] <= data["assignment"]["objective"]
     assert data["random"]["mean_cost_s"] > data["assignment"]["objective"]
+    assert data["ranks_by_region"]["tally"]["priced"] > 0
+    assert data["one_region"]["plan"]["devices"] == 1
     assert data["written"] == [str(out)]
+
+
+def test_plan_is_compared_with_ranks_by_region(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ratios are to the plan's step; where nothing fits, the reason; and only if wanted."""
+    command = [*PLAN, "--no-pictures", "--out", str(tmp_path / "plan.json")]
+    assert main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    best = data["ranks_by_region"][data["ranks_by_region"]["outermost"]]
+    ratio = best["step_s"] / data["predicted"]["step_s"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("ranks by region: ")]
+    assert f"{best['stages']} stages x {best['pipelines']} pipelines" in line
+    assert line.endswith(f"step time {best['step_s']:.4f} s ({ratio:.2f} x)")
+    assert " alone: 1 stages x 1 pipelines" in out
+    assert main([*command, "--no-compare", "--json"]) == 0
+    assert "ranks_by_region" not in json.loads(capsys.readouterr().out)
 
 
 def test_stages_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +288,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "8 devices, stages of 3, 2, 2, 1" in out
     assert "pipeline in 3 of 4 iterations" in out and "pipeline in 1 of 4 iterations" in out
     assert "waves, 3 stages a path" in out and "waves, 4 stages a path" in out
-    assert "random placements" not in out
+    assert "random placements" not in out and "ranks by region" not in out
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["plan.gantt.png", "plan.json", "plan.trace.json"]
     plan = load_plan(path)

@@ -1,0 +1,468 @@
+"""``planner bench plans``: plans against what needs no planner, over measured networks.
+
+Beside every plan stand the fastest of consecutive ranks by region in both ways, the fastest region
+alone, and DT-FM's rule in two readings, all priced on the same clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.compose.dtfm_rule import dtfm_rule
+from planner.compose.fixed_trials import FixedPlan, Tally
+from planner.compose.planning import plan
+from planner.compose.rank_order import one_region, ranks_by_region
+from planner.compose.request import PlanRequest, Question
+from planner.network.atomic import write_text
+from planner.network.catalogue import intra_link, load_network
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.problems import ProblemError
+from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
+from planner.workload.workload import Workload
+
+MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}
+"""Eight devices each."""
+
+
+def _replicated(name: str, counts: Mapping[str, int]) -> Network:
+    inside = intra_link(name)
+    assert inside is not None
+    return load_network(name).replicate(
+        counts,
+        intra_latency_s=inside.latency_s,
+        intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+    )
+
+
+def _regions(name: str, each: int, gpu: str) -> Cluster:
+    network = load_network(name).complete()
+    if each > 1:
+        network = _replicated(name, dict.fromkeys(network.ids, each))
+    return Cluster(network, Devices.of_gpu(gpu))
+
+
+def _mixed() -> Cluster:
+    network = _replicated("aws8_dtfm_worldwide_2022", dict.fromkeys(MIXED, 8))
+    gpus = [Devices.of_gpu(MIXED[region]) for region in network.regions]
+    flops = np.array([gpu.flops for gpu in gpus])
+    return Cluster(network, Devices(flops, np.array([gpu.memory_bytes for gpu in gpus])))
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Where and what to train.
+
+    Attributes
+    ----------
+    about
+        Devices, network and workload in a few words.
+    cluster
+        Makes the cluster.
+    workload
+        A preset.
+    changes
+        Of the preset.
+    """
+
+    about: str
+    cluster: Callable[[], Cluster]
+    workload: str
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    def question(self, request: PlanRequest, seed: int) -> Question:
+        """What is asked of plan and baselines alike."""
+        workload = Workload.preset(self.workload, **self.changes)
+        return Question.of(self.cluster(), workload, request, seed, {})
+
+
+INSTANCES = {
+    "aws": Instance(
+        "aws8_dtfm_worldwide_2022 x 8 V100, gpt3-1.3b",
+        lambda: _regions("aws8_dtfm_worldwide_2022", 8, "V100"),
+        "gpt3-1.3b",
+    ),
+    "gcp-t4": Instance(
+        "gcp12_skippipe_2025_repaired x 2 T4, llama-1.5b, batch 192",
+        lambda: _regions("gcp12_skippipe_2025_repaired", 2, "T4"),
+        "llama-1.5b",
+        {"batch_samples": 192},
+    ),
+    "gcp-v100": Instance(
+        "gcp12_skippipe_2025_repaired x 4 V100, gpt3-1.3b",
+        lambda: _regions("gcp12_skippipe_2025_repaired", 4, "V100"),
+        "gpt3-1.3b",
+    ),
+    "mixed": Instance(
+        "aws8_dtfm_worldwide_2022: 8 A100 Oregon, 8 V100 Virginia, 8 T4 Frankfurt, gpt3-1.3b",
+        _mixed,
+        "gpt3-1.3b",
+    ),
+    "skyplane": Instance(
+        "skyplane_60_20220129, its 57 complete regions x 1 V100, gpt3-1.3b",
+        lambda: _regions("skyplane_60_20220129", 1, "V100"),
+        "gpt3-1.3b",
+    ),
+    "two-sites": Instance(
+        "dtfm_case3_paper (two sites of 32) V100, gpt3-1.3b",
+        lambda: _regions("dtfm_case3_paper", 1, "V100"),
+        "gpt3-1.3b",
+    ),
+    "us": Instance(
+        "aws4_dtfm_regional_2022 x 4 A100, gpt3-1.3b",
+        lambda: _regions("aws4_dtfm_regional_2022", 4, "A100"),
+        "gpt3-1.3b",
+    ),
+    "fluidstack": Instance(
+        "fluidstack_32 (two sites of 16) A40, gpt3-1.3b",
+        lambda: _regions("fluidstack_32", 1, "A40"),
+        "gpt3-1.3b",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One of what a plan is compared with.
+
+    Attributes
+    ----------
+    step_s
+        On the clock; None where nothing fits.
+    about
+        Shape and order, or why nothing fits.
+    """
+
+    step_s: float | None
+    about: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance and seed.
+
+    Attributes
+    ----------
+    instance, seed, asked
+        Which; ``asked`` is the limit and the request in words.
+    step_s, bound_s, gap
+        Of the plan; None where it found or proved nothing.
+    about
+        Its shape, or why there is none.
+    seconds
+        That planning took.
+    baselines
+        By name.
+    """
+
+    instance: str
+    seed: int
+    asked: str
+    step_s: float | None
+    bound_s: float | None
+    gap: float | None
+    about: str
+    seconds: float
+    baselines: dict[str, Baseline]
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        """From a line of the results."""
+        kept = {name: Baseline(**found) for name, found in data.pop("baselines").items()}
+        return cls(**data, baselines=kept)
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What tells rows apart."""
+        return self.instance, self.seed, self.asked
+
+    @property
+    def best_baseline_s(self) -> float | None:
+        """Of those that fit."""
+        steps = [b.step_s for b in self.baselines.values() if b.step_s is not None]
+        return min(steps, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The plan's step over that of the best baseline."""
+        best = self.best_baseline_s
+        return None if best is None or self.step_s is None else self.step_s / best
+
+
+NAMES = (
+    "ranks, pipeline outermost",
+    "ranks, data outermost",
+    "one region",
+    "DT-FM's rule",
+    "DT-FM, stages tried",
+)
+
+
+def baselines(question: Question, effort: float) -> dict[str, Baseline]:
+    """All that a plan is compared with.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape is left aside.
+    effort
+        For the assignments of DT-FM's rule.
+
+    Returns
+    -------
+    dict[str, Baseline]
+        In the order of `NAMES`.
+    """
+    try:
+        ranks = ranks_by_region(question)
+        both = [
+            Baseline(None, "does not fit") if p is None else _fixed(p, ranks.tally)
+            for p in (ranks.pipeline, ranks.data)
+        ]
+    except ProblemError as error:
+        both = [_refused(error)] * 2
+    try:
+        alone = one_region(question)
+        region = _fixed(alone.plan, alone.tally, f"{alone.region}: ")
+    except ProblemError as error:
+        region = _refused(error)
+    try:
+        rule = dtfm_rule(question, Effort(effort))
+        dtfm = [
+            _fixed(rule.plan, Tally(), f"cost {rule.cost_s:.2f} s: "),
+            _fixed(rule.tried, Tally()),
+        ]
+    except ProblemError as error:
+        dtfm = [_refused(error)] * 2
+    return dict(zip(NAMES, (*both, region, *dtfm), strict=True))
+
+
+def _fixed(plan: FixedPlan, tally: Tally, before: str = "") -> Baseline:
+    words = [
+        f"{before}{plan.stages} x {plan.pipelines}, mb {plan.microbatch_samples}, {plan.order}"
+    ]
+    words += ["recomputing"] * plan.recompute + ["balanced layers"] * plan.balanced
+    words += [f"{tally.left_out} more not tried"] * (tally.left_out > 0)
+    return Baseline(plan.step_s, ", ".join(words))
+
+
+def _refused(error: ProblemError) -> Baseline:
+    return Baseline(None, str(error).split(";", maxsplit=1)[0])
+
+
+def measure(
+    name: str, request: PlanRequest, stop: StoppingCriterion, seed: int, asked: str, effort: float
+) -> Row:
+    """Plan one instance, and price what it is compared with.
+
+    Parameters
+    ----------
+    name
+        Of the instance.
+    request
+        What is fixed; by default nothing, not even the number of stages.
+    stop, seed
+        Of the search.
+    asked
+        Limit and request in words.
+    effort
+        For the assignments of DT-FM's rule.
+
+    Returns
+    -------
+    Row
+        Where planning is refused, the reason stands in its place.
+    """
+    question = INSTANCES[name].question(request, seed)
+    began = time.perf_counter()
+    step_s = bound_s = gap = None
+    try:
+        result = plan(question.cluster, question.workload, request=request, stop=stop, seed=seed)
+    except ProblemError as error:
+        about = str(error).split(";", maxsplit=1)[0]
+    else:
+        about = str(result.status)
+        if result.plan is not None:
+            step_s, bound_s, gap = result.objective, result.bound, result.gap
+            made = result.plan
+            sizes = sorted({len(group) for group in made.assignment.groups})
+            about = (
+                f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
+                f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
+            )
+    seconds = time.perf_counter() - began
+    return Row(name, seed, asked, step_s, bound_s, gap, about, seconds, baselines(question, effort))
+
+
+def report(rows: Sequence[Row], before: str) -> str:
+    """The dated report as Markdown.
+
+    Parameters
+    ----------
+    rows
+        Results.
+    before
+        The load when the benchmark began.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    today = datetime.now(UTC).date().isoformat()
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("planner", "numpy", "scipy", "numba", "ortools")
+    )
+    asked = sorted({row.asked for row in rows})
+    seeds = sorted({row.seed for row in rows})
+    shown = dict.fromkeys(row.instance for row in rows)
+    lines = [
+        f"# Plans and what needs no planner, {today}",
+        "",
+        f"Python {platform.python_version()}, {packages}; {platform.system()} on "
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before.",
+        "",
+        f"Regenerate with `planner bench plans`. Asked: {'; '.join(asked)}. Seeds "
+        f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/clock.md). Ratio: "
+        "the plan's step over the best baseline's; below 1 the plan is faster.",
+        "",
+        *(f"- {name}: {INSTANCES[name].about}" for name in shown),
+        "",
+        f"| instance | seed | plan | bound | gap | {' | '.join(NAMES)} | ratio | planning, s |",
+        f"|{'---|' * (7 + len(NAMES))}",
+        *(_row(row) for row in rows),
+        "",
+        "## What they are",
+        "",
+        "stages x pipelines, samples a microbatch (mb), order. Ranks count region by region. "
+        "Pipeline outermost: stage j is ranks jP to (j + 1)P - 1; data outermost: pipeline p is "
+        "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order. One "
+        "region: likewise, on that region's devices alone. DT-FM's rule: the shape and placement "
+        "whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the clock chooses "
+        "the number of stages.",
+        "",
+        f"| instance | seed | plan | {' | '.join(NAMES)} |",
+        f"|{'---|' * (3 + len(NAMES))}",
+    ]
+    for row in rows:
+        cells = [row.instance, str(row.seed), row.about]
+        cells += [row.baselines[name].about for name in NAMES]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *summary(rows)]) + "\n"
+
+
+def _row(row: Row) -> str:
+    cells = [row.instance, str(row.seed), _number(row.step_s), _number(row.bound_s)]
+    cells.append("-" if row.gap is None else f"{row.gap:.1%}")
+    cells += [_number(row.baselines[name].step_s) for name in NAMES]
+    cells += [_number(row.ratio), f"{row.seconds:.0f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """How plans stand against the best baseline.
+
+    Parameters
+    ----------
+    rows
+        Results.
+
+    Returns
+    -------
+    list[str]
+        Lines.
+    """
+    ratios = [(ratio, row) for row in rows if (ratio := row.ratio) is not None]
+    if not ratios:
+        return ["No instance has both a plan and a baseline."]
+    mean = float(np.exp(np.mean([np.log(ratio) for ratio, _ in ratios])))
+    worst, row = max(ratios, key=lambda found: found[0])
+    slower = sum(ratio > 1 for ratio, _ in ratios)
+    return [
+        f"Ratio: {mean:.3f} in the geometric mean of {len(ratios)}, at most {worst:.3f} "
+        f"({row.instance}, seed {row.seed}); the plan is slower than a baseline in {slower}."
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the instances and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    parser = argparse.ArgumentParser(prog="planner bench plans", description=__doc__)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-plans-{today}.md")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument(
+        "--instances", nargs="*", default=list(INSTANCES), choices=list(INSTANCES), metavar="NAME"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--effort", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, help="end each search then, whatever the effort")
+    parser.add_argument(
+        "--fields", type=json.loads, default={}, help='of the request, as JSON: {"stages": 8}'
+    )
+    parser.add_argument(
+        "--rule-effort", type=float, default=10.0, help="for the assignments of DT-FM's rule"
+    )
+    args = parser.parse_args(argv)
+    request = PlanRequest().replace(**args.fields)
+    stop: StoppingCriterion = Effort(args.effort)
+    asked = f"effort {args.effort:g}"
+    if args.seconds is not None:
+        stop = AnyOf(stop, MaxRuntime(args.seconds))
+        asked += f", at most {args.seconds:g} s"
+    asked += f", {json.dumps(args.fields)}" if args.fields else ", nothing fixed"
+    before = f"{os.getloadavg()[0]:.1f}"
+    kept = _kept(args.results)
+    rows = []
+    for name in args.instances:
+        for seed in args.seeds:
+            row = kept.get((name, seed, asked))
+            if row is None:
+                row = measure(name, request, stop, seed, asked, args.rule_effort)
+                if args.results is not None:
+                    with args.results.open("a") as file:
+                        file.write(json.dumps(asdict(row)) + "\n")
+            print(_row(row), flush=True)
+            rows.append(row)
+    for line in summary(rows):
+        print(line)
+    write_text(args.out, report(rows, before))
+    return 0
+
+
+def _kept(path: Path | None) -> dict[tuple[str, int, str], Row]:
+    if path is None or not path.exists():
+        return {}
+    rows = [Row.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    return {row.key: row for row in rows}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

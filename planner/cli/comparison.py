@@ -1,0 +1,82 @@
+"""What ``planner plan`` compares a plan with beside random placements: what needs no planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from planner.compose.fixed_trials import FixedPlan, Tally
+from planner.compose.request import Question
+from planner.problems import ProblemError
+
+
+def compared(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+    """Ranks by region on all devices, and the fastest region alone, as data and as lines.
+
+    Parameters
+    ----------
+    question
+        What was asked, with the workload's own microbatches.
+    step_s
+        Of the plan.
+    data
+        Gets ``ranks_by_region`` and ``one_region``; null where nothing fits.
+
+    Returns
+    -------
+    list[str]
+        A line each.
+    """
+    return [*_ranks(question, step_s, data), *_region(question, step_s, data)]
+
+
+def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+    from planner.compose.rank_order import ranks_by_region
+
+    found, why = _or_why(lambda: ranks_by_region(question))
+    data["ranks_by_region"] = None
+    if found is None:
+        return [f"ranks by region: {why}"]
+    outermost, plan = found.best
+    data["ranks_by_region"] = {"outermost": str(outermost), **asdict(found)}
+    parallel = f"{outermost} parallel" if outermost == "data" else str(outermost)
+    shape = f"{_shape(plan)}, {parallel} outermost"
+    return [f"ranks by region: {shape}, {_step(plan, step_s)}{_left_out(found.tally)}"]
+
+
+def _region(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+    from planner.compose.rank_order import one_region
+
+    data["one_region"] = None
+    if len(set(question.cluster.network.regions)) == 1:
+        return []
+    found, why = _or_why(lambda: one_region(question))
+    if found is None:
+        return [f"one region alone: {why}"]
+    data["one_region"] = asdict(found)
+    plan = found.plan
+    alone = f"{found.region} alone: {_shape(plan)}, {_step(plan, step_s)}"
+    return [f"{alone}{_left_out(found.tally)}"]
+
+
+def _or_why(make: Callable[[], Any]) -> tuple[Any, str]:
+    """What is made, or the reason why nothing fits."""
+    try:
+        return make(), ""
+    except ProblemError as error:
+        return None, str(error).split(";", maxsplit=1)[0]
+
+
+def _shape(plan: FixedPlan) -> str:
+    again = ", recomputing" if plan.recompute else ""
+    samples = f", microbatches of {plan.microbatch_samples}" if plan.microbatch_samples > 1 else ""
+    return f"{plan.stages} stages x {plan.pipelines} pipelines{samples}, {plan.order}{again}"
+
+
+def _step(plan: FixedPlan, step_s: float) -> str:
+    return f"step time {plan.step_s:.4f} s ({plan.step_s / step_s:.2f} x)"
+
+
+def _left_out(tally: Tally) -> str:
+    return f", {tally.left_out} more not tried" if tally.left_out else ""

@@ -1,0 +1,237 @@
+"""The best of placements that a rule fixes: priced on the clock, save what a bound excludes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.compose.layer_split import balanced_split, is_uniform
+from planner.compose.placed_bound import placed_bound_s
+from planner.compose.pricing import straight_plan
+from planner.compose.request import Order, Question
+from planner.compose.shape import Shape, memory_room, shape_of
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+
+MOST_EVENTS = 1_000_000
+"""Operations and messages of all steps that are priced; so many take 15 to 50 s of a core."""
+
+ORDERS = (Order.EAGER_1F1B, Order.ONE_F_ONE_B)
+"""Ours, and the one that trainers ship."""
+
+ROUNDING = 1e-9
+"""Relative; a bound excludes a step only beyond it."""
+
+
+@dataclass(frozen=True)
+class FixedPlan:
+    """The decisions of a plan that a rule made, and its step.
+
+    Attributes
+    ----------
+    devices
+        That take part.
+    stages, pipelines
+        Its shape.
+    microbatch_samples
+        Samples that travel together.
+    order
+        Of operations.
+    balanced
+        Whether layers follow unlike devices; otherwise they are cut evenly.
+    recompute
+        Whether stages recompute activations: as asked, or all where memory refuses that.
+    step_s
+        On the clock.
+    """
+
+    devices: int
+    stages: int
+    pipelines: int
+    microbatch_samples: int
+    order: str
+    balanced: bool
+    recompute: bool
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the plans that a rule allows.
+
+    Attributes
+    ----------
+    priced
+        On the clock.
+    excluded
+        Not priced: no order of theirs beats the best.
+    refused
+        By memory, even with recomputation, or for another reason.
+    left_out
+        Not priced, because that was work enough; one of them may be better.
+    """
+
+    priced: int = 0
+    excluded: int = 0
+    refused: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A placement to price.
+
+    Attributes
+    ----------
+    name
+        The best is sought among those of the same name.
+    question
+        Whose request fixes stages and order.
+    grid
+        ``int[pipelines, stages]``.
+    """
+
+    name: str
+    question: Question
+    grid: NDArray[np.int64]
+
+    def fitted(self) -> tuple[Shape, AssignmentPlan, float]:
+        """Layers and bound.
+
+        Returns
+        -------
+        tuple[Shape, AssignmentPlan, float]
+            The shape with its layers, who holds which stage, and what no order beats in seconds.
+
+        Raises
+        ------
+        ProblemError
+            Memory does not hold a stage and one microbatch, or the shape does not fit.
+        """
+        question, shape = self.question, shape_of(self.question)
+        assignment = AssignmentPlan.of_grid(self.grid)
+        cluster, workload = question.cluster, question.workload
+        if not is_uniform(cluster):
+            layers = balanced_split(
+                cluster, workload, assignment.groups, shape.head_stage, shape.recompute
+            )
+            shape = shape.with_layers(layers)
+        memory_room(cluster, workload, shape, assignment.groups)
+        return shape, assignment, placed_bound_s(question, shape, assignment)
+
+    def recomputing(self) -> Start:
+        """The same with recomputation in all stages."""
+        request = self.question.request.replace(recompute="all")
+        return replace(self, question=replace(self.question, request=request))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The best of each name, and what became of all.
+
+    Attributes
+    ----------
+    best
+        By name.
+    tally
+        Of all.
+    refusal
+        Why the first that was refused was; empty if none was.
+    """
+
+    best: dict[str, FixedPlan]
+    tally: Tally
+    refusal: str
+
+
+def best_of(starts: Iterable[Start], most_events: int = MOST_EVENTS) -> Trials:
+    """Price placements in the order of their bounds, until nothing better can be left.
+
+    Where memory refuses a placement, it is tried with recomputation in all stages. The first of
+    each name is priced whatever the work.
+
+    Parameters
+    ----------
+    starts
+        Placements.
+    most_events
+        Operations and messages to price in all.
+
+    Returns
+    -------
+    Trials
+        The same for the same arguments.
+    """
+    return _Search(most_events).run(starts)
+
+
+class _Search:
+    def __init__(self, most_events: int) -> None:
+        self.left = most_events
+        self.best: dict[str, FixedPlan] = {}
+        self.refusals: list[str] = []
+        self.priced = self.excluded = self.left_out = 0
+        self.queue: list[tuple[float, int, Start, Shape, AssignmentPlan]] = []
+        self.queued = 0
+
+    def run(self, starts: Iterable[Start]) -> Trials:
+        """All of them."""
+        for start in starts:
+            self._offer(start)
+        while self.queue:
+            bound, _, start, shape, assignment = heapq.heappop(self.queue)
+            known = self.best.get(start.name)
+            if known is not None and bound * (1 - ROUNDING) >= known.step_s:
+                self.excluded += 1
+            elif known is not None and _events(shape) > self.left:
+                self.left_out += 1
+            else:
+                self._price(start, shape, assignment)
+        tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
+        return Trials(self.best, tally, self.refusals[0] if self.refusals else "")
+
+    def _offer(self, start: Start) -> None:
+        try:
+            shape, assignment, bound = start.fitted()
+        except ProblemError as error:
+            self._refuse(start, error)
+            return
+        heapq.heappush(self.queue, (bound, self.queued, start, shape, assignment))
+        self.queued += 1
+
+    def _refuse(self, start: Start, error: ProblemError) -> None:
+        if start.question.request.recompute == "all":
+            self.refusals.append(str(error))
+        else:
+            self._offer(start.recomputing())
+
+    def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
+        question = start.question
+        try:
+            step_s = straight_plan(question, shape, assignment).predicted.step_s
+        except ProblemError as error:
+            self._refuse(start, error)
+            return
+        self.priced += 1
+        self.left -= _events(shape)
+        known = self.best.get(start.name)
+        if known is None or step_s < known.step_s:
+            self.best[start.name] = FixedPlan(
+                devices=len(question.cluster),
+                stages=shape.stages,
+                pipelines=shape.starts,
+                microbatch_samples=question.workload.microbatch_samples,
+                order=str(question.request.schedule),
+                balanced=not is_uniform(question.cluster),
+                recompute=any(shape.recompute),
+                step_s=step_s,
+            )
+
+
+def _events(shape: Shape) -> int:
+    """Operations F and B of a step, and its messages."""
+    return shape.microbatches * (4 * shape.stages - 2)

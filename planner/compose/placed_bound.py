@@ -1,0 +1,156 @@
+"""A lower bound on the step of a given placement in straight pipelines, whatever the order.
+
+As in `planner.compose.bounds`: T is the end of a step and j the stage of the device whose update
+ends then. With one round over its stage, the devices of stage j begin their next step no earlier.
+Every microbatch passes them on its way F0, f0, F1, ..., H, ..., b0, B0 (f and b are the messages
+across a boundary), so all that lies behind F of stage j in that way follows T. Here devices and
+pairs are known, so each is taken at its own speed, and averaging as long as its group needs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.links import Links
+from planner.clock.rounds import round_s
+from planner.compose.averaging import averaging_rounds
+from planner.compose.pricing import compute_times
+from planner.compose.request import Question
+from planner.compose.shape import Shape
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Codec
+
+Floats = NDArray[np.float64]
+
+
+def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+    """Seconds that no order of operations beats with these devices in these places.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        With a grid.
+
+    Returns
+    -------
+    float
+        Seconds, before rounding.
+
+    Raises
+    ------
+    ProblemError
+        The groups cannot average.
+    """
+    assert assignment.grid is not None
+    grid = assignment.grid
+    pipelines, stages = grid.shape
+    times = compute_times(question, shape, assignment)
+    after_s = _averaging_s(question, shape, assignment) + np.array(times.update_s)[grid].max(axis=0)
+    way = _Way.of(question, shape, grid, times.forward_s, times.head_s, times.backward_s)
+    fewest, more = divmod(shape.microbatches, pipelines)
+    count = np.full(pipelines, fewest)
+    count[:more] += 1
+    # nobody averages and updates are free: stage 0 ends last
+    first_alone = pipelines == 1 and not any(times.update_s)
+    least = np.array([way.after_s(j, count, after_s) for j in range(1 if first_alone else stages)])
+    # with several rounds a stage's devices do not end together: any pipeline may be the one
+    together = question.request.group_size is None
+    return float((least.max(axis=1) if together else least.min(axis=1)).min())
+
+
+def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:
+    """Per stage, its round by itself; several rounds are not counted."""
+    request, cluster = question.request, question.cluster
+    found = np.zeros(shape.stages)
+    if request.group_size is not None or shape.starts == 1:
+        return found
+    links, wire = Links.of(cluster), Codec(request.codec).wire_ratio
+    for j, costs in enumerate(shape.costs(question.workload)):
+        vector = costs.gradient_bytes * wire
+        rounds = averaging_rounds(cluster, assignment.groups[j], request.averaging, None, vector)
+        found[j] = round_s(rounds[0][0], vector, links)
+    return found
+
+
+class _Way:
+    """What a microbatch passes in each pipeline, and how long each part is busy with one."""
+
+    def __init__(self, forward: Floats, head: Floats, backward: Floats, hops: Floats) -> None:
+        # hops: [there or back, busy or latency as well, pipelines, boundaries]
+        self.forward, self.head, self.backward = forward, head, backward
+        self.there, self.back = hops
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        shape: Shape,
+        grid: NDArray[np.int64],
+        forward_s: tuple[float, ...],
+        head_s: tuple[float, ...],
+        backward_s: tuple[float, ...],
+    ) -> _Way:
+        """With the devices' times and the pairs' latencies and rates."""
+        network = question.cluster.limited_network()
+        head = np.zeros(grid.shape)
+        at = shape.head_stage
+        head[:, at] = np.array(head_s)[grid[:, at]]
+        sent = np.array([c.output_bytes for c in shape.costs(question.workload)[:-1]])
+        left, right = grid[:, :-1], grid[:, 1:]
+        hops = []
+        for u, v in ((left, right), (right, left)):
+            busy = sent / network.bandwidth_bytes_per_s[u, v]
+            hops.append([busy, busy + network.latency_s[u, v]])
+        return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
+
+    def after_s(self, begin: int, count: NDArray[np.int64], after_s: Floats) -> Floats:
+        """Per pipeline, from T to the end of the stage that ends last, if ``begin`` starts at T.
+
+        Something on the way is the neck: before it the first microbatch's way there, then all
+        microbatches one after the other, then the last one's way to some stage's B, and what comes
+        after that stage's last B.
+        """
+        stages = self.forward.shape[1]
+        home = self._home_s(after_s)
+        best = np.zeros(len(self.forward))
+        way = np.zeros(len(self.forward))
+        for m in range(begin, stages):
+            all_three = self.forward[:, m] + self.head[:, m] + self.backward[:, m]
+            best = np.maximum(best, way + count * all_three + home[:, m])
+            way = way + self.forward[:, m]
+            if m < stages - 1:
+                busy, whole = self.there[:, :, m]
+                onward = self._onward_s(m + 1) + home[:, m + 1]
+                best = np.maximum(best, way + count * busy + (whole - busy) + onward)
+                way = way + whole
+        # the head of a pipeline's first stage comes when the microbatch is back
+        way = way + self.head[:, -1]
+        for m in range(stages - 1, -1, -1):
+            best = np.maximum(best, way + count * self.backward[:, m] + home[:, m])
+            way = way + self.backward[:, m]
+            if m > 0:
+                busy, whole = self.back[:, :, m - 1]
+                rest = (whole - busy) + self.backward[:, m - 1] + home[:, m - 1]
+                best = np.maximum(best, way + count * busy + rest)
+                way = way + whole
+        return best
+
+    def _home_s(self, after_s: Floats) -> Floats:
+        """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
+        home = np.empty(self.forward.shape)
+        home[:, 0] = after_s[0]
+        for m in range(1, self.forward.shape[1]):
+            way = self.back[1, :, m - 1] + self.backward[:, m - 1]
+            home[:, m] = np.maximum(after_s[m], way + home[:, m - 1])
+        return home
+
+    def _onward_s(self, stage: int) -> Floats:
+        """Per pipeline, from F of a stage to the last stage and back through B of that stage."""
+        there = self.forward[:, stage:].sum(axis=1) + self.there[1, :, stage:].sum(axis=1)
+        back = self.backward[:, stage:].sum(axis=1) + self.back[1, :, stage:].sum(axis=1)
+        return np.asarray(there + self.head[:, -1] + back)

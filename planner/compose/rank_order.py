@@ -1,0 +1,263 @@
+"""What a trainer does without a planner: consecutive ranks, numbered region by region.
+
+Megatron-LM and torchtitan lay the degrees of parallelism over consecutive ranks; which of the two
+is outermost is the user's choice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.compose.degrees import candidates
+from planner.compose.fixed_trials import (
+    MOST_EVENTS,
+    ORDERS,
+    FixedPlan,
+    Start,
+    Tally,
+    best_of,
+)
+from planner.compose.request import Order, Question
+from planner.network.cluster import Cluster
+from planner.network.network import Network
+from planner.problems import ProblemError
+
+
+class Outermost(enum.StrEnum):
+    """Which degree of parallelism changes last over consecutive ranks."""
+
+    PIPELINE = "pipeline"
+    DATA = "data"
+
+
+@dataclass(frozen=True)
+class RanksByRegion:
+    """The best shape of each way to number ranks.
+
+    Attributes
+    ----------
+    pipeline
+        Stage j is ranks jP to (j + 1)P - 1: devices that average are neighbours. None where no
+        such plan fits: which devices share a stage decides what unlike memories hold.
+    data
+        Pipeline p is ranks pS to (p + 1)S - 1. None likewise, but not both.
+    tally
+        Of all shapes, microbatch sizes and orders, both ways.
+    """
+
+    pipeline: FixedPlan | None
+    data: FixedPlan | None
+    tally: Tally
+
+    @property
+    def best(self) -> tuple[Outermost, FixedPlan]:
+        """The faster of the two; where they are equal, data outermost."""
+        both = ((Outermost.DATA, self.data), (Outermost.PIPELINE, self.pipeline))
+        return min(
+            ((kind, plan) for kind, plan in both if plan is not None),
+            key=lambda found: found[1].step_s,
+        )
+
+
+@dataclass(frozen=True)
+class OneRegion:
+    """The best plan on the devices of one region, the others left out.
+
+    Attributes
+    ----------
+    region
+        The fastest; the first of alike ones.
+    plan
+        Ranks in the network's order, either degree outermost.
+    tally
+        Of all regions that differ.
+    """
+
+    region: str
+    plan: FixedPlan
+    tally: Tally
+
+
+def region_order(network: Network) -> tuple[int, ...]:
+    """Devices in the network's order, those of one region next to each other.
+
+    Parameters
+    ----------
+    network
+        N devices.
+
+    Returns
+    -------
+    tuple[int, ...]
+        Regions in the order in which they first appear.
+    """
+    place = {region: k for k, region in reversed(list(enumerate(network.regions)))}
+    return tuple(sorted(range(len(network)), key=lambda d: (place[network.regions[d]], d)))
+
+
+def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArray[np.int64]:
+    """Who holds which stage in which pipeline.
+
+    Parameters
+    ----------
+    order
+        The device of every rank.
+    stages
+        S, which divides them.
+    outermost
+        See `Outermost`.
+
+    Returns
+    -------
+    ndarray
+        ``int[pipelines, stages]``.
+    """
+    ranks = np.array(order, dtype=np.int64)
+    if outermost is Outermost.PIPELINE:
+        return ranks.reshape(stages, -1).T
+    return ranks.reshape(-1, stages)
+
+
+def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> RanksByRegion:
+    """The best that all devices do with consecutive ranks.
+
+    Every number of stages that divides the devices, microbatches of the workload's size and powers
+    of two times it, 1F1B and eager 1F1B. Layers are cut evenly; where devices differ in speed or
+    memory, so that the slowest stage is fastest (`planner.compose.layer_split`). Averaging, codecs,
+    head and calibration are the request's.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    most_events
+        Operations and messages to price in all.
+
+    Returns
+    -------
+    RanksByRegion
+        Deterministic.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits these devices.
+    """
+    order = region_order(question.cluster.network)
+    trials = best_of(_starts(question, order, tuple(Outermost)), most_events)
+    if not trials.best:
+        why = trials.refusal or "no number of stages divides devices and layers"
+        raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
+    pipeline, data = (trials.best.get(kind) for kind in (Outermost.PIPELINE, Outermost.DATA))
+    return RanksByRegion(pipeline, data, trials.tally)
+
+
+def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
+    """The best that one region does by itself, as in `ranks_by_region`.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    most_events
+        Operations and messages to price in all.
+
+    Returns
+    -------
+    OneRegion
+        Deterministic.
+
+    Raises
+    ------
+    ProblemError
+        No region holds the model.
+    """
+    regions = dict.fromkeys(question.cluster.network.regions)
+    parts: dict[bytes, str] = {}
+    starts: list[Start] = []
+    for region in regions:
+        where = [d for d, r in enumerate(question.cluster.network.regions) if r == region]
+        part = replace(question, cluster=question.cluster.subset(where))
+        if parts.setdefault(_alike(part.cluster), region) != region:
+            continue
+        for start in _starts(part, range(len(where)), tuple(Outermost)):
+            starts.append(replace(start, name=region))
+    trials = best_of(starts, most_events)
+    if not trials.best:
+        why = trials.refusal or "no number of stages divides devices and layers"
+        raise ProblemError(f"none of {len(regions)} regions holds the model by itself: {why}")
+    # the first in the network's order among equals
+    region = min((r for r in regions if r in trials.best), key=lambda r: trials.best[r].step_s)
+    return OneRegion(region, trials.best[region], trials.tally)
+
+
+def open_question(question: Question) -> Question:
+    """The question with shape, order and paths left open; the rest of the request stays.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+
+    Returns
+    -------
+    Question
+        For straight pipelines.
+    """
+    request = question.request.replace(
+        stages=None,
+        pipelines=None,
+        stage_sizes=None,
+        stage_layers=None,
+        recompute=question.request.recompute or (),
+        path_stages=None,
+        full_every=None,
+        max_swaps=None,
+        schedule=Order.EAGER_1F1B,
+        in_flight=None,
+    )
+    return replace(question, request=request)
+
+
+def _starts(
+    question: Question, ranks: Sequence[int], kinds: Sequence[Outermost]
+) -> Iterator[Start]:
+    """Every shape, size and order that devices and batch allow."""
+    in_flight = question.request.in_flight
+    for asked in candidates(open_question(question)):
+        stages = asked.request.stages
+        assert isinstance(stages, int)
+        for order in ORDERS:
+            # 1F1B says itself how many microbatches are in flight
+            held = in_flight if order is Order.EAGER_1F1B else None
+            ordered = asked.request.replace(schedule=order, in_flight=held)
+            for kind in kinds:
+                grid = ranks_grid(ranks, stages, kind)
+                yield Start(kind, replace(asked, request=ordered), grid)
+
+
+def _alike(cluster: Cluster) -> bytes:
+    """Equal for clusters that nothing but names tells apart."""
+    network, devices = cluster.network, cluster.devices
+    arrays = (
+        network.latency_s,
+        network.bandwidth_bytes_per_s,
+        cluster.flops,
+        cluster.memory_bytes,
+        cluster.upload_bytes_per_s,
+        cluster.download_bytes_per_s,
+        devices.can_compute,
+        devices.can_aggregate,
+    )
+    sites = (
+        devices.sites,
+        devices.site_upload_bytes_per_s,
+        devices.site_download_bytes_per_s,
+    )
+    parts = [b"" if a is None else np.asarray(a).tobytes() for a in arrays]
+    return b"|".join([*parts, str(len(cluster)).encode(), repr(sites).encode()])
