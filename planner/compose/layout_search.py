@@ -160,12 +160,13 @@ class LayoutSearch:
                 self._anneal(run, state, more, WARM_AGAIN, COLD_AGAIN, fixed=False)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """The same share for each number of stages, from a start of its own."""
+        """The same share for each number of stages, from two starts of their own."""
+        each = max(1, int(trials / len(numbers) / 2))
         for stages in numbers:
-            if run.check() is not None and self.found:
-                return
-            each = max(1, int(trials / len(numbers)))
-            self._anneal(run, self._start(stages), each, WARM, COLD, fixed=True)
+            for spread in (False, True):
+                if run.check() is not None and self.found:
+                    return
+                self._anneal(run, self._start(stages, spread), each, WARM, COLD, fixed=True)
 
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
@@ -244,14 +245,19 @@ class LayoutSearch:
             np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int) -> State:
-        """All devices along a chain of near places, cut into stages of equal size."""
+    def _start(self, stages: int, spread: bool = False) -> State:
+        """All devices along a chain of near places, cut into stages of equal size.
+
+        ``spread``: dealt out to the stages one by one, so that each place has a pipeline, as ranks
+        that are numbered place by place do.
+        """
         state = self._empty()
         state.stages[0] = stages
-        places = self._chain()
-        devices = np.repeat(places, self.places.size[places])
+        chain = self._chain()
+        devices = np.repeat(chain, self.places.size[chain])
         for k, c in enumerate(devices.tolist()):
-            state.counts[k * stages // len(devices), c] += 1
+            j = k % stages if spread else k * stages // len(devices)
+            state.counts[j, c] += 1
         state.cuts[: stages + 1] = [round(self.layers * j / stages) for j in range(stages + 1)]
         return state
 

@@ -23,15 +23,15 @@ from planner.search.stop import StoppingCriterion, started
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 
-ROUND_TRIALS = 400_000.0
+ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
-SEARCHING = 0.5
+SEARCHING = 0.4
 """Share of the limit for the layout search; pricing on the clock gets the rest."""
 OPERATIONS_PER_EFFORT = 20_000
 """That the clock serves in a unit of effort."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
-DRAFTS, PRICED = 5, 2
+DRAFTS, PRICED = 6, 2
 """Layouts of a round that are drafted, and drafts that are priced."""
 MOST_IN_FLIGHT = (2.0, 3.0)
 """That the best draft is also made with."""
