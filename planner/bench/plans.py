@@ -85,8 +85,11 @@ class Instance:
 
     def question(self, request: PlanRequest, seed: int) -> Question:
         """What is asked of plan and baselines alike."""
-        workload = Workload.preset(self.workload, **self.changes)
-        return Question.of(self.cluster(), workload, request, seed, {})
+        return Question.of(self.cluster(), self.model(), request, seed, {})
+
+    def model(self) -> Workload:
+        """What is trained."""
+        return Workload.preset(self.workload, **self.changes)
 
 
 INSTANCES = {
@@ -211,20 +214,18 @@ NAMES = (
 )
 
 
-def baselines(question: Question, effort: float) -> dict[str, Baseline]:
-    """All that a plan is compared with.
+def seedless(question: Question) -> dict[str, Baseline]:
+    """What is the same for every seed: ranks by region in both ways, and one region.
 
     Parameters
     ----------
     question
         What is asked, of what; its shape is left aside.
-    effort
-        For the assignments of DT-FM's rule.
 
     Returns
     -------
     dict[str, Baseline]
-        In the order of `NAMES`.
+        The first three of `NAMES`.
     """
     try:
         ranks = ranks_by_region(question)
@@ -239,15 +240,33 @@ def baselines(question: Question, effort: float) -> dict[str, Baseline]:
         region = _fixed(alone.plan, alone.tally, f"{alone.region}: ")
     except ProblemError as error:
         region = _refused(error)
+    return dict(zip(NAMES[:3], (*both, region), strict=True))
+
+
+def seeded(question: Question, effort: float) -> dict[str, Baseline]:
+    """DT-FM's rule, whose assignments are searched.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape is left aside.
+    effort
+        For the assignments.
+
+    Returns
+    -------
+    dict[str, Baseline]
+        The others of `NAMES`.
+    """
     try:
         rule = dtfm_rule(question, Effort(effort))
-        dtfm = [
+        found = [
             _fixed(rule.plan, Tally(), f"cost {rule.cost_s:.2f} s: "),
             _fixed(rule.tried, Tally()),
         ]
     except ProblemError as error:
-        dtfm = [_refused(error)] * 2
-    return dict(zip(NAMES, (*both, region, *dtfm), strict=True))
+        found = [_refused(error)] * 2
+    return dict(zip(NAMES[3:], found, strict=True))
 
 
 def _fixed(plan: FixedPlan, tally: Tally, before: str = "") -> Baseline:
@@ -264,9 +283,14 @@ def _refused(error: ProblemError) -> Baseline:
 
 
 def measure(
-    name: str, request: PlanRequest, stop: StoppingCriterion, seed: int, asked: str, effort: float
+    name: str,
+    request: PlanRequest,
+    stop: StoppingCriterion,
+    seed: int,
+    asked: str,
+    baselines: dict[str, Baseline],
 ) -> Row:
-    """Plan one instance, and price what it is compared with.
+    """Plan one instance.
 
     Parameters
     ----------
@@ -278,19 +302,20 @@ def measure(
         Of the search.
     asked
         Limit and request in words.
-    effort
-        For the assignments of DT-FM's rule.
+    baselines
+        What it is compared with.
 
     Returns
     -------
     Row
         Where planning is refused, the reason stands in its place.
     """
-    question = INSTANCES[name].question(request, seed)
+    instance = INSTANCES[name]
+    cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
     step_s = bound_s = gap = None
     try:
-        result = plan(question.cluster, question.workload, request=request, stop=stop, seed=seed)
+        result = plan(cluster, workload, request=request, stop=stop, seed=seed)
     except ProblemError as error:
         about = str(error).split(";", maxsplit=1)[0]
     else:
@@ -304,7 +329,7 @@ def measure(
                 f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
             )
     seconds = time.perf_counter() - began
-    return Row(name, seed, asked, step_s, bound_s, gap, about, seconds, baselines(question, effort))
+    return Row(name, seed, asked, step_s, bound_s, gap, about, seconds, baselines)
 
 
 def report(rows: Sequence[Row], before: str) -> str:
@@ -442,10 +467,14 @@ def main(argv: Sequence[str]) -> int:
     kept = _kept(args.results)
     rows = []
     for name in args.instances:
+        same: dict[str, Baseline] = {}
         for seed in args.seeds:
             row = kept.get((name, seed, asked))
             if row is None:
-                row = measure(name, request, stop, seed, asked, args.rule_effort)
+                question = INSTANCES[name].question(request, seed)
+                same = same or seedless(question)
+                baselines = same | seeded(question, args.rule_effort)
+                row = measure(name, request, stop, seed, asked, baselines)
                 if args.results is not None:
                     with args.results.open("a") as file:
                         file.write(json.dumps(asdict(row)) + "\n")

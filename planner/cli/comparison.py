@@ -37,7 +37,7 @@ def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]
     found, why = _or_why(lambda: ranks_by_region(question))
     data["ranks_by_region"] = None
     if found is None:
-        return [f"ranks by region: {why}"]
+        return [why]
     outermost, plan = found.best
     data["ranks_by_region"] = {"outermost": str(outermost), **asdict(found)}
     parallel = f"{outermost} parallel" if outermost == "data" else str(outermost)
@@ -53,7 +53,7 @@ def _region(question: Question, step_s: float, data: dict[str, Any]) -> list[str
         return []
     found, why = _or_why(lambda: one_region(question))
     if found is None:
-        return [f"one region alone: {why}"]
+        return [why]
     data["one_region"] = asdict(found)
     plan = found.plan
     alone = f"{found.region} alone: {_shape(plan)}, {_step(plan, step_s)}"

@@ -137,6 +137,8 @@ class Trials:
     ----------
     best
         By name.
+    starts
+        By name, what the best was made of.
     tally
         Of all.
     refusal
@@ -144,6 +146,7 @@ class Trials:
     """
 
     best: dict[str, FixedPlan]
+    starts: dict[str, Start]
     tally: Tally
     refusal: str
 
@@ -173,6 +176,7 @@ class _Search:
     def __init__(self, most_events: int) -> None:
         self.left = most_events
         self.best: dict[str, FixedPlan] = {}
+        self.starts: dict[str, Start] = {}
         self.refusals: list[str] = []
         self.priced = self.excluded = self.left_out = 0
         self.queue: list[tuple[float, int, Start, Shape, AssignmentPlan]] = []
@@ -192,7 +196,7 @@ class _Search:
             else:
                 self._price(start, shape, assignment)
         tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
-        return Trials(self.best, tally, self.refusals[0] if self.refusals else "")
+        return Trials(self.best, self.starts, tally, self.refusals[0] if self.refusals else "")
 
     def _offer(self, start: Start) -> None:
         try:
@@ -220,6 +224,7 @@ class _Search:
         self.left -= _events(shape)
         known = self.best.get(start.name)
         if known is None or step_s < known.step_s:
+            self.starts[start.name] = start
             self.best[start.name] = FixedPlan(
                 devices=len(question.cluster),
                 stages=shape.stages,

@@ -71,7 +71,7 @@ class OneRegion:
     Attributes
     ----------
     region
-        The fastest; the first of alike ones.
+        The fastest; the first of those that nothing but names tells apart.
     plan
         Ranks in the network's order, either degree outermost.
     tally
@@ -186,14 +186,13 @@ def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
         if parts.setdefault(_alike(part.cluster), region) != region:
             continue
         for start in _starts(part, range(len(where)), tuple(Outermost)):
-            starts.append(replace(start, name=region))
+            starts.append(replace(start, name="region"))
     trials = best_of(starts, most_events)
     if not trials.best:
         why = trials.refusal or "no number of stages divides devices and layers"
         raise ProblemError(f"none of {len(regions)} regions holds the model by itself: {why}")
-    # the first in the network's order among equals
-    region = min((r for r in regions if r in trials.best), key=lambda r: trials.best[r].step_s)
-    return OneRegion(region, trials.best[region], trials.tally)
+    region = trials.starts["region"].question.cluster.network.regions[0]
+    return OneRegion(region, trials.best["region"], trials.tally)
 
 
 def open_question(question: Question) -> Question:

@@ -77,16 +77,22 @@ def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFix
     assert "| us | 0 | 123.456 |" in text and "| us | 1 |" in text
     assert 'effort 0.1, {"stages": 2}' in text
     assert len(results.read_text().splitlines()) == 2
+    # nobody's seed but DT-FM's
+    other = Row.from_dict(json.loads(results.read_text().splitlines()[1]))
+    assert all(other.baselines[name] == row.baselines[name] for name in NAMES[:3])
     capsys.readouterr()
 
 
-def test_a_request_that_is_refused_is_a_row(tiny: Instance, tmp_path: Path) -> None:
+def test_a_request_that_is_refused_is_a_row(tiny: Instance) -> None:
     """The reason stands where the plan would; the baselines are there all the same."""
-    row = plans.measure("us", PlanRequest(stages=3), pl.Effort(0.1), 0, "stages 3", 0.1)
+    request = PlanRequest(stages=3)
+    question = tiny.question(request, 0)
+    row = plans.measure("us", request, pl.Effort(0.1), 0, "stages 3", plans.seedless(question))
     assert row.step_s is None and row.ratio is None
     assert "4 devices cannot be divided into 3 equal stages" in row.about
     assert row.best_baseline_s is not None
-    assert "No instance has both" in report([row], "0.0")
+    whole = replace(row, baselines=row.baselines | plans.seeded(question, 0.1))
+    assert "No instance has both" in report([whole], "0.0")
 
 
 def test_ratio_is_to_the_best_that_fits() -> None:

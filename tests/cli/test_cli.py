@@ -71,6 +71,10 @@ def test_plan_is_compared_with_ranks_by_region(
     assert f"{best['stages']} stages x {best['pipelines']} pipelines" in line
     assert line.endswith(f"step time {best['step_s']:.4f} s ({ratio:.2f} x)")
     assert " alone: 1 stages x 1 pipelines" in out
+    # two stages need 117 MB, one needs 225: regions of one device hold no model
+    assert main([*command, "--memory-gb", "0.15"]) == 0
+    out = capsys.readouterr().out
+    assert "none of 8 regions holds the model by itself: device 'Oregon' has 0.15 GB" in out
     assert main([*command, "--no-compare", "--json"]) == 0
     assert "ranks_by_region" not in json.loads(capsys.readouterr().out)
 

@@ -255,8 +255,8 @@ def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
         result = pl.plan(question.cluster, question.workload, stages=stages, stop=stop)
         assert result.plan is not None
         costs[stages] = result.plan.certificates["assignment"].objective
-    assert found.cost_s == pytest.approx(min(costs.values()))  # type: ignore[type-var]
-    assert costs[found.plan.stages] == min(costs.values())  # type: ignore[type-var]
+    assert found.cost_s == pytest.approx(min(costs.values()))
+    assert costs[found.plan.stages] == min(costs.values())
     assert found.plan.microbatch_samples == question.workload.microbatch_samples
     assert found.refused == 0
     assert found.tried.step_s <= found.plan.step_s
