@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import time
 from collections.abc import Sequence
@@ -29,15 +30,29 @@ CHUNK = 2000
 """Trials between two looks at the stopping rule."""
 TRIALS_PER_EFFORT = 120_000.0
 """Trials with up to eight places in a unit of effort; more places cost more."""
-WARM, COLD = 0.2, 0.003
-"""Temperatures, relative to the estimate, of the search at a fixed number of stages."""
-WARM_AGAIN, COLD_AGAIN = 0.01, 0.0005
-"""Where the number of stages may change too."""
 ALL, FIXED = 0.25, 0.5
 """Shares of the trials for all numbers of stages, and for the best of them; then these may
 change."""
 BEST, LAST = 6, 3
 """How many numbers of stages get the second share and the last."""
+
+
+class Start(enum.Enum):
+    """Where a search for a number of stages begins, and how freely it wanders."""
+
+    NEAR = "stages of near places"
+    DEALT = "each place's devices dealt out to all stages"
+    KEPT = "the same, hardly left"
+    FOUND = "the best found, whose number of stages may change"
+
+
+HEAT = {
+    Start.NEAR: (0.2, 0.003),
+    Start.DEALT: (0.2, 0.003),
+    Start.KEPT: (1e-4, 1e-6),
+    Start.FOUND: (0.01, 0.0005),
+}
+"""Temperatures at begin and end, relative to the estimate."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,7 @@ class LayoutSearch:
     Attributes
     ----------
     found
-        By number of stages, the best layout so far.
+        By number of stages and where it was begun, the best layout so far.
     """
 
     def __init__(
@@ -116,7 +131,7 @@ class LayoutSearch:
         )
         self.layers = len(workload.layers)
         self.most = min(self.layers, int(places.size.sum()))
-        self.found: dict[int, Estimated] = {}
+        self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
         self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
         self._tried, self._best = self._empty(), self._empty()
@@ -133,8 +148,9 @@ class LayoutSearch:
         return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 1.5)
 
     def ranked(self) -> list[Estimated]:
-        """The best of every number of stages, fastest first."""
-        return sorted(self.found.values(), key=lambda one: one.seconds)
+        """The best of every number of stages and start, fastest first, each once."""
+        found = dict.fromkeys(sorted(self.found.values(), key=lambda one: one.seconds))
+        return list(found)
 
     def run(self, run: StopRun, trials: float) -> None:
         """Search until so many trials are spent, or the rule says stop.
@@ -149,50 +165,49 @@ class LayoutSearch:
         numbers = list(range(1, min(self.most, MOST_STAGES) + 1))
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
-            best = [len(one.layout.layers) for one in self.ranked()[:BEST]]
+            best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))[:BEST]
             self._fixed(run, best, FIXED * trials)
             last = self.ranked()[:LAST]
             for one in last:
                 if run.check() is not None:
                     return
                 more = max(1, int((1 - ALL - FIXED) * trials / len(last)))
-                state = self._state(one.layout)
-                self._anneal(run, state, more, WARM_AGAIN, COLD_AGAIN, fixed=False)
+                self._anneal(run, self._state(one.layout), more, Start.FOUND)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """The same share for each number of stages, from two starts of their own."""
-        each = max(1, int(trials / len(numbers) / 2))
+        """The same share for each number of stages and start."""
+        starts = (Start.NEAR, Start.DEALT, Start.KEPT)
+        each = max(1, int(trials / len(numbers) / len(starts)))
         for stages in numbers:
-            for spread in (False, True):
+            for start in starts:
                 if run.check() is not None and self.found:
                     return
-                self._anneal(run, self._start(stages, spread), each, WARM, COLD, fixed=True)
+                self._anneal(run, self._start(stages, start is not Start.NEAR), each, start)
 
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
         state = self._start(min(4, self.most))
-        self._round(state, self._value(state), 1, WARM, COLD, True)
+        self._round(state, self._value(state), 1, *HEAT[Start.NEAR], True)
         began = time.perf_counter()
-        self._round(state, self._value(state), CHUNK, WARM, COLD, True)
+        self._round(state, self._value(state), CHUNK, *HEAT[Start.NEAR], True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
     def estimated_s(self, layout: Layout) -> float:
         """The estimate of a layout; infinite where memory does not hold it."""
         return float(estimate_s(self.model, self.links, self._state(layout), self._scratch))
 
-    def _anneal(
-        self, run: StopRun, state: State, trials: int, warm: float, cold: float, *, fixed: bool
-    ) -> None:
+    def _anneal(self, run: StopRun, state: State, trials: int, start: Start) -> None:
         """From warm to cold in chunks, so that the stopping rule is heard in between."""
+        warm, cold = HEAT[start]
         value = self._value(state)
         chunks = max(1, math.ceil(trials / CHUNK))
         for k in range(chunks):
             begin, end = (warm * (cold / warm) ** (part / chunks) for part in (k, k + 1))
             count = min(CHUNK, trials - k * CHUNK)
-            self._round(state, value, count, begin, end, fixed)
+            self._round(state, value, count, begin, end, start is not Start.FOUND)
             if run.update(count) is not None:
                 break
-        self._keep(self._best, float(value[1]))
+        self._keep(start, self._best, float(value[1]))
 
     def _round(
         self, state: State, value: Floats, count: int, warm: float, cold: float, fixed: bool
@@ -220,9 +235,10 @@ class LayoutSearch:
         # where memory does not hold the start, anything that it holds is better
         return np.full(2, seconds if seconds < math.inf else 1e300)
 
-    def _keep(self, state: State, seconds: float) -> None:
+    def _keep(self, start: Start, state: State, seconds: float) -> None:
         stages = int(state.stages[0])
-        if seconds >= 1e300 or seconds >= self._seconds_of(stages):
+        known = self.found.get((stages, start))
+        if seconds >= 1e300 or (known is not None and seconds >= known.seconds):
             return
         # which stages recompute is what the estimate chose last; ask again
         again = float(estimate_s(self.model, self.links, state, self._scratch))
@@ -231,10 +247,7 @@ class LayoutSearch:
             state.cuts[: stages + 1].tolist(),
             state.recompute[:stages].tolist(),
         )
-        self.found[stages] = Estimated(again, layout)
-
-    def _seconds_of(self, stages: int) -> float:
-        return self.found[stages].seconds if stages in self.found else math.inf
+        self.found[stages, start] = Estimated(again, layout)
 
     def _empty(self) -> State:
         most = self.most
@@ -245,10 +258,10 @@ class LayoutSearch:
             np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, spread: bool = False) -> State:
+    def _start(self, stages: int, dealt: bool = False) -> State:
         """All devices along a chain of near places, cut into stages of equal size.
 
-        ``spread``: dealt out to the stages one by one, so that each place has a pipeline, as ranks
+        ``dealt``: given out to the stages one by one, so that each place has a pipeline, as ranks
         that are numbered place by place do.
         """
         state = self._empty()
@@ -256,7 +269,7 @@ class LayoutSearch:
         chain = self._chain()
         devices = np.repeat(chain, self.places.size[chain])
         for k, c in enumerate(devices.tolist()):
-            j = k % stages if spread else k * stages // len(devices)
+            j = k % stages if dealt else k * stages // len(devices)
             state.counts[j, c] += 1
         state.cuts[: stages + 1] = [round(self.layers * j / stages) for j in range(stages + 1)]
         return state

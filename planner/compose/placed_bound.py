@@ -72,7 +72,7 @@ def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -
     links, wire = Links.of(cluster), Codec(request.codec).wire_ratio
     for j, costs in enumerate(shape.costs(question.workload)):
         vector = costs.gradient_bytes * wire
-        rounds = averaging_rounds(cluster, assignment.groups[j], request.averaging, None, vector)
+        rounds = averaging_rounds(cluster, assignment.groups[j], request.shares, None, vector)
         found[j] = round_s(rounds[0][0], vector, links)
     return found
 
