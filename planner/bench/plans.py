@@ -374,7 +374,8 @@ def report(rows: Sequence[Row], before: str) -> str:
         "",
         "stages x pipelines, samples a microbatch (mb), order. Ranks count region by region. "
         "Pipeline outermost: stage j is ranks jP to (j + 1)P - 1; data outermost: pipeline p is "
-        "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order. One "
+        "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order, "
+        "recomputing or not. One "
         "region: likewise, on that region's devices alone. DT-FM's rule: the shape and placement "
         "whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the clock chooses "
         "the number of stages.",

@@ -44,7 +44,7 @@ class FixedPlan:
     balanced
         Whether layers follow unlike devices; otherwise they are cut evenly.
     recompute
-        Whether stages recompute activations: as asked, or all where memory refuses that.
+        Whether stages recompute activations: as asked, or all where memory is short.
     step_s
         On the clock.
     """
@@ -70,7 +70,7 @@ class Tally:
     excluded
         Not priced: no order of theirs beats the best.
     refused
-        By memory, even with recomputation, or for another reason.
+        By memory or for another reason; with recomputation counts by itself.
     left_out
         Not priced, because that was work enough; one of them may be better.
     """
@@ -123,6 +123,23 @@ class Start:
         memory_room(cluster, workload, shape, assignment.groups)
         return shape, assignment, placed_bound_s(question, shape, assignment)
 
+    def is_short(self, shape: Shape, assignment: AssignmentPlan) -> bool:
+        """Whether memory holds fewer microbatches of a pipeline than there are.
+
+        Parameters
+        ----------
+        shape, assignment
+            As `fitted` gives them.
+        """
+        question = self.question
+        room = memory_room(question.cluster, question.workload, shape, assignment.groups)
+        return min(room.values()) < -(-shape.microbatches // shape.starts)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether all stages recompute their activations."""
+        return self.question.request.recompute == "all"
+
     def recomputing(self) -> Start:
         """The same with recomputation in all stages."""
         request = self.question.request.replace(recompute="all")
@@ -154,8 +171,8 @@ class Trials:
 def best_of(starts: Iterable[Start], most_events: int = MOST_EVENTS) -> Trials:
     """Price placements in the order of their bounds, until nothing better can be left.
 
-    Where memory refuses a placement, it is tried with recomputation in all stages. The first of
-    each name is priced whatever the work.
+    Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
+    is tried too. The first of each name is priced whatever the work.
 
     Parameters
     ----------
@@ -202,15 +219,13 @@ class _Search:
         try:
             shape, assignment, bound = start.fitted()
         except ProblemError as error:
-            self._refuse(start, error)
+            self.refusals.append(str(error))
+            if not start.recomputes:
+                self._offer(start.recomputing())
             return
         heapq.heappush(self.queue, (bound, self.queued, start, shape, assignment))
         self.queued += 1
-
-    def _refuse(self, start: Start, error: ProblemError) -> None:
-        if start.question.request.recompute == "all":
-            self.refusals.append(str(error))
-        else:
+        if not start.recomputes and start.is_short(shape, assignment):
             self._offer(start.recomputing())
 
     def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
@@ -218,7 +233,7 @@ class _Search:
         try:
             step_s = straight_plan(question, shape, assignment).predicted.step_s
         except ProblemError as error:
-            self._refuse(start, error)
+            self.refusals.append(str(error))
             return
         self.priced += 1
         self.left -= _events(shape)
