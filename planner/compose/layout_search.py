@@ -177,7 +177,7 @@ class LayoutSearch:
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
         """The same share for each number of stages and start."""
         starts = (Start.NEAR, Start.DEALT, Start.KEPT)
-        each = max(1, int(trials / len(numbers) / len(starts)))
+        each = max(1, int(trials / max(1, len(numbers) * len(starts))))
         for stages in numbers:
             for start in starts:
                 if run.check() is not None and self.found:

@@ -210,7 +210,7 @@ def open_question(question: Question) -> Question:
         For straight pipelines.
     """
     request = question.request.replace(
-        stages=None,
+        stages="auto",
         pipelines=None,
         stage_sizes=None,
         stage_layers=None,

@@ -444,7 +444,7 @@ def test_path_files_that_are_wrong(
         ([*SKIPPING, "--random-placements", "3"], "draws straight pipelines; leave it out"),
         ([*SKIPPING, "--batch-samples", "7"], "must be a multiple of 3"),
         (["plan", *SKIPPING[1:5], "--stages", "4", "--full-every", "3"], "without path_stages"),
-        (["plan", *SKIPPING[1:5]], "give stages, or 'auto'"),
+        (["plan", *SKIPPING[1:5], "--pipelines", "2"], "give stages, or 'auto'"),
     ],
 )
 def test_bad_path_requests(

@@ -155,7 +155,7 @@ def test_asked_size_averaging_and_recomputation_stay() -> None:
     asked = question_of(4, schedule="gpipe", stages=2, pipelines=2, microbatch_samples=1)
     found = ranks_by_region(asked)
     assert best(found).microbatch_samples == 1
-    twice = ranks_by_region(question_of(4, recompute="all"))
+    twice = ranks_by_region(question_of(4, stages="auto", recompute="all"))
     assert best(twice).recompute
     assert best(twice).step_s > best(ranks_by_region(question_of(4))).step_s
 
