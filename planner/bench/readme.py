@@ -17,9 +17,10 @@ from planner.network.atomic import write_text
 
 FIRST = (
     "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "
-    "--stages 8 --out plan.json"
+    "--out plan.json"
 )
-DEGREES = FIRST.replace("--stages 8", "--stages auto --effort 20")
+EIGHT = FIRST.replace("--out plan.json", "--stages 8 --out eight.json")
+DEGREES = FIRST.replace("--out plan.json", "--stages auto --effort 20 --out auto.json")
 PICTURE = (
     "plan --network aws4_dtfm_regional_2022 --devices-per-region 2 --workload gpt3-1.3b --stages 4 "
     "--batch-samples 48 --gpu T4 --out picture.json"
@@ -32,6 +33,7 @@ COMMANDS = (
     FIRST,
     "check plan.json",
     "simulate plan.json --network aws10_dtfm_code_2022",
+    EIGHT,
     DEGREES,
     PICTURE,
     LOCAL,
