@@ -152,8 +152,9 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
         up[i], down[j] = max(up[i], rate[i, j]), max(down[j], rate[i, j])
     up = up if cluster.upload_bytes_per_s is None else cluster.upload_bytes_per_s
     down = down if cluster.download_bytes_per_s is None else cluster.download_bytes_per_s
-    own = zip(cluster.flops, cluster.memory_bytes, up, down, strict=True)
-    if Counter(tuple(map(float, key)) for key in own) - devices.classes:
+    columns = (cluster.flops, cluster.memory_bytes, up, down)
+    own = Counter(zip(*(column.tolist() for column in columns), strict=True))
+    if any(count > devices.classes[key] for key, count in own.items()):
         return False
     if any(latency[i, j] < devices.hop_s for i, j in pairs):
         return False
@@ -306,8 +307,8 @@ class _Stage:
         self,
         good: NDArray[np.bool_],
         works: list[tuple[Any, Floats]],
-        sends: Floats,
-        open_s: Floats,
+        sends: Any,
+        open_s: Any,
     ) -> Floats:
         of = self.of
         good = good & (open_s > 0)

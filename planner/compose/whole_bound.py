@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.compose.bounds import StepBound
 from planner.compose.whole_needs import Fleet, Floats, Need, StageNeeds
@@ -30,6 +29,12 @@ from planner.workload.workload import Workload
 
 Price = tuple[float, float, float]
 """Weights of FLOP/s, uploads and number of devices; they sum to 1."""
+
+PriceAt = Callable[[float], float]
+"""Price of the cheapest split by seconds between two step ends."""
+
+PAID = 1 + 1e-12
+"""What all devices cost, but for rounding."""
 
 PRICES: tuple[Price, ...] = (
     (0.0, 0.0, 1.0),
@@ -41,9 +46,9 @@ PRICES: tuple[Price, ...] = (
 )
 """Each gives a bound; the best counts. They are the same where all devices are alike."""
 
-HALVINGS, DOUBLINGS = 45, 200
-PLENTY = 1e9
-"""How much faster something is where its part in a bound is looked for."""
+HALVINGS, DOUBLINGS = 30, 200
+A_LITTLE = 0.01
+"""How much faster something is, relatively, where it is asked whether the bound stands on it."""
 
 
 def whole_bound(
@@ -70,7 +75,7 @@ def whole_bound(
     """
     fleet = Fleet.of(cluster)
     needs = StageNeeds(fleet, workload, wire_ratio, recomputes)
-    seconds, price = max((step_s(needs, price), price) for price in _prices(fleet))
+    seconds, price = _best(fleet, lambda price: _any_stage(needs, price), needs.scale_s)
     if not np.isfinite(seconds):
         return None
     witness = {
@@ -80,16 +85,20 @@ def whole_bound(
         "price": list(price),
         **fleet.to_dict(),
     }
-    quick = replace(fleet, flops=fleet.flops * PLENTY)
-    wide = replace(fleet, up=fleet.up * PLENTY, down=fleet.down * PLENTY)
-    links, computing = (
-        step_s(StageNeeds(part, workload, wire_ratio, recomputes), price) for part in (quick, wide)
-    )
-    basis = (
-        f"all devices between two step ends, whatever their stages: computing alone {computing:.4g}"
-        f" s, messages and averaging alone {links:.4g} s"
-    )
-    return StepBound(seconds, basis, witness)
+
+    more = 1 + A_LITTLE
+    faster = {
+        "computing": replace(fleet, flops=fleet.flops * more),
+        "messages and averaging": replace(fleet, up=fleet.up * more, down=fleet.down * more),
+    }
+    less_s = seconds * (1 - A_LITTLE / 10)
+    names = [
+        name
+        for name, other in faster.items()
+        if _any_stage(StageNeeds(other, workload, wire_ratio, recomputes), price)(less_s) <= PAID
+    ]
+    what = ", ".join(names) or "memory and latencies"
+    return StepBound(seconds, f"{what} of all devices, whatever stages they are in", witness)
 
 
 def long_run_s(cluster: Cluster, workload: Workload, wire_ratio: float = 1.0) -> float:
@@ -111,44 +120,35 @@ def long_run_s(cluster: Cluster, workload: Workload, wire_ratio: float = 1.0) ->
     fleet = Fleet.of(cluster)
     needs = StageNeeds(fleet, workload, wire_ratio, recomputes=True)
     lasting = needs.lasting()
-    return max(
-        _least_s(lambda limit, p=price: _in_turn(_costs(needs, lasting, p, limit)))  # type: ignore[misc]
-        for price in _prices(fleet)
-    )
+
+    def prices(price: Price) -> PriceAt:
+        return lambda limit: _in_turn(_costs(needs, lasting, price, limit))
+
+    return _best(fleet, prices, needs.scale_s)[0]
 
 
-def _prices(fleet: Fleet) -> tuple[Price, ...]:
-    return PRICES[:1] if fleet.alike else PRICES
+def _best(fleet: Fleet, prices: Callable[[Price], PriceAt], scale_s: float) -> tuple[float, Price]:
+    """The highest bound of all prices, and which gives it."""
+    best, chosen = 0.0, PRICES[0]
+    for price in PRICES[:1] if fleet.alike else PRICES:
+        price_at = prices(price)
+        if best == 0 or price_at(best) > PAID:
+            best, chosen = max(best, _least_s(price_at, scale_s)), price
+    return best, chosen
 
 
-def step_s(needs: StageNeeds, price: Price) -> float:
-    """The least distance of two step ends, over all stages whose round may end a step.
-
-    Parameters
-    ----------
-    needs
-        Of all parts of the layers.
-    price
-        Of a device.
-
-    Returns
-    -------
-    float
-        Seconds; infinite where memory holds no split.
-    """
-    home = needs.home()
-    ends, beyond = needs.ending(), needs.beyond()
+def _any_stage(needs: StageNeeds, price: Price) -> PriceAt:
+    """What the cheapest split costs, whichever stage's round ended the step before."""
+    home, ends, beyond = needs.home(), needs.ending(), needs.beyond()
     ahead = [needs.ahead(again) for again in needs.choices]
 
-    def together(limit: float) -> float:
-        return _in_turn(_costs(needs, home, price, limit))
-
-    def apart(limit: float) -> float:
+    def price_at(limit: float) -> float:
         before = np.min([_costs(needs, need, price, limit) for need in ahead], axis=0)
         end = _costs(needs, ends, price, limit)
-        return _in_turn(_costs(needs, beyond, price, limit), before, end)
+        later = _in_turn(_costs(needs, beyond, price, limit), before, end)
+        return min(later, _in_turn(_costs(needs, home, price, limit)))
 
-    return min(_least_s(together), _least_s(apart))
+    return price_at
 
 
 def _costs(needs: StageNeeds, need: Need, price: Price, limit: float) -> Floats:
@@ -188,9 +188,7 @@ def _costs(needs: StageNeeds, need: Need, price: Price, limit: float) -> Floats:
     return table
 
 
-def _in_turn(
-    cost: Floats, before: Floats | None = None, end: NDArray[np.float64] | None = None
-) -> float:
+def _in_turn(cost: Floats, before: Floats | None = None, end: Floats | None = None) -> float:
     """Price of the cheapest split into stages.
 
     With ``before`` and ``end`` some stage, not the first, costs what ``end`` says, those before it
@@ -208,20 +206,17 @@ def _in_turn(
     return float(done[layers])
 
 
-def _least_s(price_at: Callable[[float], float]) -> float:
+def _least_s(price_at: PriceAt, scale_s: float) -> float:
     """The least seconds at which the devices can pay for all stages, from below."""
-    high = 1e-9
+    high = scale_s
     for _ in range(DOUBLINGS):
-        if price_at(high) <= 1 + 1e-12:
+        if price_at(high) <= PAID:
             break
         high *= 2
     else:
         return np.inf
-    low = high / 2
+    low = high / 2 if high > scale_s else 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if price_at(middle) <= 1 + 1e-12:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if price_at(middle) <= PAID else (middle, high)
     return low

@@ -169,6 +169,8 @@ class StageNeeds:
         ``float[N]``: 1 to N.
     most_flops, least_flops, most_up, least_up
         ``float[N]``: sums over the best, and over the least, m devices.
+    scale_s
+        Of the order of a step: all FLOPs on all devices at once.
     """
 
     def __init__(
@@ -186,6 +188,8 @@ class StageNeeds:
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
         self._cost(workload, wire_ratio, spans)
+        self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
+        self.scale_s = self.scale_s / float(fleet.flops.sum()) or 1.0
         self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
         self._average()
 
