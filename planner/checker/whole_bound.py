@@ -29,6 +29,8 @@ CLOSER = 1e-9
 """Relative: what is shown is that no plan is faster than a bound by more than this."""
 HALVINGS = 30
 MEMORY_ROUNDING = 1e-6
+MOST_DEVICES = 100_000
+"""A witness with more is not looked at."""
 
 
 def whole_step_bound_s(
@@ -115,6 +117,8 @@ class _Devices:
             )
             classes[key] += int(row["count"])  # type: ignore[index]
         n = sum(classes.values())
+        if n > MOST_DEVICES:
+            raise ValueError("devices")
         back = np.zeros(n)
         for m, seconds in witness["return_s"]:
             back[int(m) - 1 :] = float(seconds)
@@ -243,7 +247,8 @@ class _Stage:
         turn = of.forward(of.last - 1, of.last) + 3 * w.head.forward_flops * samples
         self.turn = (turn + 2 * of.forward(b, of.last)) / of.top
         self.close = np.maximum(self.averaging_s, hop_in + self.homeward)
-        self.still = np.where(m > 1, dev.back_s, self.lag + self.homeward)
+        # only a round that sends something waits for messages in its way
+        self.still = np.where((m > 1) & (vector > 0), dev.back_s, self.lag + self.homeward)
         self._memory(owned, a, b)
 
     def _memory(self, owned: int, a: int, b: int) -> None:

@@ -243,8 +243,10 @@ class StageNeeds:
         self.averaged = 2 * (self.m - 1) * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
         self.round_s = np.where(self.m > 1, round_s + self.fleet.return_s, 0.0)
-        # a message home arrives, and is worked on in all stages before
-        self.unsent_s = np.where(self.m > 1, self.fleet.return_s, self.lag_s + self.home_s)
+        # a message home arrives, and is worked on in all stages before; a round that sends nothing
+        # waits for no message
+        sends = (self.m > 1) & (self.vector > 0)
+        self.unsent_s = np.where(sends, self.fleet.return_s, self.lag_s + self.home_s)
         self.tail_s = np.maximum(self.round_s, self.hop_in_s + self.home_s)
 
     def home(self) -> Need:
