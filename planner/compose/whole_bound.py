@@ -97,7 +97,7 @@ def whole_bound(
         for name, other in faster.items()
         if _any_stage(StageNeeds(other, workload, wire_ratio, recomputes), price)(less_s) <= PAID
     ]
-    what = ", ".join(names) or "memory and latencies"
+    what = ", ".join(names) or "the number, memory and latencies"
     return StepBound(seconds, f"{what} of all devices, whatever stages they are in", witness)
 
 
