@@ -13,6 +13,7 @@ from planner.checker.paths import swaps_of
 from planner.checker.plan_network import held_bytes, mean_link, mean_link_s, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
+from planner.checker.whole_bound import whole_step_bound_s
 from planner.problems import PathProblem, ProblemError
 from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
@@ -40,6 +41,9 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
     kind = witness.get("kind")
     if part == "step" and kind == "straight step":
         return straight_step_bound_s(witness, plan)
+    if part == "step" and kind == "whole step":
+        claimed = plan.certificates[part].bound
+        return None if claimed is None else whole_step_bound_s(witness, plan, claimed)
     if part == "assignment":
         return _assignment_bound_s(witness, plan)
     if part == "paths" and kind == "cycle":

@@ -16,6 +16,7 @@ from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping import paths_certificate, skipping_schedules
 from planner.compose.whole import best_whole
+from planner.compose.whole_bound import whole_bound
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.problems.answers import PathPlan
@@ -28,6 +29,7 @@ from planner.search.stop import (
     StopRun,
     started,
 )
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -66,9 +68,9 @@ def plan(
     -------
     Result
         ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds and
-        ``bound`` a time that no placement with these stages, pipelines and layers can beat (with
-        ``stages="auto"``: with any that were tried). With ``path_stages`` both are means over the
-        cycle of iterations. No bound with a calibration.
+        ``bound`` a time that no plan can beat, or with ``stages`` no placement with these stages,
+        pipelines and layers (with ``stages="auto"``: with any that were tried). With
+        ``path_stages`` both are means over the cycle of iterations. No bound with a calibration.
 
     Raises
     ------
@@ -79,10 +81,18 @@ def plan(
     """
     question = Question.of(cluster, workload, request, seed, fields)
     if question.request.open:
-        return _with_certificates(best_whole(question, stop), {})
+        return _everything(question, stop)
     if question.request.stages == "auto":
         return _best_shape(question, stop)
     return _one_shape(question, shape_of(question), stop)
+
+
+def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    request, bound = question.request, None
+    if request.group_size is None:
+        wire = Codec(request.codec).wire_ratio
+        bound = whole_bound(question.cluster, question.workload, wire)
+    return _with_certificates(best_whole(question, stop, bound), {})
 
 
 class _Draft(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from planner.compose.bounds import StepBound
 from planner.compose.flow_plan import Draft, drafted
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
@@ -37,7 +38,9 @@ MOST_IN_FLIGHT = (2.0, 3.0)
 """That the best draft is also made with."""
 
 
-def best_whole(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def best_whole(
+    question: Question, stop: StoppingCriterion, bound: StepBound | None = None
+) -> Result[TrainingPlan]:
     """The fastest plan found with every decision open that the request leaves open.
 
     Parameters
@@ -46,6 +49,8 @@ def best_whole(question: Question, stop: StoppingCriterion) -> Result[TrainingPl
         What is asked, of what.
     stop
         When to end.
+    bound
+        Of any plan's step.
 
     Returns
     -------
@@ -60,13 +65,15 @@ def best_whole(question: Question, stop: StoppingCriterion) -> Result[TrainingPl
         No layout fits the devices' memory.
     """
     question.cluster.network.require_complete()
-    return _Search(question, stop).result()
+    return _Search(question, stop, bound).result()
 
 
 class _Search:
     """Rounds of layouts, drafts and prices, and the best plan so far."""
 
-    def __init__(self, question: Question, stop: StoppingCriterion) -> None:
+    def __init__(
+        self, question: Question, stop: StoppingCriterion, bound: StepBound | None
+    ) -> None:
         self.question, self.stop = question, stop
         self.places = Places.of(question.cluster)
         if len(self.places) == 0:
@@ -77,6 +84,8 @@ class _Search:
         self.best: Incumbent[TrainingPlan] = Incumbent(
             self.run, question.cluster, method="layouts, flow", seed=question.seed
         )
+        if bound is not None:
+            self.best.raise_bound(*bound)
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
 

@@ -1,0 +1,338 @@
+"""The bound on the step of any plan, computed again from its definition.
+
+The witness says what devices there are and at which price each counts. A step of D seconds is
+excluded if, however the layers are split into stages, what the stages need between two step ends
+costs more than all devices. Some stage's round ends the step; from there on, stages behind it do
+all of the next step's work after that moment, those before it at least their backward passes, and
+forward passes beyond what memory keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.checker.plan_network import pair_rate
+from planner.training_plan.choices import Codec, Head
+from planner.training_plan.model import TrainingPlan
+from planner.workload.compute_times import FROM_FLOPS
+from planner.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+CLOSER = 1e-9
+"""Relative: what is shown is that no plan is faster than a bound by more than this."""
+HALVINGS = 30
+MEMORY_ROUNDING = 1e-6
+MOST_DEVICES = 100_000
+"""A witness with more is not looked at."""
+
+
+def whole_step_bound_s(
+    witness: Mapping[str, Any], plan: TrainingPlan, claimed_s: float
+) -> float | None:
+    """What a witness proves about all plans on its devices.
+
+    Parameters
+    ----------
+    witness
+        ``kind`` "whole step". ``devices``: classes with their ``count``; ``return_s``: pairs of a
+        number of devices and the least seconds there and back in a group of so many or more;
+        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``price``: weights of FLOP/s, uploads
+        and number of devices; ``microbatch_samples``, of which microbatches are multiples;
+        ``recompute``: whether stages may.
+    plan
+        What is judged. Its devices must be among the witness's, and it must be a plan of the kind
+        that the bound is about: compute times by FLOPs, all stages visited, the head last, one
+        round a stage in which all contribute, averaging in every step.
+    claimed_s
+        The bound that it is said to prove.
+
+    Returns
+    -------
+    float or None
+        ``claimed_s`` if it does, else the largest bound that it proves; None where it is malformed
+        or says nothing about this plan.
+    """
+    try:
+        if not _is_about(witness, plan):
+            return None
+        devices = _Devices.of(witness)
+        if not _covers(devices, plan):
+            return None
+        stages = _Stages(devices, witness, plan)
+        if stages.excluded(claimed_s * (1 - CLOSER)):
+            return claimed_s
+        low, high = 0.0, claimed_s
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if stages.excluded(middle) else (low, middle)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
+        return None
+    return low
+
+
+def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
+    samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
+    times = plan.compute_times
+    if times.source != FROM_FLOPS or any(times.update_s) or plan.sync.every_steps != 1:
+        return False
+    if not isinstance(samples, int) or plan.workload.microbatch_samples % samples:
+        return False
+    if any(plan.recompute) and witness["recompute"] is not True:
+        return False
+    if plan.schedules[0].head is not Head.LAST and stages > 1:
+        return False
+    every = list(range(stages))
+    if any([plan.stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
+        return False
+    return all(
+        len(rounds) == 1 and len(rounds[0]) == 1 and all(rounds[0][0].contributes)
+        for rounds in plan.averaging
+    )
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """What a witness says of the devices, one entry each; lists in no order."""
+
+    classes: Counter[tuple[float, float, float, float]]
+    back_s: Floats
+    hop_s: float
+    hop_rate: float
+    price: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, witness: Mapping[str, Any]) -> _Devices:
+        classes: Counter[tuple[float, float, float, float]] = Counter()
+        for row in witness["devices"]:
+            key = tuple(
+                _number(row[name])
+                for name in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+            )
+            classes[key] += int(row["count"])  # type: ignore[index]
+        n = sum(classes.values())
+        if n > MOST_DEVICES:
+            raise ValueError("devices")
+        back = np.zeros(n)
+        for m, seconds in witness["return_s"]:
+            back[int(m) - 1 :] = float(seconds)
+        price = tuple(float(weight) for weight in witness["price"])
+        if len(price) != 3 or min(price) < 0 or abs(sum(price) - 1) > CLOSER:
+            raise ValueError("price")
+        if min(classes.values()) < 1 or not all(x > 0 for key in classes for x in key):
+            raise ValueError("devices")
+        hop_s, hop_rate = float(witness["hop_s"]), _number(witness["hop_bytes_per_s"])
+        numbers = [*(x for key in classes for x in key), hop_rate]
+        # a device that is alone has no links, so they cannot have a price
+        if n == 1 and price[1] == 0:
+            numbers = [x for key in classes for x in key[:2]]
+        if not (np.isfinite([*numbers, *back, hop_s]).all() and hop_s >= 0 and hop_rate > 0):
+            raise ValueError("links")
+        return cls(classes, back, hop_s, hop_rate, price)
+
+    def each(self, k: int) -> Floats:
+        """Column k of all devices, the largest first."""
+        return np.sort(np.array([key[k] for key in self.classes.elements()]))[::-1]
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else float(value)
+
+
+def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
+    """Whether the plan's devices are among these, and no better linked."""
+    cluster, n = plan.cluster, len(plan.cluster)
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
+    up = np.zeros(n) if pairs else np.full(n, math.inf)
+    down = up.copy()
+    for i, j in pairs:
+        up[i], down[j] = max(up[i], rate[i, j]), max(down[j], rate[i, j])
+    up = up if cluster.upload_bytes_per_s is None else cluster.upload_bytes_per_s
+    down = down if cluster.download_bytes_per_s is None else cluster.download_bytes_per_s
+    columns = (cluster.flops, cluster.memory_bytes, up, down)
+    own = Counter(zip(*(column.tolist() for column in columns), strict=True))
+    if any(count > devices.classes[key] for key, count in own.items()):
+        return False
+    if any(latency[i, j] < devices.hop_s for i, j in pairs):
+        return False
+    if any(pair_rate(plan, i, j) > devices.hop_rate for i, j in pairs):
+        return False
+    for i in range(n):
+        away = sorted(float(latency[i, j] + latency[j, i]) for j in range(n) if j != i)
+        if any(away[m - 2] < devices.back_s[m - 1] for m in range(2, n + 1)):
+            return False
+    return True
+
+
+class _Stages:
+    """Every possible stage, in every role."""
+
+    def __init__(self, devices: _Devices, witness: Mapping[str, Any], plan: TrainingPlan) -> None:
+        self.devices, self.workload = devices, plan.workload
+        self.samples = int(witness["microbatch_samples"])
+        self.again = (False, True) if witness["recompute"] is True else (False,)
+        self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.count = plan.workload.batch_samples // self.samples
+        self.last = len(plan.workload.layers)
+        self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
+        both = [min(key[2], key[3]) for key in devices.classes.elements()]
+        self.line = np.sort(np.array(both))[::-1]
+        self.m = np.arange(1, len(self.speed) + 1)
+        self.top = float(self.speed[0])
+        self.whole = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
+        self.known = {
+            (a, b): _Stage(self, a, b)
+            for a in range(self.last)
+            for b in range(a + 1, self.last + 1)
+        }
+
+    def forward(self, a: int, b: int) -> float:
+        """FLOPs of one microbatch from layer a to before b."""
+        w: Workload = self.workload
+        stem = w.stem.forward_flops if a == 0 < b else 0.0
+        return (stem + math.fsum(x.forward_flops for x in w.layers[a:b])) * self.samples
+
+    def excluded(self, limit: float) -> bool:
+        """Whether no split is cheap enough for steps of so many seconds."""
+        # the cheapest splits of the first layers: all before the stage that ends the step; with it;
+        # and with stage 0 as that
+        before, beyond, first = ([math.inf] * (self.last + 1) for _ in range(3))
+        before[0] = first[0] = 0.0
+        for b in range(1, self.last + 1):
+            for a in range(b):
+                stage = self.known[a, b]
+                first[b] = min(first[b], first[a] + stage.cost(limit, "first"))
+                beyond[b] = min(beyond[b], beyond[a] + stage.cost(limit, "beyond"))
+                if a > 0:
+                    beyond[b] = min(beyond[b], before[a] + stage.cost(limit, "ends"))
+                if b < self.last:
+                    before[b] = min(before[b], before[a] + stage.cost(limit, "before"))
+        return min(first[self.last], beyond[self.last]) > 1 + 1e-12
+
+
+class _Stage:
+    """Layers a to before b as a stage of 1 to N devices."""
+
+    def __init__(self, of: _Stages, a: int, b: int) -> None:
+        self.of, self.first = of, a == 0
+        w, dev, m, samples = of.workload, of.devices, of.m, of.samples
+        self.f = of.forward(a, b)
+        self.h = 3 * w.head.forward_flops * samples if b == of.last else 0.0
+        self.come = w.layers[a - 1].output_bytes * samples if a > 0 else 0.0
+        self.go = w.layers[b - 1].output_bytes * samples if b < of.last else 0.0
+        owned = sum(x.parameters for x in w.layers[a:b])
+        owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
+        vector = owned * w.gradient_bytes_per_parameter * of.wire
+        self.averaged = 2 * (m - 1) * vector
+        self.averaging_s = np.zeros(len(m))
+        for k in range(1, len(m)):
+            slowest = max(self.averaged[k] / of.line[: k + 1].sum(), vector / of.line[k])
+            self.averaging_s[k] = slowest + dev.back_s[k]
+        # the way of a first microbatch here, of the last one home, and of one through the last
+        # layers and back, over one hop at least, all on the fastest device
+        hop_in = dev.hop_s + self.come / dev.hop_rate if self.come else 0.0
+        self.lag = dev.hop_s if self.come else 0.0
+        self.from_start = of.forward(0, a) / of.top
+        self.from_near = of.forward(a - 1, a) / of.top if a else 0.0
+        self.hop_in = hop_in
+        self.homeward = 2 * self.from_start
+        self.hop_out = dev.hop_s + self.go / dev.hop_rate if self.go else 0.0
+        turn = of.forward(of.last - 1, of.last) + 3 * w.head.forward_flops * samples
+        self.turn = (turn + 2 * of.forward(b, of.last)) / of.top
+        self.close = np.maximum(self.averaging_s, hop_in + self.homeward)
+        # only a round that sends something waits for messages in its way
+        self.still = np.where((m > 1) & (vector > 0), dev.back_s, self.lag + self.homeward)
+        self._memory(owned, a, b)
+
+    def _memory(self, owned: int, a: int, b: int) -> None:
+        """How many microbatches each device keeps, recomputing or not."""
+        of, w = self.of, self.of.workload
+        have = of.memory * (1 + MEMORY_ROUNDING) - owned * w.state_bytes_per_parameter
+        logits = w.head.saved_bytes if b == of.last else 0.0
+        all_kept = sum(x.saved_bytes for x in w.layers[a:b]) + (w.stem.saved_bytes if a == 0 else 0)
+        given = w.layers[a - 1].output_bytes / w.boundary_ratio if a > 0 else 0.0
+        made = w.layers[b - 1].output_bytes / w.boundary_ratio if b == of.last else 0.0
+        kept = {False: (all_kept, logits), True: (given + made, max(logits, all_kept))}
+        self.keeps = {}
+        for again in of.again:
+            each, passing = (size * of.samples for size in kept[again])
+            left = have - passing
+            fits = np.floor(left / each) if each > 0 else np.where(left >= 0, math.inf, 0.0)
+            self.keeps[again] = np.clip(fits, 0, of.count)
+        some = max(keep[0] for keep in self.keeps.values()) >= 1
+        self.possible = (have >= 0).cumsum() >= of.m if some else np.zeros(len(have), dtype=bool)
+
+    def cost(self, limit: float, role: str) -> float:
+        """The least price of devices that do this stage's work in such a step."""
+        options = self._before(limit) if role == "before" else self._all(limit, role)
+        return min(float(found.min()) for found in options)
+
+    def _all(self, limit: float, role: str) -> Iterator[Floats]:
+        """F, H and B after T; the stage that ends the step may have its messages already."""
+        of = self.of
+        start = {"first": self.from_start, "beyond": self.from_near, "ends": 0.0}[role]
+        hop, lag, messages = (self.hop_in, self.lag, self.come + self.go)
+        good = self.possible
+        if role == "ends":
+            # a group of one does not average: a stage before this one ends no earlier
+            hop, lag, messages, good = 0.0, 0.0, self.go, good & (of.m > 1)
+        begin, each = start + hop, 3 * self.f + self.h
+        left = limit - begin - self.close
+        good = good & (np.ceil(of.count / of.m) * each / of.top <= left)
+        good &= of.count * messages <= (limit - start - lag - self.close) * of.down.cumsum()
+        sends = of.count * (self.come + self.go) + self.averaged
+        quiet = begin + self.f / of.top + self.still
+        yield self._price(good, [(of.count * each, left)], sends, limit - quiet)
+
+    def _before(self, limit: float) -> Iterator[Floats]:
+        """All of B after T, and F beyond what memory keeps."""
+        of = self.of
+        x = np.ceil(of.count / of.m)
+        for again, keep in self.keeps.items():
+            back = (3 if again else 2) * self.f
+            more = np.maximum(of.count - keep.cumsum(), 0)
+            begin = self.turn + self.hop_out
+            left = limit - self.close
+            good = self.possible & (x * back / of.top <= left - begin)
+            good &= (x * back + np.maximum(x - keep[0], 0) * self.f) / of.top <= left
+            good &= of.count * self.go <= (left - self.turn) * of.down.cumsum()
+            sends = of.count * self.come + more * self.go + self.averaged
+            quiet = np.where(more > 0, 0.0, begin + back / of.top) + self.still
+            works = [(of.count * back + more * self.f, left), (of.count * back, left - begin)]
+            yield self._price(good, works, sends, limit - quiet)
+
+    def _price(
+        self,
+        good: NDArray[np.bool_],
+        works: list[tuple[Any, Floats]],
+        sends: Any,
+        open_s: Any,
+    ) -> Floats:
+        of = self.of
+        good = good & (open_s > 0)
+        speed = np.zeros(len(of.m))
+        for _, left in works:
+            good &= left > 0
+        for flops, left in works:
+            speed = np.maximum(speed, flops / np.where(good, left, 1.0))
+        rate = sends / np.where(good, open_s, 1.0)
+        good &= (speed <= of.speed.cumsum()) & (rate <= of.up.cumsum())
+        parts = zip(
+            of.devices.price,
+            (
+                np.maximum(speed, of.speed[::-1].cumsum()),
+                np.maximum(rate, of.up[::-1].cumsum()),
+                of.m,
+            ),
+            of.whole,
+            strict=True,
+        )
+        price = sum(weight * need / all_of_it for weight, need, all_of_it in parts if weight > 0)
+        return np.where(good, price, math.inf)
