@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,7 +246,7 @@ def test_witnesses_of_other_plans_prove_nothing(
     good, claim = dict(bound.witness), bound.seconds
     assert whole_step_bound_s(good, plan, claim) == claim
     row = good["devices"][0]
-    for change in (
+    changes: tuple[dict[str, Any], ...] = (
         {"devices": [row | {"count": 2}]},
         {"devices": [row | {"flops": 99.0}]},
         {"devices": [row | {"upload_bytes_per_s": None}]},
@@ -262,7 +263,8 @@ def test_witnesses_of_other_plans_prove_nothing(
         {"price": []},
         {"microbatch_samples": 2},
         {"microbatch_samples": "1"},
-    ):
+    )
+    for change in changes:
         assert whole_step_bound_s(good | change, plan, claim) is None, change
     more = good | {"devices": [row | {"flops": 99.0}, row]}
     assert (whole_step_bound_s(more, plan, claim) or 0.0) < claim

@@ -39,11 +39,16 @@ def tiny_cluster(n: int, rng: np.random.Generator) -> Cluster:
     unlike = rng.random() < 0.6
     spread = rng.uniform(0.3, 1.0, (3, n)) if unlike else np.ones((3, n))
     limits = rng.integers(0, 2, 2)
+    sites = [f"site {k}" for k in rng.integers(0, 2, n)] if rng.random() < 0.3 else None
+    line = {sites[0]: 60 * scale} if sites else None
     devices = Devices(
         flops=100.0 * spread[0],
         memory_bytes=float(rng.choice([150.0, 400.0, 1e6])),
         upload_bytes_per_s=100 * scale * spread[1] if limits[0] else None,
         download_bytes_per_s=100 * scale * spread[2] if limits[1] else None,
+        sites=sites,
+        site_upload_bytes_per_s=line,
+        site_download_bytes_per_s=line,
     )
     return Cluster(Network(latency, rate), devices)
 
