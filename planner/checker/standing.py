@@ -56,7 +56,11 @@ def argument_of(witness: Witness | None) -> str:
         if found.get("in_flight") is not None:
             limits += f", {found['in_flight']} in flight"
         return f"{kind} of {', '.join(parts)}; {limits}"
-    rest = [f"{key} {value}" for key, value in found.items() if key != "kind"]
+    rest = [
+        f"{key} {value}"
+        for key, value in found.items()
+        if key != "kind" and not isinstance(value, (list, dict))
+    ]
     return " ".join([kind, *rest])
 
 

@@ -24,6 +24,7 @@ from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares
+from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
@@ -148,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     violations = check(load_plan(args.out))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
-    data, lines = _report(made, result.candidates, request)
+    data, lines = _report(made, result.candidates, request, cluster)
     data["written"] = [str(args.out)]
     try:
         if not args.no_pictures:
@@ -170,7 +171,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(
-    made: TrainingPlan, candidates: Sequence[Candidate], request: PlanRequest
+    made: TrainingPlan,
+    candidates: Sequence[Candidate],
+    request: PlanRequest,
+    cluster: Cluster,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
     from planner.cli.clock_report import clock_lines
@@ -198,6 +202,8 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
+    if request.open:
+        lines += _long_run_line(made, cluster, data)
     lines += clock_lines(made, data)
     if request.skips:
         lines += _directions_line(made)
@@ -253,6 +259,16 @@ def _directions_line(made: TrainingPlan) -> list[str]:
     if solver_s is not None and abs(solver_s - simulated_s) <= 1e-6 * simulated_s:
         return []
     return [f"{'':24}paths count both directions of a pair averaged and share no up- and downlinks"]
+
+
+def _long_run_line(made: TrainingPlan, cluster: Cluster, data: dict[str, Any]) -> list[str]:
+    """What no plan beats over many steps, where averaging is one round a stage."""
+    from planner.compose.whole_bound import long_run_s
+
+    if any(len(rounds) > 1 for rounds in made.averaging):
+        return []
+    data["long_run_bound_s"] = long_run_s(cluster, made.workload, made.codec.wire_ratio)
+    return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 
 
 def _shape_line(made: TrainingPlan, by_size: bool) -> str:

@@ -80,6 +80,8 @@ class _Search:
             raise ProblemError("no device can compute; give one that can")
         wire = Codec(question.request.codec).wire_ratio
         self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed)
+        # compiled before the clock starts
+        self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
         self.best: Incumbent[TrainingPlan] = Incumbent(
             self.run, question.cluster, method="layouts, flow", seed=question.seed
@@ -105,7 +107,7 @@ class _Search:
     def _trials(self) -> float:
         """Of all rounds together."""
         if self.run.paced_by_time:
-            return SEARCHING * self.layouts.trials_in(self.stop.seconds())
+            return SEARCHING * self.trials_per_s * self.stop.seconds()
         return min(SEARCHING * self.run.most_iterations, 1e9)
 
     def _round(self, trials: float) -> None:

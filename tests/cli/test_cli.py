@@ -469,3 +469,18 @@ def test_paths_that_memory_cannot_hold(capsys: pytest.CaptureFixture[str]) -> No
     assert (
         "no paths: device 0 starts 3 microbatches, its memory allows 2" in capsys.readouterr().out
     )
+
+
+def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No shape is given; the bound of any plan is computed again by ``check``."""
+    out = tmp_path / "plan.json"
+    command = (
+        "plan --network aws4_dtfm_regional_2022 --workload gpt2-tiny --sequence 128 --effort 1"
+    )
+    words = [*command.split(), "--batch-samples", "16", "--no-compare", "--no-pictures"]
+    assert main([*words, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "stages of" in said and "no plan is faster over many steps" in said
+    assert "assignment cost" not in said
+    assert main(["check", str(out)]) == 0
+    assert "recomputed: whole step" in capsys.readouterr().out
