@@ -23,7 +23,9 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
-EARLY = 1 / 3
+EARLY = 1.0
+"""Of the longest way there and back: a round whose bytes take less begins before word from all is
+there, which costs half that way; begun early it may be over by half its bytes too soon."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
