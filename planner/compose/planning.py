@@ -15,7 +15,6 @@ from planner.compose.pricing import compute_times, priced, straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping import paths_certificate, skipping_schedules
-from planner.compose.whole import best_whole
 from planner.compose.whole_bound import whole_bound
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
@@ -88,6 +87,8 @@ def plan(
 
 
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    from planner.compose.whole import best_whole  # numba takes a while to load
+
     request, bound = question.request, None
     if request.group_size is None:
         wire = Codec(request.codec).wire_ratio

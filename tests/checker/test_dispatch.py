@@ -107,5 +107,9 @@ def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
         check(plan, problem4())
     with pytest.raises(TypeError, match="against a AssignmentProblem, found NoneType"):
         check(AssignmentPlan.of_grid([[0, 2], [1, 3]]))
+    # where eq. 1 is claimed, equal groups need the grid that it is about
+    claimed = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0)
     without = plan.replace(assignment=AssignmentPlan(plan.assignment.groups, None))
+    assert "grid" not in {v.rule for v in check(without)}
+    without = without.replace(certificates={"assignment": claimed})
     assert "grid" in {v.rule for v in check(without)}
