@@ -8,6 +8,9 @@ from planner.compose.request import Question
 from planner.search.result import Result
 from planner.training_plan.model import TrainingPlan
 
+NO_SHAPE = "no number of stages divides devices and layers"
+"""Why there are no `candidates`."""
+
 
 @dataclass(frozen=True)
 class Candidate:

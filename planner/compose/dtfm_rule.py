@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.compose.arranging import arrange
-from planner.compose.degrees import candidates
+from planner.compose.degrees import NO_SHAPE, candidates
 from planner.compose.fixed_trials import ORDERS, FixedPlan, Start, best_of
 from planner.compose.rank_order import open_question
 from planner.compose.request import Question
@@ -96,5 +96,5 @@ def dtfm_rule(question: Question, stop: StoppingCriterion) -> DtfmRule:
         others = best_of(start for _, _, rest in found for start in rest)
         steps = [chosen.best["dtfm"], *others.best.values()]
         return DtfmRule(steps[0], min(steps, key=lambda plan: plan.step_s), cost_s, len(refusals))
-    why = refusals[0] if refusals else "no number of stages divides devices and layers"
+    why = refusals[0] if refusals else NO_SHAPE
     raise ProblemError(f"no shape of DT-FM's rule fits: {why}")

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.clock.links import Links
 from planner.clock.rounds import round_s
-from planner.compose.averaging import averaging_rounds
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.places import Floats, Ints, Places
-from planner.compose.pricing import compute_times, priced
+from planner.compose.pricing import compute_times, priced, stage_averaging
 from planner.compose.request import Question
-from planner.compose.shape import Shape, memory_room
+from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import StageCosts
@@ -46,6 +46,21 @@ class Nodes(NamedTuple):
         counts = np.array(layout.counts, dtype=np.int64)
         stage, place = np.nonzero(counts)
         return cls(stage, place, counts[stage, place])
+
+    def by_stage(self, places: Places, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The node of every device of every stage.
+
+        Parameters
+        ----------
+        places
+            Whose devices they are.
+        groups
+            Devices of every stage, of the whole cluster.
+        """
+        place_of = {d: c for c, members in enumerate(places.members) for d in members}
+        stages = zip(self.stage.tolist(), self.place.tolist(), strict=True)
+        node = {at: v for v, at in enumerate(stages)}
+        return [[node[j, place_of[d]] for d in group] for j, group in enumerate(groups)]
 
 
 def flow_of(
@@ -104,6 +119,8 @@ class Draft:
 
     Attributes
     ----------
+    layout
+        What it was made of.
     question
         Over the devices that take part.
     shape, assignment, times, schedule
@@ -114,6 +131,7 @@ class Draft:
         The pipeline part from rest and the longest averaging, one after the other: about a step.
     """
 
+    layout: Layout
     question: Question
     shape: Shape
     assignment: AssignmentPlan
@@ -183,69 +201,43 @@ def drafted(
     costs = shape.costs(workload)
     nodes, flow = flow_of(places, layout, costs, in_flight)
     rates = solve_flow(flow, shape.microbatches)
+    node_of = nodes.by_stage(places, chosen)
     if most_in_flight < math.inf:
-        for d, held in _held(groups, layout, places, nodes, flow, rates).items():
-            room[d] = min(room[d], max(2, math.ceil(most_in_flight * held)))
-    starts, edges = _by_device(places, layout, nodes, flow, rates)
+        for j, group in enumerate(groups):
+            held = _held(j, nodes, flow, rates)
+            for d, v in zip(group, node_of[j], strict=True):
+                room[d] = min(room[d], max(2, math.ceil(most_in_flight * held[v])))
+    starts, edges = _by_device(node_of, nodes, flow, rates)
     assignment = AssignmentPlan(groups, None)
     times = compute_times(asked, shape, assignment)
-    sent = np.zeros(len(cluster))
-    for group, cost in zip(groups, costs, strict=True):
-        sent[list(group)] = cost.output_bytes
+    sent = sent_bytes(costs, groups, len(cluster))
     links = Links.of(cluster)
     paths = mixed_paths(groups, starts, edges, shape.microbatches)
     schedule, seconds = eagerly_served(
         Schedule("flow", Head.LAST, paths, ()), times, sent, links, room
     )
-    wire = Codec(question.request.codec).wire_ratio
-    averaging = 0.0
-    for group, cost in zip(groups, costs, strict=True):
-        size = cost.gradient_bytes * wire
-        rounds = averaging_rounds(
-            cluster, group, question.request.shares, question.request.group_size, size
-        )
-        averaging = max(averaging, sum(max(round_s(g, size, links) for g in r) for r in rounds))
+    averaging = max(
+        sum(max(round_s(group, size, links) for group in one) for one in rounds)
+        for rounds, size in stage_averaging(asked, shape, groups)
+    )
     left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
-    return Draft(asked, shape, assignment, times, schedule, left_out, seconds + averaging)
+    return Draft(layout, asked, shape, assignment, times, schedule, left_out, seconds + averaging)
 
 
-def _held(
-    groups: Sequence[Sequence[int]],
-    layout: Layout,
-    places: Places,
-    nodes: Nodes,
-    flow: StageFlow,
-    rates: FlowRates,
-) -> dict[int, float]:
-    """Microbatches between F and B on each device in the mean, if none waits (Little's law)."""
-    place_of = {d: c for c, members in enumerate(places.members) for d in members}
-    found = {}
-    edge_stage = flow.stage[flow.source]
-    for j, (group, chosen) in enumerate(zip(groups, layout.groups(places), strict=True)):
-        later, beyond = flow.stage >= j, edge_stage >= j
-        way = flow.own_s[later] @ rates.through[later] + flow.delay_s[beyond] @ rates.part[beyond]
-        each = {
-            int(c): rates.through[v] / nodes.devices[v]
-            for v, c in enumerate(nodes.place)
-            if nodes.stage[v] == j
-        }
-        for d, known in zip(group, chosen, strict=True):
-            found[d] = float(way / rates.period_s * each[place_of[known]])
-    return found
+def _held(j: int, nodes: Nodes, flow: StageFlow, rates: FlowRates) -> Floats:
+    """Microbatches between F and B on a device of each node, if it is of stage j and none waits."""
+    later, beyond = flow.stage >= j, flow.stage[flow.source] >= j
+    way = flow.own_s[later] @ rates.through[later] + flow.delay_s[beyond] @ rates.part[beyond]
+    # Little's law
+    return np.asarray(way / rates.period_s * (rates.through / nodes.devices))
 
 
 def _by_device(
-    places: Places, layout: Layout, nodes: Nodes, flow: StageFlow, rates: FlowRates
+    node_of: Sequence[Sequence[int]], nodes: Nodes, flow: StageFlow, rates: FlowRates
 ) -> tuple[Floats, list[Floats]]:
     """Parts of the microbatches that begin on each device, and over each pair by boundary."""
-    place_of = {d: c for c, members in enumerate(places.members) for d in members}
-    stage, place, count = nodes
-    node = {(int(j), int(c)): v for v, (j, c) in enumerate(zip(stage, place, strict=True))}
-    chosen = [
-        [node[j, place_of[d]] for d in group] for j, group in enumerate(layout.groups(places))
-    ]
-    starts = (rates.through / count)[chosen[0]]
-    part = np.zeros((len(stage), len(stage)))
+    count = nodes.devices
+    starts = (rates.through / count)[list(node_of[0])]
+    part = np.zeros((len(count), len(count)))
     part[flow.source, flow.target] = rates.part / (count[flow.source] * count[flow.target])
-    edges = [part[np.ix_(chosen[j], chosen[j + 1])] for j in range(len(chosen) - 1)]
-    return starts, edges
+    return starts, [part[np.ix_(here, there)] for here, there in pairwise(node_of)]

@@ -177,21 +177,22 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     )
     row = state.counts[j]
     places = len(row)
+    plain_room, again_room = 0.0, 0.0
     for c in range(places):
         if row[c] > 0:
-            plain, few = rooms(model, links, state, j, c)
-            if max(plain, few) < 1:
+            plain, again = rooms(model, links, state, j, c)
+            if max(plain, again) < 1:
                 return np.inf
             if plain < 1:
                 state.recompute[j] = True
+            plain_room += row[c] * plain
+            again_room += row[c] * again
     work = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
     work += model.head_flops if last else 0.0
-    rate, room = 0.0, 0.0
+    rate = 0.0
     for c in range(places):
         scratch.share[j, c] = 0.0
         if row[c] > 0:
-            plain, few = rooms(model, links, state, j, c)
-            room += row[c] * (few if state.recompute[j] else plain)
             busy = max(work / links.flops[c], sent / links.capacity[c])
             scratch.share[j, c] = row[c] / busy
             rate += row[c] / busy
@@ -201,7 +202,8 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     for c in range(places):
         scratch.share[j, c] /= rate
         own += scratch.share[j, c] * work / links.flops[c]
-    scratch.own_s[j], scratch.room[j] = own, room
+    scratch.own_s[j] = own
+    scratch.room[j] = again_room if state.recompute[j] else plain_room
     return float(1.0 / rate)
 
 

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from planner.clock.links import Links
 from planner.clock.rounds import round_s
-from planner.compose.averaging import averaging_rounds
-from planner.compose.pricing import compute_times
+from planner.compose.pricing import compute_times, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.choices import Codec
 
 Floats = NDArray[np.float64]
 
@@ -65,16 +63,11 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
 
 def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:
     """Per stage, its round by itself; several rounds are not counted."""
-    request, cluster = question.request, question.cluster
-    found = np.zeros(shape.stages)
-    if request.group_size is not None or shape.starts == 1:
-        return found
-    links, wire = Links.of(cluster), Codec(request.codec).wire_ratio
-    for j, costs in enumerate(shape.costs(question.workload)):
-        vector = costs.gradient_bytes * wire
-        rounds = averaging_rounds(cluster, assignment.groups[j], request.shares, None, vector)
-        found[j] = round_s(rounds[0][0], vector, links)
-    return found
+    if question.request.group_size is not None or shape.starts == 1:
+        return np.zeros(shape.stages)
+    links = Links.of(question.cluster)
+    averaging = stage_averaging(question, shape, assignment.groups)
+    return np.array([round_s(rounds[0][0], vector, links) for rounds, vector in averaging])
 
 
 class _Way:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from planner.compose.arranging import arrange, arrange_unlike
 from planner.compose.bounds import step_bound
-from planner.compose.degrees import Candidate, candidates
+from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.layer_split import is_uniform
 from planner.compose.pricing import compute_times, priced, straight_plan
 from planner.compose.request import PlanRequest, Question
@@ -173,9 +173,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     run = started(stop)
     shapes = candidates(question)
     if not shapes:
-        raise ProblemError(
-            "no shape fits this cluster: no number of stages divides devices and layers"
-        )
+        raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
     glance = stop.portion(GLANCE / len(shapes))
     interrupted = False
     refused: list[Candidate] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.clock.simulator import simulate_cycle
-from planner.compose.averaging import averaging_rounds
+from planner.compose.averaging import Rounds, averaging_rounds
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.compose.straight import straight_schedule
@@ -66,6 +68,39 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
     )
 
 
+def stage_averaging(
+    question: Question, shape: Shape, groups: Sequence[Sequence[int]]
+) -> list[tuple[Rounds, float]]:
+    """How every stage averages, and bytes of its vector on the wire.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    groups
+        Devices of every stage.
+
+    Returns
+    -------
+    list[tuple[Rounds, float]]
+        One entry a stage.
+
+    Raises
+    ------
+    ProblemError
+        A group cannot average as asked.
+    """
+    cluster, request = question.cluster, question.request
+    wire = Codec(request.codec).wire_ratio
+    sizes = [costs.gradient_bytes * wire for costs in shape.costs(question.workload)]
+    return [
+        (averaging_rounds(cluster, group, request.shares, request.group_size, size), size)
+        for group, size in zip(groups, sizes, strict=True)
+    ]
+
+
 def priced(
     question: Question,
     shape: Shape,
@@ -93,10 +128,9 @@ def priced(
     TrainingPlan
         Its bound on the step is not there yet.
     """
-    cluster, request = question.cluster, question.request
-    wire = Codec(request.codec).wire_ratio
+    request = question.request
     unpriced = TrainingPlan(
-        cluster=cluster,
+        cluster=question.cluster,
         network_name=request.network_name,
         workload=question.workload,
         seed=question.seed,
@@ -107,10 +141,7 @@ def priced(
         schedules=schedules,
         cycle=request.cycle(shape.stages),
         averaging=tuple(
-            averaging_rounds(
-                cluster, group, request.shares, request.group_size, costs.gradient_bytes * wire
-            )
-            for group, costs in zip(assignment.groups, shape.costs(question.workload), strict=True)
+            rounds for rounds, _ in stage_averaging(question, shape, assignment.groups)
         ),
         codec=Codec(request.codec),
         predicted=Predicted(0.0, 0.0, 0.0),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.compose.degrees import candidates
+from planner.compose.degrees import NO_SHAPE, candidates
 from planner.compose.fixed_trials import (
     MOST_EVENTS,
     ORDERS,
@@ -150,9 +150,9 @@ def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> Ranks
         Nothing fits these devices.
     """
     order = region_order(question.cluster.network)
-    trials = best_of(_starts(question, order, tuple(Outermost)), most_events)
+    trials = best_of(_starts(question, order), most_events)
     if not trials.best:
-        why = trials.refusal or "no number of stages divides devices and layers"
+        why = trials.refusal or NO_SHAPE
         raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
     pipeline, data = (trials.best.get(kind) for kind in (Outermost.PIPELINE, Outermost.DATA))
     return RanksByRegion(pipeline, data, trials.tally)
@@ -186,11 +186,11 @@ def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
         part = replace(question, cluster=question.cluster.subset(where))
         if parts.setdefault(_alike(part.cluster), region) != region:
             continue
-        for start in _starts(part, range(len(where)), tuple(Outermost)):
+        for start in _starts(part, range(len(where))):
             starts.append(replace(start, name="region"))
     trials = best_of(starts, most_events)
     if not trials.best:
-        why = trials.refusal or "no number of stages divides devices and layers"
+        why = trials.refusal or NO_SHAPE
         raise ProblemError(f"none of {len(regions)} regions holds the model by itself: {why}")
     region = trials.starts["region"].question.cluster.network.regions[0]
     return OneRegion(region, trials.best["region"], trials.tally)
@@ -214,7 +214,6 @@ def open_question(question: Question) -> Question:
         pipelines=None,
         stage_sizes=None,
         stage_layers=None,
-        recompute=question.request.recompute or (),
         path_stages=None,
         full_every=None,
         max_swaps=None,
@@ -224,9 +223,7 @@ def open_question(question: Question) -> Question:
     return replace(question, request=request)
 
 
-def _starts(
-    question: Question, ranks: Sequence[int], kinds: Sequence[Outermost]
-) -> Iterator[Start]:
+def _starts(question: Question, ranks: Sequence[int]) -> Iterator[Start]:
     """Every shape, size and order that devices and batch allow."""
     in_flight = question.request.in_flight
     for asked in candidates(open_question(question)):
@@ -236,7 +233,7 @@ def _starts(
             # 1F1B says itself how many microbatches are in flight
             held = in_flight if order is Order.EAGER_1F1B else None
             ordered = asked.request.replace(schedule=order, in_flight=held)
-            for kind in kinds:
+            for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)
                 yield Start(kind, replace(asked, request=ordered), grid)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.compose.request import Question
 from planner.network.cluster import Cluster
@@ -258,6 +259,29 @@ def assignment_problem(cluster: Cluster, workload: Workload, shape: Shape) -> As
         activation_bytes=[stage.output_bytes for stage in costs[:-1]],
         gradient_bytes=[stage.gradient_bytes for stage in costs],
     )
+
+
+def sent_bytes(
+    costs: Sequence[StageCosts], groups: Sequence[Sequence[int]], devices: int
+) -> NDArray[np.float64]:
+    """A microbatch's activations after each device's stage.
+
+    Parameters
+    ----------
+    costs, groups
+        Of every stage.
+    devices
+        N.
+
+    Returns
+    -------
+    ndarray
+        ``float[N]`` bytes; 0 where a device holds no stage.
+    """
+    sent = np.zeros(devices)
+    for group, cost in zip(groups, costs, strict=True):
+        sent[list(group)] = cost.output_bytes
+    return sent
 
 
 def memory_room(

@@ -18,7 +18,7 @@ from planner.clock.engine import Run
 from planner.clock.links import Links
 from planner.clock.program import compile_schedules
 from planner.compose.request import Order, Question
-from planner.compose.shape import Shape, memory_room
+from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head
@@ -61,9 +61,7 @@ def straight_schedule(
     if request.schedule == Order.EAGER_1F1B:
         if request.in_flight is not None:
             room = {d: min(count, request.in_flight) for d, count in room.items()}
-        sent = np.zeros(len(cluster))
-        for group, costs in zip(assignment.groups, shape.costs(workload), strict=True):
-            sent[list(group)] = costs.output_bytes
+        sent = sent_bytes(shape.costs(workload), assignment.groups, len(cluster))
         links = Links.of(cluster)
         return eager_schedule(grid, shape.microbatches, shape.head, times, sent, links, room)
     order = Order(request.schedule)

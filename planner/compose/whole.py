@@ -115,28 +115,32 @@ class _Search:
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
-        layouts: list[Layout] = []
         for one in self.layouts.ranked():
             if len(drafts) == DRAFTS or self._hopeless(one) or self._over(drafts):
                 break
             if one.layout in self.drafted:
                 continue
             self.drafted.add(one.layout)
-            try:
-                drafts.append(drafted(self.question, self.places, one.layout, IN_FLIGHT))
-            except ProblemError as error:
-                self.refused = self.refused or error
-                continue
-            layouts.append(one.layout)
-            self._spend(drafts[-1], 1)
+            draft = self._draft(one.layout)
+            if draft is not None:
+                drafts.append(draft)
+                self._spend(draft, 1)
         if drafts:
-            first = min(range(len(drafts)), key=lambda k: drafts[k].seconds)
-            drafts += self._less_in_flight(layouts[first])
+            first = min(drafts, key=lambda draft: draft.seconds)
+            drafts += self._less_in_flight(first.layout)
         drafts.sort(key=lambda draft: draft.seconds)
         for draft in drafts[:PRICED]:
             if self.best.plan is not None and self._over(drafts):
                 break
             self._price(draft)
+
+    def _draft(self, layout: Layout) -> Draft | None:
+        """None where memory does not hold it."""
+        try:
+            return drafted(self.question, self.places, layout, IN_FLIGHT)
+        except ProblemError as error:
+            self.refused = self.refused or error
+            return None
 
     def _less_in_flight(self, layout: Layout) -> Iterator[Draft]:
         """The same layout with fewer microbatches between their F and B."""
@@ -165,14 +169,10 @@ class _Search:
     def _price_anything(self) -> None:
         """After an interruption, or if nothing fits: the best layout that there is."""
         for one in self.layouts.ranked():
-            try:
-                draft = drafted(self.question, self.places, one.layout, IN_FLIGHT)
-            except ProblemError as error:
-                self.refused = self.refused or error
-                continue
-            plan = draft.plan()
-            self.best.offer(plan.predicted.step_s, plan)
-            return
+            draft = self._draft(one.layout)
+            if draft is not None:
+                self._price(draft)
+                return
         raise self.refused or ProblemError(
             "no layout fits the devices' memory; use larger devices, smaller microbatches or a "
             "smaller model"

@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.network.cluster import Cluster
+from planner.network.cluster import Cluster, device_limits
 from planner.training_plan.model import AveragingGroup
 
 MESSAGE_S = 40e-6
@@ -116,51 +115,12 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None])
     np.fill_diagonal(sent, 0.0)
     pairs = cluster.network.bandwidth_bytes_per_s
-    up, down = upload_bytes_per_s(cluster), download_bytes_per_s(cluster)
+    up, down = device_limits(cluster)
     return max(
         float((sent / pairs[np.ix_(members, members)]).max()),
         float((sent.sum(axis=1) / up[members]).max()),
         float((sent.sum(axis=0) / down[members]).max()),
     )
-
-
-def upload_bytes_per_s(cluster: Cluster) -> NDArray[np.float64]:
-    """What each device can send in all: as stated, else to its fastest measured pair.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-
-    Returns
-    -------
-    ndarray
-        ``float[N]``.
-    """
-    stated = cluster.upload_bytes_per_s
-    return _finite(cluster).max(axis=1) if stated is None else stated
-
-
-def download_bytes_per_s(cluster: Cluster) -> NDArray[np.float64]:
-    """What each device can receive in all: as stated, else from its fastest measured pair.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-
-    Returns
-    -------
-    ndarray
-        ``float[N]``.
-    """
-    stated = cluster.download_bytes_per_s
-    return _finite(cluster).max(axis=0) if stated is None else stated
-
-
-def _finite(cluster: Cluster) -> NDArray[np.float64]:
-    itself = np.eye(len(cluster), dtype=bool)
-    return np.where(itself, 0.0, cluster.network.bandwidth_bytes_per_s)
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

@@ -11,8 +11,9 @@ from planner.executor.averaging import Averaging
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
-from planner.executor.pace import download_bytes_per_s, pace_of, upload_bytes_per_s
+from planner.executor.pace import pace_of
 from planner.executor.transport import Expected
+from planner.network.cluster import device_limits
 from planner.training_plan.model import TrainingPlan
 
 
@@ -99,7 +100,8 @@ class Wiring:
     def rates(self) -> Mapping[int, float]:
         """By rank, bytes per second of the link there, as this run takes them."""
         cluster, me = self._plan.cluster, self._rank
-        limit = np.minimum(upload_bytes_per_s(cluster)[me], download_bytes_per_s(cluster))
+        up, down = device_limits(cluster)
+        limit = np.minimum(up[me], down)
         row = np.minimum(cluster.network.bandwidth_bytes_per_s[me], limit)
         scale = self._imposed.speed / self._imposed.shrink
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
@@ -123,5 +125,5 @@ class Wiring:
             for group in rounds
         ]
         devices = len(plan.assignment.groups[stage])
-        upload = upload_bytes_per_s(plan.cluster)[rank] * imposed.speed / imposed.shrink
+        upload = device_limits(plan.cluster)[0][rank] * imposed.speed / imposed.shrink
         return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))
