@@ -77,7 +77,7 @@ class Run:
 
     @classmethod
     def chosen(cls, pairs: Pairs, work: Work, room: Ints, message_s: float = 0.0) -> Run:
-        """One step in which devices choose: B before H before F, first come first served.
+        """One recorded step in which devices choose: B before H before F, first come first served.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Run:
             Seconds between an operation's end and its message's hand-over.
         """
         rules = Rules(
-            np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool), message_s, 0.0, True, room, 0
+            np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool), message_s, 0.0, True, room, 1
         )
         return cls._of(pairs, work, _no_rounds(len(room)), rules)
 

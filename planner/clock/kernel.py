@@ -25,58 +25,70 @@ COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, UPDATED, PROCESSOR = range(8)
 has sent its last byte, and is over; an optimizer step is done; the first of the operations that
 share processors is done."""
 
-ROUNDING = 1e-9
-"""Relative, of rates that are compared."""
+ROUNDING, SAME = 1e-9, 1e-13
+"""Relative, of rates that are compared, and of a rate that stays what it was."""
+SETTLED = -1
+"""Of a pair whose rate is known, where others have the number of the look."""
+
+compiled = njit(cache=True, nogil=True)
+within = njit(cache=True, nogil=True, inline="always")
+"""For what is done at every event: handing over this many arrays takes longer than the work."""
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _push(queue: Any, time: float, kind: int, subject: int, version: int) -> None:
     queue.number[0] += 1
     heapq.heappush(queue.heap, (time, queue.number[0], kind, subject, version))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _binds(pairs: Any, flows: Any, r: int) -> bool:
     """Whether a resource's active pairs together could use more than it has."""
+    most, active = pairs.most, flows.active
     first = pairs.first[r]
     total = 0.0
     for a in range(first, first + flows.users[r]):
-        total += pairs.most[flows.active[a]]
+        total += most[active[a]]
     return bool(total > pairs.capacity[r] * (1 + ROUNDING))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
     """Extend ``found`` pairs by all that are connected with them through resources that bind."""
+    # arrays by themselves: taking one from a tuple counts references each time
+    capacity, most, shared, begin = pairs.capacity, pairs.most, pairs.shared, pairs.first
+    looked, scarce, active, users = flows.found, flows.full, flows.active, flows.users
+    seen_resource, seen_pair = flows.seen_resource, flows.seen_pair
     full = 0
     stamp = flows.stamp[0]
     k = 0
     while k < found:
-        p = flows.found[k]
+        p = looked[k]
         k += 1
         for place in range(MOST_SHARED):
-            r = pairs.shared[p, place]
-            if r == NONE or flows.seen_resource[r] == stamp:
+            r = shared[p, place]
+            if r == NONE or seen_resource[r] == stamp:
                 continue
-            flows.seen_resource[r] = stamp
-            if not _binds(pairs, flows, r):
+            seen_resource[r] = stamp
+            first, upto = begin[r], begin[r] + users[r]
+            total = 0.0
+            for a in range(first, upto):
+                total += most[active[a]]
+            if total <= capacity[r] * (1 + ROUNDING):
                 continue
-            flows.full[full] = r
+            scarce[full] = r
             full += 1
-            first = pairs.first[r]
-            for a in range(first, first + flows.users[r]):
-                q = flows.active[a]
-                if flows.seen_pair[q] != stamp:
-                    flows.seen_pair[q] = stamp
-                    flows.found[found] = q
+            for a in range(first, upto):
+                q = active[a]
+                if seen_pair[q] != stamp:
+                    seen_pair[q] = stamp
+                    looked[found] = q
                     found += 1
     return found, full
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
-    if flows.rate[p] == rate:
-        return
     flows.to_go[p] = max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0)
     flows.since[p] = now
     flows.rate[p] = rate
@@ -85,53 +97,79 @@ def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
     _push(queue, now + flows.to_go[p] / rate, LEFT, p, flows.version[p])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
     """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
 
-    ``load`` counts a resource's rising pairs, below zero once it is full; 0 where it never binds.
+    ``load`` counts a resource's rising pairs; 0 where it never binds. A pair whose rate is settled
+    is no longer marked as seen.
     """
     found, full = _spread(pairs, flows, found)
+    # arrays by themselves: taking one from a tuple counts references each time
+    capacity, most, shared, users_first = pairs.capacity, pairs.most, pairs.shared, pairs.first
+    looked, scarce_ones, active, users = flows.found, flows.full, flows.active, flows.users
+    room, load, seen, rates = flows.room, flows.load, flows.seen_pair, flows.rate
+    stamp = flows.stamp[0]
+    lowest = np.inf
+    for k in range(found):
+        lowest = min(lowest, most[looked[k]])
     for k in range(full):
-        r = flows.full[k]
-        flows.room[r] = pairs.capacity[r]
-        flows.load[r] = flows.users[r]
+        r = scarce_ones[k]
+        room[r] = capacity[r]
+        load[r] = users[r]
     level = 0.0
-    while found > 0:
-        lowest = np.inf
-        for k in range(found):
-            lowest = min(lowest, pairs.most[flows.found[k]])
+    while lowest < np.inf:
+        scarce, left = np.inf, 0
         for k in range(full):
-            r = flows.full[k]
-            if flows.load[r] > 0:
-                lowest = min(lowest, flows.room[r] / flows.load[r])
-        level = max(level, lowest)
-        for k in range(full):
-            r = flows.full[k]
-            if flows.load[r] > 0 and flows.room[r] / flows.load[r] <= level * (1 + ROUNDING):
-                flows.load[r] = -flows.load[r]
-        left = 0
-        for k in range(found):
-            p = flows.found[k]
-            stops = pairs.most[p] <= level * (1 + ROUNDING)
-            for place in range(MOST_SHARED):
-                r = pairs.shared[p, place]
-                stops = stops or (r != NONE and flows.load[r] < 0)
-            if not stops:
-                flows.found[left] = p
+            r = scarce_ones[k]
+            if load[r] > 0:
+                scarce_ones[left] = r
                 left += 1
-                continue
-            rate = min(level, pairs.most[p])
-            _set_rate(flows, queue, p, rate, now)
-            for place in range(MOST_SHARED):
-                r = pairs.shared[p, place]
-                if r != NONE and flows.load[r] != 0:
-                    flows.room[r] -= rate
-                    flows.load[r] -= 1 if flows.load[r] > 0 else -1
-        found = left
+                scarce = min(scarce, room[r] / load[r])
+        full = left
+        level = max(level, min(lowest, scarce))
+        upto = level * (1 + ROUNDING)
+        if scarce <= upto:
+            for k in range(full):
+                r = scarce_ones[k]
+                if room[r] > upto * load[r]:
+                    continue
+                for a in range(users_first[r], users_first[r] + users[r]):
+                    p = active[a]
+                    if seen[p] == stamp:
+                        seen[p] = SETTLED
+                        rate = min(level, most[p])
+                        if abs(rates[p] - rate) > SAME * rate:
+                            _set_rate(flows, queue, p, rate, now)
+                        for place in range(MOST_SHARED):
+                            other = shared[p, place]
+                            if other != NONE and load[other] > 0:
+                                room[other] -= rate
+                                load[other] -= 1
+        if lowest <= upto or full == 0:
+            # by their own bandwidth; the next lowest of those that rise on
+            lowest, left = np.inf, 0
+            for k in range(found):
+                p = looked[k]
+                if seen[p] != stamp:
+                    continue
+                if most[p] <= upto:
+                    seen[p] = SETTLED
+                    if abs(rates[p] - most[p]) > SAME * most[p]:
+                        _set_rate(flows, queue, p, most[p], now)
+                    for place in range(MOST_SHARED):
+                        other = shared[p, place]
+                        if other != NONE and load[other] > 0:
+                            room[other] -= most[p]
+                            load[other] -= 1
+                    continue
+                looked[left] = p
+                left += 1
+                lowest = min(lowest, most[p])
+            found = left
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     """A pair becomes active: its queue was empty."""
     for place in range(MOST_SHARED):
@@ -148,7 +186,7 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     _share(pairs, flows, queue, 1, now)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     """A pair's queue is empty: those that shared what was scarce get more."""
     flows.stamp[0] += 1
@@ -180,7 +218,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     _share(pairs, flows, queue, found, now)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unsent(flows: Any, p: int, now: float) -> float:
     """Bytes of a pair's queue that have not left."""
     if flows.head[p] == NONE:
@@ -190,7 +228,7 @@ def _unsent(flows: Any, p: int, now: float) -> float:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _begin_round(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
 ) -> None:
@@ -224,7 +262,7 @@ def _begin_round(
     _push(queue, now + longest, FLOWN, g, averaging.version[g])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _end_round(averaging: Any, g: int) -> None:
     """The round's last byte has left."""
     averaging.groups[0] -= 1
@@ -233,7 +271,7 @@ def _end_round(averaging: Any, g: int) -> None:
     averaging.place[last] = averaging.place[g]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
     """How fast a round goes, as a part of its speed alone.
 
@@ -253,7 +291,7 @@ def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> 
     return rate
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _renew_rounds(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, now: float
 ) -> None:
@@ -273,12 +311,12 @@ def _renew_rounds(
             _push(queue, now + rest / rate, FLOWN, g, averaging.version[g])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _processor_rate(cores: float, state: Any) -> float:
     return float(min(1.0, cores / max(state[2], 1.0)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _forecast(processors: Any, queue: Any, cores: float, now: float) -> None:
     """The next end of an operation, as long as none comes or goes."""
     processors.version[0] += 1
@@ -288,14 +326,14 @@ def _forecast(processors: Any, queue: Any, cores: float, now: float) -> None:
         _push(queue, now + rest / rate, PROCESSOR, 0, processors.version[0])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _advance(processors: Any, cores: float, now: float) -> None:
     state = processors.state
     state[0] += (now - state[1]) * _processor_rate(cores, state)
     state[1] = now
 
 
-@njit(cache=True, nogil=True)
+@within
 def _begin(
     rules: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
 ) -> None:
@@ -312,7 +350,7 @@ def _begin(
     _forecast(processors, queue, rules.cores, now)
 
 
-@njit(cache=True, nogil=True)
+@within
 def _touch(devices: Any, touched: int, d: int) -> int:
     if devices.mark[d]:
         return touched
@@ -321,7 +359,7 @@ def _touch(devices: Any, touched: int, d: int) -> int:
     return touched + 1
 
 
-@njit(cache=True, nogil=True)
+@within
 def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
     """What an operation waited for is there; ``message`` numbers it over all steps."""
     devices.there[message] = True
@@ -337,7 +375,7 @@ def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
     devices.last[d, kind] = message
 
 
-@njit(cache=True, nogil=True)
+@within
 def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int:
     """With free choice: B before H before F, first come first served; -1: nothing can begin."""
     for kind in range(3):
@@ -351,7 +389,7 @@ def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int
     return NONE
 
 
-@njit(cache=True, nogil=True)
+@within
 def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
     """The next operation in the planned order, -1 while what it needs is not there."""
     total = len(work.device)
@@ -363,13 +401,13 @@ def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
     return NONE
 
 
-@njit(cache=True, nogil=True)
+@within
 def _has_more(work: Any, rules: Any, devices: Any, d: int) -> bool:
     row = rules.steps[devices.step[d]] * len(work.update_s) + d
     return bool(devices.place[d] < work.first[row + 1] - work.first[row])
 
 
-@njit(cache=True, nogil=True)
+@within
 def _finish_step(
     work: Any, rules: Any, rounds: Any, devices: Any, times: Any, d: int, now: float
 ) -> None:
@@ -383,7 +421,7 @@ def _finish_step(
     devices.doing[d] = IDLE
 
 
-@njit(cache=True, nogil=True)
+@within
 def _go_on(
     pairs: Any,
     work: Any,
@@ -442,7 +480,7 @@ def _go_on(
         _finish_step(work, rules, rounds, devices, times, d, now)
 
 
-@njit(cache=True, nogil=True)
+@within
 def _hand_over(
     pairs: Any,
     work: Any,
@@ -481,7 +519,7 @@ def _hand_over(
         flows.behind[p] += size
 
 
-@njit(cache=True, nogil=True)
+@within
 def _leave(
     pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
 ) -> None:
@@ -508,7 +546,7 @@ def _leave(
     _push(queue, now + flows.to_go[p] / flows.rate[p], LEFT, p, flows.version[p])
 
 
-@njit(cache=True, nogil=True)
+@within
 def _computed(
     pairs: Any,
     work: Any,
@@ -537,7 +575,7 @@ def _computed(
         _hand_over(pairs, work, rules, flows, queue, times, message, now)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def run(
     pairs: Any,
     work: Any,

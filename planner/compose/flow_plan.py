@@ -128,7 +128,12 @@ class Draft:
     left_out
         Names of the devices that take no part.
     seconds
-        The pipeline part from rest and the longest averaging, one after the other: about a step.
+        The longest that a stage takes from its first operation to its update, from rest and with
+        averaging that nothing slows down: about a step, since there is no barrier.
+    slower
+        ``float[V]``: by how much its flow took places for slower than they are.
+    late
+        ``float[V]``: when their devices were done, relative to others of the same stage.
     """
 
     layout: Layout
@@ -139,6 +144,8 @@ class Draft:
     schedule: Schedule
     left_out: tuple[str, ...]
     seconds: float
+    slower: Floats
+    late: Floats
 
     @property
     def operations(self) -> int:
@@ -157,6 +164,7 @@ def drafted(
     layout: Layout,
     in_flight: float,
     most_in_flight: float = math.inf,
+    slower: Floats | None = None,
 ) -> Draft:
     """Paths that follow a layout's flow, in the order in which devices serve what comes.
 
@@ -170,6 +178,9 @@ def drafted(
         Microbatches that must be in flight, as a multiple of delay over period.
     most_in_flight
         That may be in flight, likewise: fewer wait for each other less.
+    slower
+        ``float[V]``: factors on the seconds of every stage's places and of their pairs, so that
+        less flows there. None: as they are.
 
     Returns
     -------
@@ -200,6 +211,9 @@ def drafted(
         room = {d: min(held, question.request.in_flight) for d, held in room.items()}
     costs = shape.costs(workload)
     nodes, flow = flow_of(places, layout, costs, in_flight)
+    slower = np.ones(len(flow.stage)) if slower is None else slower
+    either = np.maximum(slower[flow.source], slower[flow.target])
+    flow = replace(flow, busy_s=flow.busy_s * slower, pair_s=flow.pair_s * either)
     rates = solve_flow(flow, shape.microbatches)
     node_of = nodes.by_stage(places, chosen)
     if most_in_flight < math.inf:
@@ -210,18 +224,29 @@ def drafted(
     starts, edges = _by_device(node_of, nodes, flow, rates)
     assignment = AssignmentPlan(groups, None)
     times = compute_times(asked, shape, assignment)
-    sent = sent_bytes(costs, groups, len(cluster))
     links = Links.of(cluster)
-    paths = mixed_paths(groups, starts, edges, shape.microbatches)
-    schedule, seconds = eagerly_served(
-        Schedule("flow", Head.LAST, paths, ()), times, sent, links, room
+    schedule, begin, end = eagerly_served(
+        Schedule("flow", Head.LAST, mixed_paths(groups, starts, edges, shape.microbatches), ()),
+        times,
+        sent_bytes(costs, groups, len(cluster)),
+        links,
+        room,
     )
-    averaging = max(
-        sum(max(round_s(group, size, links) for group in one) for one in rounds)
-        for rounds, size in stage_averaging(asked, shape, groups)
-    )
+    seconds = 0.0
+    late = np.ones(len(flow.stage))
+    for group, its_nodes, (rounds, size) in zip(
+        groups, node_of, stage_averaging(asked, shape, groups), strict=True
+    ):
+        averaging = sum(max(round_s(one, size, links) for one in each) for each in rounds)
+        here, at = list(group), np.array(its_nodes)
+        busy = end[here] > 0
+        update = max(times.update_s[d] for d in group)
+        seconds = max(seconds, end[here].max() - begin[here].min() + averaging + update)
+        for v in np.unique(at[busy]):
+            late[v] = end[here][at == v].mean() / end[here][busy].mean()
     left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
-    return Draft(layout, asked, shape, assignment, times, schedule, left_out, seconds + averaging)
+    parts = (layout, asked, shape, assignment, times, schedule, left_out)
+    return Draft(*parts, float(seconds), slower, late)
 
 
 def _held(j: int, nodes: Nodes, flow: StageFlow, rates: FlowRates) -> Floats:

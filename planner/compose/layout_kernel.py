@@ -267,15 +267,16 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         period = slowed
         if not changed:
             break
+    # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
     way, longest = 0.0, 0.0
-    for j in range(stages):
+    for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
         a, b = state.cuts[j], state.cuts[j + 1]
         parameters = model.parameters[b] - model.parameters[a]
         parameters += model.head_parameters if j == stages - 1 else 0.0
         size = parameters * model.gradient_bytes
-        longest = max(longest, averaging_s(size, state.counts[j], links))
-    return float(model.microbatches * period + way + longest)
+        longest = max(longest, way + averaging_s(size, state.counts[j], links))
+    return float(model.microbatches * period + longest)
 
 
 @jit
@@ -399,7 +400,7 @@ def _merge(state: Any, random: Any) -> bool:
 
 
 @jit
-def _change(links: Any, state: Any, random: Any, fixed: bool) -> bool:
+def change(links: Any, state: Any, random: Any, fixed: bool) -> bool:
     """One random change; whether there was one. ``fixed``: the number of stages stays."""
     u = next_unit(random)
     if u < MOVE:
@@ -436,7 +437,7 @@ def anneal(
     """
     for k in range(trials):
         _copy(state, tried)
-        if not _change(links, tried, random, fixed):
+        if not change(links, tried, random, fixed):
             continue
         found = estimate_s(model, links, tried, scratch)
         if found == np.inf:

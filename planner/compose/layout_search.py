@@ -17,6 +17,7 @@ from planner.compose.layout_kernel import (
     Scratch,
     State,
     anneal,
+    change,
     estimate_s,
 )
 from planner.compose.places import Floats, Ints, Places
@@ -192,6 +193,28 @@ class LayoutSearch:
         self._round(state, self._value(state), CHUNK, *HEAT[Start.NEAR], True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
+    def near(self, layout: Layout, trials: int) -> list[Estimated]:
+        """Layouts one or two changes away, with the least estimates first.
+
+        Parameters
+        ----------
+        layout
+            Left as it is.
+        trials
+            How many changes are tried.
+        """
+        found: dict[Layout, float] = {}
+        for _ in range(trials):
+            state = self._state(layout)
+            changes = 1 + int(self._numpy.integers(2))
+            if not all(change(self.links, state, self._random, False) for _ in range(changes)):
+                continue
+            seconds = float(estimate_s(self.model, self.links, state, self._scratch))
+            if seconds < math.inf:
+                found[self._layout(state)] = seconds
+        found.pop(layout, None)
+        return sorted((Estimated(s, one) for one, s in found.items()), key=lambda one: one.seconds)
+
     def estimated_s(self, layout: Layout) -> float:
         """The estimate of a layout; infinite where memory does not hold it."""
         return float(estimate_s(self.model, self.links, self._state(layout), self._scratch))
@@ -242,12 +265,16 @@ class LayoutSearch:
             return
         # which stages recompute is what the estimate chose last; ask again
         again = float(estimate_s(self.model, self.links, state, self._scratch))
-        layout = Layout.of(
+        self.found[stages, start] = Estimated(again, self._layout(state))
+
+    @staticmethod
+    def _layout(state: State) -> Layout:
+        stages = int(state.stages[0])
+        return Layout.of(
             state.counts[:stages].tolist(),
             state.cuts[: stages + 1].tolist(),
             state.recompute[:stages].tolist(),
         )
-        self.found[stages, start] = Estimated(again, layout)
 
     def _empty(self) -> State:
         most = self.most

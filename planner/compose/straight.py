@@ -224,8 +224,8 @@ def eagerly_served(
     sent_bytes: NDArray[np.float64],
     links: Links,
     room: Mapping[int, int],
-) -> tuple[Schedule, float]:
-    """As `eagerly_ordered`, with the seconds of the pipeline part from rest, updates included.
+) -> tuple[Schedule, NDArray[np.float64], NDArray[np.float64]]:
+    """As `eagerly_ordered`, with when each device begins and ends, from rest.
 
     Parameters
     ----------
@@ -234,10 +234,13 @@ def eagerly_served(
 
     Returns
     -------
-    tuple[Schedule, float]
-        The same paths, and seconds.
+    tuple[Schedule, ndarray, ndarray]
+        The same paths; ``float[N]`` seconds of each device's first begin and last end.
     """
     pairs, work = compile_schedules([replace(schedule, order=())], times, sent_bytes, links)
     held = np.array([room.get(d, 0) for d in range(len(links))], dtype=np.int64)
     run = Run.chosen(pairs, work, held, times.message_s)
-    return replace(schedule, order=run.order()), float(run.times.step_end[0])
+    begin, end = np.full(len(links), np.inf), np.zeros(len(links))
+    np.minimum.at(begin, work.device, run.times.begin[0])
+    np.maximum.at(end, work.device, run.times.end[0])
+    return replace(schedule, order=run.order()), begin, end

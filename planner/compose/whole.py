@@ -8,14 +8,12 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
 from planner.compose.bounds import StepBound
 from planner.compose.flow_plan import Draft, drafted
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
-from planner.compose.layout_search import Estimated, LayoutSearch
-from planner.compose.places import Places
+from planner.compose.layout_search import LayoutSearch
+from planner.compose.places import Floats, Places
 from planner.compose.request import Question
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
@@ -34,6 +32,10 @@ PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
 DRAFTS, PRICED = 6, 2
 """Layouts of a round that are drafted, and drafts that are priced."""
+AGAIN, WORTH = 3, 1.08
+"""How often a draft is made anew by what its devices took; only one not so far above the best."""
+CHANGES, TRIED = 400, 6
+"""Changes of the best plan's layout that are estimated in a round, and those that are drafted."""
 MOST_IN_FLIGHT = (2.0, 3.0)
 """That the best draft is also made with."""
 
@@ -88,6 +90,7 @@ class _Search:
         )
         if bound is not None:
             self.best.raise_bound(*bound)
+        self.leader: Draft | None = None
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
 
@@ -111,56 +114,76 @@ class _Search:
         return min(SEARCHING * self.run.most_iterations, 1e9)
 
     def _round(self, trials: float) -> None:
-        """Layouts from new starts; drafts of the best; prices of the best drafts."""
+        """Layouts from new starts, the best of them drafted and priced; then changes of the best."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
         for one in self.layouts.ranked():
-            if len(drafts) == DRAFTS or self._hopeless(one) or self._over(drafts):
+            if len(drafts) == DRAFTS or self._over(drafts):
                 break
-            if one.layout in self.drafted:
-                continue
-            self.drafted.add(one.layout)
             draft = self._draft(one.layout)
             if draft is not None:
                 drafts.append(draft)
-                self._spend(draft, 1)
-        if drafts:
+        if drafts and not self._over(drafts):
             first = min(drafts, key=lambda draft: draft.seconds)
-            drafts += self._less_in_flight(first.layout)
-        drafts.sort(key=lambda draft: draft.seconds)
-        for draft in drafts[:PRICED]:
-            if self.best.plan is not None and self._over(drafts):
+            drafts += [self._made(first.layout, most, first.slower) for most in MOST_IN_FLIGHT]
+        self._price_best(drafts)
+        if self.leader is not None:
+            self._price_best(self._changed(self.leader))
+
+    def _changed(self, parent: Draft) -> list[Draft]:
+        """Drafts that are better than one of whose layout they are changes."""
+        better = []
+        tried = 0
+        for one in self.layouts.near(parent.layout, CHANGES):
+            if tried == TRIED or self.run.check() is not None:
                 break
-            self._price(draft)
+            draft = self._draft(one.layout)
+            tried += draft is not None
+            if draft is not None and draft.seconds < parent.seconds:
+                better.append(draft)
+        return better
 
     def _draft(self, layout: Layout) -> Draft | None:
-        """None where memory does not hold it."""
+        """The best of some; None where there was one before or memory does not hold it."""
+        if layout in self.drafted:
+            return None
+        self.drafted.add(layout)
         try:
-            return drafted(self.question, self.places, layout, IN_FLIGHT)
+            best = last = self._made(layout)
         except ProblemError as error:
             self.refused = self.refused or error
             return None
+        for _ in range(AGAIN):
+            if last.seconds > WORTH * self.best.objective or self.run.check() is not None:
+                break
+            last = self._made(layout, slower=last.slower * last.late)
+            best = min(best, last, key=lambda draft: draft.seconds)
+        return best
 
-    def _less_in_flight(self, layout: Layout) -> Iterator[Draft]:
-        """The same layout with fewer microbatches between their F and B."""
-        for most in MOST_IN_FLIGHT:
-            if self.run.check() is not None:
-                return
-            draft = drafted(self.question, self.places, layout, IN_FLIGHT, most)
-            self._spend(draft, 1)
-            yield draft
+    def _made(
+        self, layout: Layout, most: float = math.inf, slower: Floats | None = None
+    ) -> Draft:
+        draft = drafted(self.question, self.places, layout, IN_FLIGHT, most, slower)
+        self._spend(draft, 1)
+        return draft
 
-    def _hopeless(self, one: Estimated) -> bool:
-        """Whether the estimate, which is rather low, is above what was found."""
-        return one.seconds >= self.best.objective
+    def _price_best(self, drafts: list[Draft]) -> None:
+        """Those that may be better than the best plan."""
+        for draft in sorted(drafts, key=lambda draft: draft.seconds)[:PRICED]:
+            if self.best.plan is not None and (
+                draft.seconds >= self.best.objective or self._over(drafts)
+            ):
+                break
+            self._price(draft)
 
     def _over(self, drafts: list[Draft]) -> bool:
         return bool(drafts) and self.run.check() is not None
 
     def _price(self, draft: Draft) -> None:
         plan = draft.plan()
-        self.best.offer(plan.predicted.step_s, plan)
+        if self.best.offer(plan.predicted.step_s, plan):
+            self.leader = draft
         self._spend(draft, PASSES)
 
     def _spend(self, draft: Draft, passes: int) -> None:
