@@ -26,7 +26,7 @@ ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
 SEARCHING = 0.4
 """Share of the limit for the layout search; pricing on the clock gets the rest."""
-OPERATIONS_PER_EFFORT = 20_000
+OPERATIONS_PER_EFFORT = 50_000
 """That the clock serves in a unit of effort."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
