@@ -75,7 +75,7 @@ def flow_of(
     costs
         Of every stage.
     in_flight
-        Microbatches that must be in flight, as a multiple of delay over period.
+        Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def flow_of(
     held = [
         min(costs[j].room(places.memory_bytes[c]), 1e12) for j, c in zip(stage, place, strict=True)
     ]
-    np.add.at(room, stage, count * np.array(held) / in_flight)
+    np.add.at(room, stage, count * np.array(held))
     return nodes, StageFlow(
         stage,
         busy,
@@ -110,6 +110,7 @@ def flow_of(
         size / places.slower[here, there] / (count[source] * count[target]),
         places.there_and_back_s[here, there] + both,
         room,
+        in_flight,
     )
 
 
@@ -175,7 +176,7 @@ def drafted(
     places, layout
         Who does what.
     in_flight
-        Microbatches that must be in flight, as a multiple of delay over period.
+        Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
     most_in_flight
         That may be in flight, likewise: fewer wait for each other less.
     slower

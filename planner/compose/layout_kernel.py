@@ -23,11 +23,12 @@ Bools = NDArray[np.bool_]
 jit = njit(cache=True, nogil=True)
 
 IN_FLIGHT = 2.0
-"""Microbatches that must be in flight, as a multiple of rate times delay (Little's law): on the
-clock they wait for each other. Below about 2, pipelines run dry (docs/whole-plan.md)."""
+"""Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
+law): on the clock they wait for each other. Below about 2, pipelines run dry
+(docs/whole-plan.md)."""
 TRIALS = 12
 """Of longer periods, until a boundary carries what its stages could do."""
-BISECTIONS = 24
+BISECTIONS = 12
 MOVE, SWAP, LAYERS, ORDER, SPLIT = 0.38, 0.62, 0.78, 0.88, 0.94
 """Upper ends of the shares of trials: devices from one stage to another or out, places exchanged,
 layers shifted, stages exchanged or reversed, a stage split, two merged."""
@@ -98,24 +99,61 @@ class State(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room to work in: shares of microbatches, what is left of them, delays and rooms by stage."""
+    """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
+    place; delays, compute and rooms by stage."""
 
     share: Floats
     left: Floats
+    averaged: Floats
     delay_s: Floats
     own_s: Floats
     room: Floats
 
 
 @jit
-def averaging_s(size: float, row: Any, links: Any) -> float:
-    """Seconds in which a stage of such devices averages so many bytes.
+def _most_shared(
+    row: Any, links: Any, speed: float, members: int, none: int, share: Floats
+) -> float:
+    """Shares that so many vectors a second leave room for; what they add up to.
 
-    Equal shares or, where they are faster, shares as large as a device's own links allow (eq. 6 of
-    DeDLOC); of a pair's bandwidth each end may use half.
+    Of a pair's bandwidth each end takes half, then what others leave. Place ``none`` sums nothing.
     """
     places = len(row)
-    members, least, pair, back_s = 0, np.inf, np.inf, 0.0
+    for c in range(places):
+        share[c] = 0.0
+        if row[c] == 0 or c == none:
+            continue
+        most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        for d in range(places):
+            if row[d] > 0 and (c != d or row[c] > 1):
+                part = 1.0 if d == none else 0.5
+                most = min(most, part * links.slower[c, d] / speed)
+        share[c] = most
+    total = 0.0
+    for c in range(places):
+        if row[c] == 0 or c == none:
+            continue
+        most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
+        for d in range(places):
+            if row[d] > 0 and c != d:
+                most = min(most, links.slower[c, d] / speed - share[d])
+            elif c == d and row[c] > 1:
+                most = min(most, 0.5 * links.slower[c, d] / speed)
+        share[c] = max(most, share[c])
+        total += row[c] * share[c]
+    return total
+
+
+@jit
+def averaging_s(size: float, row: Any, links: Any, share: Floats, enough: float) -> float:
+    """Seconds in which a stage of such devices averages so many bytes.
+
+    Equal shares or, where they are faster, such as the devices' own links and the pairs allow
+    (eq. 6 of DeDLOC), with all places or without the one that has the slowest pair. ``share`` is
+    room to work in; nothing faster than ``enough`` seconds is looked for.
+    """
+    places = len(row)
+    members, least, pair, back_s, slowest = 0, np.inf, np.inf, 0.0, -1
     for c in range(places):
         if row[c] == 0:
             continue
@@ -123,25 +161,23 @@ def averaging_s(size: float, row: Any, links: Any) -> float:
         least = min(least, links.capacity[c])
         for d in range(places):
             if row[d] > 0 and (c != d or row[c] > 1):
-                pair = min(pair, links.slower[c, d])
+                if links.slower[c, d] < pair:
+                    pair = links.slower[c, d]
+                    slowest = c if row[c] <= row[d] else d
                 back_s = max(back_s, links.there_and_back_s[c, d])
     if members <= 1:
         return 0.0
     seconds = max(2 * size * (members - 1) / members / least, 2 * size / members / pair)
     low = size / least
-    if members > 2 and low < seconds:
+    if members > 2 and low < seconds * (1 - 1e-9):
         for _ in range(BISECTIONS):
-            tried = 0.5 * (low + seconds)
-            total = 0.0
-            for c in range(places):
-                if row[c] == 0:
-                    continue
-                slowest = np.inf
-                for d in range(places):
-                    if row[d] > 0 and (c != d or row[c] > 1):
-                        slowest = min(slowest, links.slower[c, d])
-                own = (links.capacity[c] * tried / size - 1.0) / (members - 2)
-                total += row[c] * max(min(own, 0.5 * slowest * tried / size), 0.0)
+            if seconds + back_s <= enough:
+                break
+            tried = math.sqrt(low * seconds)
+            speed = size / tried
+            total = _most_shared(row, links, speed, members, -1, share)
+            if total < 1.0:
+                total = _most_shared(row, links, speed, members, slowest, share)
             if total >= 1.0:
                 seconds = tried
             else:
@@ -259,9 +295,10 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         way, slowed, changed = 0.0, period, False
         for j in range(stages - 1, -1, -1):
             way += scratch.own_s[j] + scratch.delay_s[j]
-            if IN_FLIGHT * way > period * scratch.room[j]:
+            held = IN_FLIGHT * way - (IN_FLIGHT - 1.0) * scratch.own_s[j]
+            if held > period * scratch.room[j]:
                 if state.recompute[j]:
-                    slowed = max(slowed, IN_FLIGHT * way / scratch.room[j])
+                    slowed = max(slowed, held / scratch.room[j])
                 else:
                     state.recompute[j] = changed = True
         period = slowed
@@ -275,7 +312,8 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         parameters = model.parameters[b] - model.parameters[a]
         parameters += model.head_parameters if j == stages - 1 else 0.0
         size = parameters * model.gradient_bytes
-        longest = max(longest, way + averaging_s(size, state.counts[j], links))
+        seconds = averaging_s(size, state.counts[j], links, scratch.averaged, longest - way)
+        longest = max(longest, way + seconds)
     return float(model.microbatches * period + longest)
 
 

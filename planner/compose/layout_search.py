@@ -140,6 +140,7 @@ class LayoutSearch:
         self._scratch = Scratch(
             np.zeros(width),
             np.zeros((2, len(places))),
+            np.zeros(len(places)),
             *(np.zeros(self.most) for _ in range(3)),
         )
 

@@ -39,6 +39,8 @@ class StageFlow:
         ``float[E]``: of activations forth and gradients back.
     room
         ``float[S]``: microbatches that a stage holds between their F and B, infinite for any.
+    waiting
+        By how much longer than alone a microbatch is away beyond a stage, since others are there.
     """
 
     stage: Ints
@@ -49,6 +51,7 @@ class StageFlow:
     pair_s: Floats
     delay_s: Floats
     room: Floats
+    waiting: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,9 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
         beyond = np.flatnonzero(edge_stage >= j)
         number = np.full(len(later) + len(beyond) + 1, count)
         columns = np.concatenate([later, nodes + beyond, [period]])
-        values = np.concatenate([flow.own_s[later], flow.delay_s[beyond], [-flow.room[j]]])
+        longer = np.where(flow.stage[later] == j, 1.0, flow.waiting)
+        away = flow.waiting * flow.delay_s[beyond]
+        values = np.concatenate([longer * flow.own_s[later], away, [-flow.room[j]]])
         rows.append((number, columns, values))
         count += 1
     equal: list[tuple[Ints, Ints, Floats]] = []
