@@ -96,11 +96,9 @@ def flow_of(
     here, there = place[source], place[target]
     size = out[stage[source]]
     both = size / places.bandwidth[here, there] + size / places.bandwidth[there, here]
-    room = np.zeros(len(costs))
     held = [
         min(costs[j].room(places.memory_bytes[c]), 1e12) for j, c in zip(stage, place, strict=True)
     ]
-    np.add.at(room, stage, count * np.array(held))
     return nodes, StageFlow(
         stage,
         busy,
@@ -109,7 +107,7 @@ def flow_of(
         target,
         size / places.slower[here, there] / (count[source] * count[target]),
         places.there_and_back_s[here, there] + both,
-        room,
+        count * np.array(held, dtype=float),
         in_flight,
     )
 
@@ -218,9 +216,10 @@ def drafted(
     rates = solve_flow(flow, shape.microbatches)
     node_of = nodes.by_stage(places, chosen)
     if most_in_flight < math.inf:
-        for j, group in enumerate(groups):
-            held = _held(j, nodes, flow, rates)
-            for d, v in zip(group, node_of[j], strict=True):
+        # Little's law
+        held = rates.from_s / rates.period_s * rates.through / nodes.devices
+        for group, its_nodes in zip(groups, node_of, strict=True):
+            for d, v in zip(group, its_nodes, strict=True):
                 room[d] = min(room[d], max(2, math.ceil(most_in_flight * held[v])))
     starts, edges = _by_device(node_of, nodes, flow, rates)
     assignment = AssignmentPlan(groups, None)
@@ -248,14 +247,6 @@ def drafted(
     left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
     parts = (layout, asked, shape, assignment, times, schedule, left_out)
     return Draft(*parts, float(seconds), slower, late)
-
-
-def _held(j: int, nodes: Nodes, flow: StageFlow, rates: FlowRates) -> Floats:
-    """Microbatches between F and B on a device of each node, if it is of stage j and none waits."""
-    later, beyond = flow.stage >= j, flow.stage[flow.source] >= j
-    way = flow.own_s[later] @ rates.through[later] + flow.delay_s[beyond] @ rates.part[beyond]
-    # Little's law
-    return np.asarray(way / rates.period_s * (rates.through / nodes.devices))
 
 
 def _by_device(

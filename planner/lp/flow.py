@@ -2,7 +2,9 @@
 
 Variables are the parts of all microbatches that take each edge, and the period, the seconds in
 which one microbatch of all passes. In the mean a device and a link are busy no longer than the
-period. By Little's law the microbatches in flight are delay over period, which memory limits.
+period. By Little's law the microbatches in flight are delay over period, which memory limits. How
+long a microbatch is away beyond a node depends on the flow itself, so that the programme is solved
+again with the ways that the flow before had.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from planner.problems import ProblemError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+AGAIN = 2
+"""Programmes after the first."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class StageFlow:
     delay_s
         ``float[E]``: of activations forth and gradients back.
     room
-        ``float[S]``: microbatches that a stage holds between their F and B, infinite for any.
+        ``float[V]``: microbatches that a node holds between their F and B, infinite for any.
     waiting
-        By how much longer than alone a microbatch is away beyond a stage, since others are there.
+        By how much longer than alone a microbatch is away beyond a node, since others are there.
     """
 
     stage: Ints
@@ -68,12 +73,15 @@ class FlowRates:
         ``float[V]``: parts of all microbatches through each node, 1 in every stage.
     part
         ``float[E]``: over each edge.
+    from_s
+        ``float[V]``: mean way from a node on, there and back, when nothing waits.
     """
 
     period_s: float
     way_s: float
     through: Floats
     part: Floats
+    from_s: Floats
 
 
 def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
@@ -89,20 +97,41 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
     Returns
     -------
     FlowRates
-        An optimum of the linear programme (HiGHS).
+        An optimum of the last linear programme (HiGHS).
 
     Raises
     ------
     ProblemError
         Some stage has no room for a microbatch.
     """
+    # at first as if all went the fastest way from every node on
+    rates = _solved(flow, microbatches, _from_s(flow, np.zeros(len(flow.source))))
+    for _ in range(AGAIN):
+        rates = _solved(flow, microbatches, rates.from_s)
+    return rates
+
+
+def _from_s(flow: StageFlow, part: Floats) -> Floats:
+    """Mean way from every node on; the fastest from those that nothing goes through."""
+    from_s = flow.own_s.copy()
+    for v in range(len(flow.stage) - 1, -1, -1):
+        out = np.flatnonzero(flow.source == v)
+        if len(out) == 0:
+            continue
+        away = flow.delay_s[out] + from_s[flow.target[out]]
+        total = part[out].sum()
+        from_s[v] += part[out] @ away / total if total > 1e-12 else away.min()
+    return from_s
+
+
+def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
+    """The linear programme where microbatches are so long away from each node on."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    nodes, edges, stages = len(flow.stage), len(flow.source), len(flow.room)
+    nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])
     # columns: through each node, over each edge, and the period
     period = nodes + edges
-    first = np.searchsorted(flow.stage, np.arange(stages))
     rows: list[tuple[Ints, Ints, Floats]] = []
 
     def row_per(columns: Ints, values: Floats, at: int) -> int:
@@ -114,31 +143,27 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
 
     count = row_per(np.arange(nodes), flow.busy_s, 0)
     count = row_per(nodes + np.arange(edges), flow.pair_s, count)
-    edge_stage = flow.stage[flow.source]
-    for j in range(stages):
-        if not np.isfinite(flow.room[j]):
-            continue
-        # what is between F and B of stage j is anywhere from there on
-        later = np.flatnonzero(flow.stage >= j)
-        beyond = np.flatnonzero(edge_stage >= j)
-        number = np.full(len(later) + len(beyond) + 1, count)
-        columns = np.concatenate([later, nodes + beyond, [period]])
-        longer = np.where(flow.stage[later] == j, 1.0, flow.waiting)
-        away = flow.waiting * flow.delay_s[beyond]
-        values = np.concatenate([longer * flow.own_s[later], away, [-flow.room[j]]])
-        rows.append((number, columns, values))
-        count += 1
+    narrow = np.flatnonzero(np.isfinite(flow.room))
+    number = np.full(nodes, -1)
+    number[narrow] = count + np.arange(len(narrow))
+    # what is between F and B of a node is there or anywhere from there on
+    beyond = np.flatnonzero(number[flow.source] >= 0)
+    away = flow.waiting * (flow.delay_s[beyond] + from_s[flow.target[beyond]])
+    rows.append((number[narrow], narrow, flow.own_s[narrow]))
+    rows.append((number[flow.source[beyond]], nodes + beyond, away))
+    rows.append((number[narrow], np.full(len(narrow), period), -flow.room[narrow]))
+    count += len(narrow)
     equal: list[tuple[Ints, Ints, Floats]] = []
     wanted = np.zeros(2 * nodes + 1)
     # every node gives to the next stage what goes through it, and gets it from the one before
-    for side, number, last in (
-        (flow.source, np.arange(nodes), stages - 1),
+    for side, row, edge in (
+        (flow.source, np.arange(nodes), last),
         (flow.target, nodes + np.arange(nodes), 0),
     ):
-        inner = np.flatnonzero(flow.stage != last)
-        equal.append((number[inner], inner, np.full(len(inner), -1.0)))
-        equal.append((number[side], nodes + np.arange(edges), np.ones(edges)))
-    ahead = np.arange(first[1] if stages > 1 else nodes)
+        inner = np.flatnonzero(flow.stage != edge)
+        equal.append((row[inner], inner, np.full(len(inner), -1.0)))
+        equal.append((row[side], nodes + np.arange(edges), np.ones(edges)))
+    ahead = np.flatnonzero(flow.stage == 0)
     equal.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
     wanted[-1] = 1.0
 
@@ -160,6 +185,6 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
             "no flow of microbatches fits the devices' memory; use more stages, smaller "
             "microbatches or larger devices"
         )
-    through, part = found.x[:nodes], found.x[nodes:period]
+    through, part = np.maximum(found.x[:nodes], 0), np.maximum(found.x[nodes:period], 0)
     way = float(flow.own_s @ through + flow.delay_s @ part)
-    return FlowRates(float(found.x[period]), way, np.maximum(through, 0), np.maximum(part, 0))
+    return FlowRates(float(found.x[period]), way, through, part, _from_s(flow, part))
