@@ -23,7 +23,7 @@ from planner.cli.arguments import (
 from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
 from planner.compose.degrees import Candidate
-from planner.compose.request import Order, PlanRequest, Question, Shares
+from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
@@ -41,11 +41,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_cluster(sub)
     add_workload(sub)
     sub.add_argument("--stages", type=_stages, help="a number, or auto; default: all is searched")
+    sub.add_argument(
+        "--wiring",
+        choices=[wiring.value for wiring in Wiring],
+        help="default flow, straight where stages are given",
+    )
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
     sub.add_argument("--stage-sizes", type=sizes, help="with --path-stages, such as 5,3,3,3")
     sub.add_argument(
-        "--recompute", type=_recompute, default=(), help="stages that run F again in B: 0,2 or all"
+        "--recompute", type=_recompute, help="stages that run F again in B: 0,2 or all or none"
     )
     sub.add_argument("--full-every", type=int, help="one iteration in so many is full; default 10")
     sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
@@ -65,7 +70,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--averaging",
         choices=[shares.value for shares in Shares],
-        help="shares in a stage; default equal where stages are given",
+        help="shares in a stage; default equal in straight pipelines",
     )
     sub.add_argument("--group-size", type=int, help="average in rounds of groups of this size")
     sub.add_argument(
@@ -98,7 +103,9 @@ def _stages(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _recompute(text: str) -> list[int] | str:
+def _recompute(text: str) -> Sequence[int] | str:
+    if text == "none":
+        return ()
     return text if text == "all" else sizes(text)
 
 
@@ -106,6 +113,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     return PlanRequest(
         stages=args.stages,
+        wiring=args.wiring,
         pipelines=args.pipelines,
         stage_sizes=args.stage_sizes,
         path_stages=args.path_stages,

@@ -20,11 +20,12 @@ from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
+from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
-from planner.workload.costs import StageCosts
+from planner.workload.costs import StageCosts, split_costs
 
 
 class Nodes(NamedTuple):
@@ -110,6 +111,33 @@ def flow_of(
         count * np.array(held, dtype=float),
         in_flight,
     )
+
+
+def pipeline_s(question: Question, places: Places, layout: Layout, in_flight: float) -> float:
+    """What the pipelines of a layout take when its flow is spread evenly over the step.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    places, layout
+        Who does what.
+    in_flight
+        As in `flow_of`.
+
+    Returns
+    -------
+    float
+        Seconds; infinite where memory does not hold it.
+    """
+    workload = question.workload
+    costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
+    microbatches = workload.batch_samples // workload.microbatch_samples
+    try:
+        rates = solve_flow(flow_of(places, layout, costs, in_flight)[1], microbatches)
+    except ProblemError:
+        return math.inf
+    return microbatches * rates.period_s + rates.way_s
 
 
 @dataclass(frozen=True)

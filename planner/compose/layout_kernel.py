@@ -49,6 +49,10 @@ class Model(NamedTuple):
         A parameter.
     microbatches
         Of a step.
+    layers_free, recompute_free
+        Whether stages may get other layers, and recompute where memory is short.
+    recompute
+        ``bool[most]``: stages that recompute in any case.
     """
 
     flops: Floats
@@ -62,6 +66,9 @@ class Model(NamedTuple):
     gradient_bytes: float
     state_bytes: float
     microbatches: float
+    layers_free: bool
+    recompute_free: bool
+    recompute: Bools
 
 
 class Links(NamedTuple):
@@ -217,10 +224,10 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     for c in range(places):
         if row[c] > 0:
             plain, again = rooms(model, links, state, j, c)
-            if max(plain, again) < 1:
-                return np.inf
-            if plain < 1:
+            if plain < 1 and model.recompute_free:
                 state.recompute[j] = True
+            if (again if state.recompute[j] else plain) < 1:
+                return np.inf
             plain_room += row[c] * plain
             again_room += row[c] * again
     work = (3.0 + (1.0 if state.recompute[j] else 0.0)) * forward
@@ -278,10 +285,10 @@ def _boundary_period(
 def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
     """Estimated seconds of a step; sets which stages recompute. Infinite: memory does not hold it.
 
-    A stage recomputes where what must be in flight does not fit otherwise.
+    A stage recomputes where what must be in flight does not fit otherwise, if it may.
     """
     stages = state.stages[0]
-    state.recompute[:] = False
+    state.recompute[:] = model.recompute
     period = 0.0
     for _ in range(stages + 1):
         period = 0.0
@@ -297,7 +304,7 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
             way += scratch.own_s[j] + scratch.delay_s[j]
             held = IN_FLIGHT * way - (IN_FLIGHT - 1.0) * scratch.own_s[j]
             if held > period * scratch.room[j]:
-                if state.recompute[j]:
+                if state.recompute[j] or not model.recompute_free:
                     slowed = max(slowed, held / scratch.room[j])
                 else:
                     state.recompute[j] = changed = True
@@ -438,7 +445,7 @@ def _merge(state: Any, random: Any) -> bool:
 
 
 @jit
-def change(links: Any, state: Any, random: Any, fixed: bool) -> bool:
+def change(model: Any, links: Any, state: Any, random: Any, fixed: bool) -> bool:
     """One random change; whether there was one. ``fixed``: the number of stages stays."""
     u = next_unit(random)
     if u < MOVE:
@@ -446,7 +453,7 @@ def change(links: Any, state: Any, random: Any, fixed: bool) -> bool:
     if u < SWAP:
         return bool(_swap_places(state, random))
     if u < LAYERS:
-        return bool(_shift_layers(state, random))
+        return model.layers_free and bool(_shift_layers(state, random))
     if u < ORDER:
         return bool(_reorder(state, random))
     if fixed:
@@ -475,7 +482,7 @@ def anneal(
     """
     for k in range(trials):
         _copy(state, tried)
-        if not change(links, tried, random, fixed):
+        if not change(model, links, tried, random, fixed):
             continue
         found = estimate_s(model, links, tried, scratch)
         if found == np.inf:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -31,10 +32,10 @@ CHUNK = 2000
 """Trials between two looks at the stopping rule."""
 TRIALS_PER_EFFORT = 120_000.0
 """Trials with up to eight places in a unit of effort; more places cost more."""
-ALL, FIXED = 0.25, 0.5
+ALL, FIXED = 0.15, 0.25
 """Shares of the trials for all numbers of stages, and for the best of them; then these may
 change."""
-BEST, LAST = 6, 3
+BEST, LAST = 4, 3
 """How many numbers of stages get the second share and the last."""
 
 
@@ -51,7 +52,7 @@ HEAT = {
     Start.NEAR: (0.2, 0.003),
     Start.DEALT: (0.2, 0.003),
     Start.KEPT: (1e-4, 1e-6),
-    Start.FOUND: (0.01, 0.0005),
+    Start.FOUND: (0.03, 0.0005),
 }
 """Temperatures at begin and end, relative to the estimate."""
 
@@ -64,14 +65,40 @@ class Estimated:
     layout: Layout
 
 
-def model_of(workload: Workload) -> Model:
+@dataclass(frozen=True)
+class Given:
+    """What layouts must have.
+
+    Attributes
+    ----------
+    stages
+        Their number; None: any.
+    layers
+        Of every stage; None: any.
+    recompute
+        Stages that recompute, the others do not; None: any.
+    """
+
+    stages: int | None = None
+    layers: tuple[tuple[int, int], ...] | None = None
+    recompute: Sequence[int] | Literal["all"] | None = None
+
+
+def model_of(workload: Workload, given: Given, most: int) -> Model:
     """A workload as the compiled search reads it.
 
     Parameters
     ----------
     workload
         What is trained.
+    given
+        What layouts must have.
+    most
+        Stages.
     """
+    recompute = np.full(most, given.recompute == "all")
+    if given.recompute is not None and given.recompute != "all":
+        recompute[list(given.recompute)] = True
     count = len(workload.layers)
     upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     whole = stage_costs(workload, 0, count, with_head=True)
@@ -92,6 +119,9 @@ def model_of(workload: Workload) -> Model:
         workload.gradient_bytes_per_parameter,
         workload.state_bytes_per_parameter,
         workload.batch_samples / samples,
+        given.layers is None,
+        given.recompute is None,
+        recompute,
     )
 
 
@@ -106,6 +136,8 @@ class LayoutSearch:
         Bytes of gradients on the wire over those of the workload.
     seed
         Of every random choice.
+    given
+        What layouts must have.
 
     Attributes
     ----------
@@ -114,9 +146,17 @@ class LayoutSearch:
     """
 
     def __init__(
-        self, places: Places, workload: Workload, wire_ratio: float = 1.0, seed: int = 0
+        self,
+        places: Places,
+        workload: Workload,
+        wire_ratio: float = 1.0,
+        seed: int = 0,
+        given: Given | None = None,
     ) -> None:
-        model = model_of(workload)
+        self.given = given or Given()
+        self.layers = len(workload.layers)
+        self.most = min(self.layers, int(places.size.sum()))
+        model = model_of(workload, self.given, self.most)
         self.places = places
         self.model = model._replace(gradient_bytes=model.gradient_bytes * wire_ratio)
         order = np.argsort(places.there_and_back_s.ravel(), kind="stable").astype(np.int64)
@@ -130,8 +170,6 @@ class LayoutSearch:
             places.memory_bytes,
             order,
         )
-        self.layers = len(workload.layers)
-        self.most = min(self.layers, int(places.size.sum()))
         self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
         self._random = self._numpy.integers(0, 1 << 63, 1).astype(np.uint64)
@@ -165,6 +203,8 @@ class LayoutSearch:
             As far as seconds alone decide, what they may be is measured.
         """
         numbers = list(range(1, min(self.most, MOST_STAGES) + 1))
+        if self.given.stages is not None:
+            numbers = [self.given.stages]
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
             best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))[:BEST]
@@ -188,14 +228,14 @@ class LayoutSearch:
 
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
-        state = self._start(min(4, self.most))
+        state = self._start(self.given.stages or min(4, self.most))
         self._round(state, self._value(state), 1, *HEAT[Start.NEAR], True)
         began = time.perf_counter()
         self._round(state, self._value(state), CHUNK, *HEAT[Start.NEAR], True)
         return CHUNK * seconds / max(time.perf_counter() - began, 1e-9)
 
     def near(self, layout: Layout, trials: int) -> list[Estimated]:
-        """Layouts one or two changes away, with the least estimates first.
+        """Layouts up to three changes away, with the least estimates first.
 
         Parameters
         ----------
@@ -207,14 +247,18 @@ class LayoutSearch:
         found: dict[Layout, float] = {}
         for _ in range(trials):
             state = self._state(layout)
-            changes = 1 + int(self._numpy.integers(2))
-            if not all(change(self.links, state, self._random, False) for _ in range(changes)):
+            changes = 1 + int(self._numpy.integers(3))
+            if not all(self._change(state) for _ in range(changes)):
                 continue
             seconds = float(estimate_s(self.model, self.links, state, self._scratch))
             if seconds < math.inf:
                 found[self._layout(state)] = seconds
         found.pop(layout, None)
         return sorted((Estimated(s, one) for one, s in found.items()), key=lambda one: one.seconds)
+
+    def _change(self, state: State) -> bool:
+        fixed = self.given.stages is not None
+        return bool(change(self.model, self.links, state, self._random, fixed))
 
     def estimated_s(self, layout: Layout) -> float:
         """The estimate of a layout; infinite where memory does not hold it."""
@@ -228,7 +272,8 @@ class LayoutSearch:
         for k in range(chunks):
             begin, end = (warm * (cold / warm) ** (part / chunks) for part in (k, k + 1))
             count = min(CHUNK, trials - k * CHUNK)
-            self._round(state, value, count, begin, end, start is not Start.FOUND)
+            fixed = start is not Start.FOUND or self.given.stages is not None
+            self._round(state, value, count, begin, end, fixed)
             if run.update(count) is not None:
                 break
         self._keep(start, self._best, float(value[1]))
@@ -299,7 +344,10 @@ class LayoutSearch:
         for k, c in enumerate(devices.tolist()):
             j = k % stages if dealt else k * stages // len(devices)
             state.counts[j, c] += 1
-        state.cuts[: stages + 1] = [round(self.layers * j / stages) for j in range(stages + 1)]
+        ends = [round(self.layers * j / stages) for j in range(stages + 1)]
+        if self.given.layers is not None:
+            ends = [0, *(stop for _, stop in self.given.layers)]
+        state.cuts[: stages + 1] = ends
         return state
 
     def _chain(self) -> Ints:

@@ -92,7 +92,8 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     request, bound = question.request, None
     if request.group_size is None:
         wire = Codec(request.codec).wire_ratio
-        bound = whole_bound(question.cluster, question.workload, wire)
+        again = request.recompute != ()
+        bound = whole_bound(question.cluster, question.workload, wire, recomputes=again)
     return _with_certificates(best_whole(question, stop, bound), {})
 
 

@@ -27,6 +27,13 @@ class Order(enum.StrEnum):
     GPIPE = "gpipe"
 
 
+class Wiring(enum.StrEnum):
+    """To whom microbatches go after a stage."""
+
+    STRAIGHT = "straight"
+    FLOW = "flow"
+
+
 class Shares(enum.StrEnum):
     """How a gradient is divided among those that sum it."""
 
@@ -40,19 +47,24 @@ class PlanRequest:
 
     Attributes
     ----------
+    wiring
+        ``"flow"``: a microbatch may go to any device of the next stage; searched with all that is
+        left open: who takes part, how many stages, of which sizes and layers, which recompute.
+        ``"straight"``: pipelines of equal stages, part by part; where stages or pipelines are given
+        this is what is taken.
     stages, pipelines
-        Their product must be the number of devices; pipelines defaults to the rest. ``"auto"``
-        tries all stages and microbatch sizes that divide devices and batch, and takes the fastest
-        predicted step. Without either everything is searched: who takes part, stages of any size,
-        their layers, who hands microbatches to whom, which stages recompute.
+        In straight pipelines their product must be the number of devices; pipelines defaults to
+        the rest. ``"auto"`` tries all stages and microbatch sizes that divide devices and batch,
+        and takes the fastest predicted step.
     stage_sizes
         Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
     stage_layers
-        Layers ``(start, stop)`` of every stage; by default cut evenly, or where devices differ in
-        speed or memory so that the slowest stage is fastest and memory holds.
+        Layers ``(start, stop)`` of every stage; by default searched, or in straight pipelines cut
+        evenly, or where devices differ in speed or memory so that the slowest stage is fastest and
+        memory holds.
     recompute
-        Stages whose F keeps their input only and whose B runs F again, or ``"all"``; by default
-        none.
+        Stages whose F keeps their input only and whose B runs F again, or ``"all"``, or ``()`` for
+        none; by default searched, in straight pipelines none.
     microbatch_samples
         Samples that travel together; by default the workload's, with ``"auto"`` stages what is
         fastest.
@@ -75,7 +87,7 @@ class PlanRequest:
         its memory holds.
     averaging
         ``"equal"`` shares within a stage, or ``"adaptive"`` ones after DeDLOC; by default equal
-        where stages are given.
+        in straight pipelines.
     group_size
         Average in rounds of groups of at most so many devices; by default all of a stage at once.
     codec
@@ -100,7 +112,7 @@ class PlanRequest:
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
     stage_layers: Sequence[tuple[int, int]] | None = None
-    recompute: Sequence[int] | Literal["all"] = ()
+    recompute: Sequence[int] | Literal["all"] | None = None
     microbatch_samples: int | None = None
     path_stages: int | None = None
     full_every: int | None = None
@@ -115,6 +127,7 @@ class PlanRequest:
     method: str = "auto"
     calibration: Calibration | None = None
     network_name: str = ""
+    wiring: str | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -142,6 +155,7 @@ class PlanRequest:
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "head": None if self.head is None else choice(Head, "head", self.head),
+            "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
         }
         for name in ("pipelines", "microbatch_samples", "path_stages", "full_every", "max_swaps"):
             changes[name] = _whole_or_none(name, getattr(self, name))
@@ -153,7 +167,7 @@ class PlanRequest:
             changes["stage_sizes"] = _counts(self.stage_sizes)
         if self.stage_layers is not None:
             changes["stage_layers"] = _ranges(self.stage_layers)
-        if self.recompute != "all":
+        if self.recompute is not None and self.recompute != "all":
             changes["recompute"] = _stage_numbers(self.recompute)
         for name in ("pipelines", "microbatch_samples", "path_stages", "group_size"):
             if changes[name] is not None and changes[name] < 1:
@@ -182,20 +196,38 @@ class PlanRequest:
                     raise ProblemError(f"{name} follow from stages; leave them out with 'auto'")
 
     def _require_open(self) -> None:
-        """What describes straight pipelines, or stages by number, presumes that they are given."""
+        """What describes straight pipelines presumes that these are asked for."""
         for name, value, free in (
-            ("stage_layers", self.stage_layers, None),
-            ("recompute", self.recompute, ()),
+            ("pipelines", self.pipelines, None),
             ("schedule", self.schedule, Order.EAGER_1F1B),
             ("calibration", self.calibration, None),
         ):
             if value != free:
-                raise ProblemError(f"{name} goes with a number of stages; give stages too")
+                raise ProblemError(
+                    f"{name} goes with straight pipelines; give a number of stages, or leave it out"
+                )
         if self.head is Head.FIRST:
-            raise ProblemError("head is 'first' without stages; give stages too, or leave it out")
+            raise ProblemError(
+                "head 'first' goes with straight pipelines; give a number of stages, or leave it "
+                "out"
+            )
+        if self.stages == "auto":
+            raise ProblemError("stages 'auto' are straight; leave stages out, or wiring 'flow'")
+        for name, given in (("stage_layers", self.stage_layers), ("recompute", self.recompute)):
+            if name == "recompute" and self.recompute in (None, "all", ()):
+                continue
+            if given is not None and self.fixed_stages is None:
+                raise ProblemError(f"{name} goes with a number of stages; give stages too")
+        if self.stage_layers is not None and len(self.stage_layers) != self.fixed_stages:
+            raise ProblemError(
+                f"stage_layers lists {len(self.stage_layers)} stages but stages is {self.stages}; "
+                "leave stages out"
+            )
 
     def _require_paths(self) -> None:
         assert self.path_stages is not None
+        if self.wiring is not None:
+            raise ProblemError("wiring goes without path_stages, whose paths skip stages")
         if self.stages == "auto" or self.pipelines is not None:
             raise ProblemError(
                 "path_stages goes with a number of stages, or with stage_sizes; leave out pipelines"
@@ -232,8 +264,17 @@ class PlanRequest:
 
     @property
     def open(self) -> bool:
-        """Whether stages, and with them all that follows, are left to the search."""
-        return not self.skips and self.stages is None and self.pipelines is None
+        """Whether the whole is searched, within what is fixed."""
+        given = self.stages is not None or self.pipelines is not None
+        straight = Wiring.STRAIGHT if given else Wiring.FLOW
+        return not self.skips and (self.wiring or straight) == Wiring.FLOW
+
+    @property
+    def fixed_stages(self) -> int | None:
+        """The number of stages, where it is given."""
+        if self.stages is None and self.stage_layers is not None:
+            return len(self.stage_layers)
+        return None if self.stages == "auto" else self.stages
 
     @property
     def shares(self) -> Shares:
@@ -277,6 +318,8 @@ class PlanRequest:
         ProblemError
             A stage is named that is not there.
         """
+        if self.recompute is None:
+            return (False,) * stages
         if self.recompute == "all":
             return (True,) * stages
         beyond = [j for j in self.recompute if j not in range(stages)]

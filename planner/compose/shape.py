@@ -117,7 +117,7 @@ def shape_of(question: Question) -> Shape:
     else:
         sizes = _equal_sizes(question)
         microbatches = _microbatches(question.workload, sizes[0])
-    layers = _layers(question, len(sizes))
+    layers = layers_of(question, len(sizes))
     request = question.request
     recompute = request.recomputing(len(sizes))
     return Shape(layers, sizes, microbatches, request.head_place, recompute)
@@ -133,7 +133,26 @@ def _require_able(cluster: Cluster) -> None:
         )
 
 
-def _layers(question: Question, stages: int) -> Layers:
+def layers_of(question: Question, stages: int) -> Layers:
+    """The layers of every stage that were asked for, or as even ones as there are.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    stages
+        S.
+
+    Returns
+    -------
+    Layers
+        S ranges ``(start, stop)``.
+
+    Raises
+    ------
+    ProblemError
+        They do not follow each other over all layers.
+    """
     asked, workload = question.request.stage_layers, question.workload
     if asked is None:
         return workload.even_split(stages)

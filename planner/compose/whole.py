@@ -8,13 +8,17 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+
 from planner.compose.bounds import StepBound
-from planner.compose.flow_plan import Draft, drafted
+from planner.compose.flow_plan import Draft, drafted, pipeline_s
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
-from planner.compose.layout_search import LayoutSearch
+from planner.compose.layout_search import Given, LayoutSearch
 from planner.compose.places import Floats, Places
 from planner.compose.request import Question
+from planner.compose.shape import layers_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -25,19 +29,27 @@ from planner.training_plan.model import TrainingPlan
 ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
 SEARCHING = 0.4
-"""Share of the limit for the layout search; pricing on the clock gets the rest."""
+"""Share of the limit for the layout search of a round, at most."""
+IDLE_ROUNDS = 3
+"""One after the other without a new layout: there are few."""
 OPERATIONS_PER_EFFORT = 50_000
 """That the clock serves in a unit of effort."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
-DRAFTS, PRICED = 6, 2
-"""Layouts of a round that are drafted, and drafts that are priced."""
-AGAIN, WORTH = 3, 1.08
+DRAFTS, PRICED = 6, 3
+"""Layouts of a round that are drafted, and drafts that are priced after these and after changes."""
+AGAIN, WORTH = 1, 1.08
 """How often a draft is made anew by what its devices took; only one not so far above the best."""
-CHANGES, TRIED = 400, 6
-"""Changes of the best plan's layout that are estimated in a round, and those that are drafted."""
+CHANGES, TRIED, IMPROVED = 600, 12, 6
+"""Changes of a good draft's layout that are estimated, those that are drafted, and how often in a
+round."""
+SLACK, WIDER = 1.04, 0.01
+"""Of a change's estimate over that of what it changes; more each time that one was changed."""
+IMPATIENCE, EXHAUSTED = 0.002, 3
+"""By how much worse another draft may be and is changed first, each time one was changed; as often
+counts a time that found nothing to try."""
 MOST_IN_FLIGHT = (2.0, 3.0)
-"""That the best draft is also made with."""
+"""That the best plan is also made with."""
 
 
 def best_whole(
@@ -70,6 +82,21 @@ def best_whole(
     return _Search(question, stop, bound).result()
 
 
+def _given(question: Question, devices: int) -> Given:
+    """What the request fixes of layouts."""
+    request, stages = question.request, question.request.fixed_stages
+    most = min(devices, len(question.workload.layers))
+    if stages is not None and not 1 <= stages <= most:
+        raise ProblemError(
+            f"stages must be 1 to {most}, the devices or layers there are, found {stages}; ask for "
+            "another number"
+        )
+    if stages is not None:
+        request.recomputing(stages)
+    layers = None if request.stage_layers is None else layers_of(question, stages or 0)
+    return Given(stages, layers, request.recompute)
+
+
 class _Search:
     """Rounds of layouts, drafts and prices, and the best plan so far."""
 
@@ -81,7 +108,8 @@ class _Search:
         if len(self.places) == 0:
             raise ProblemError("no device can compute; give one that can")
         wire = Codec(question.request.codec).wire_ratio
-        self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed)
+        given = _given(question, int(self.places.size.sum()))
+        self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed, given)
         # compiled before the clock starts
         self.trials_per_s = self.layouts.trials_in(1.0)
         self.run = started(stop, self.layouts.trials_per_effort)
@@ -90,31 +118,35 @@ class _Search:
         )
         if bound is not None:
             self.best.raise_bound(*bound)
-        self.leader: Draft | None = None
+        self.unpriced: list[Draft] = []
+        self.parents: dict[int, Draft] = {}
+        self.visits: dict[int, int] = {}
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
 
     def result(self) -> Result[TrainingPlan]:
         """Rounds until the limit."""
-        trials = self._trials()
-        rounds = max(1, math.ceil(trials / ROUND_TRIALS))
+        trials = min(ROUND_TRIALS, self._trials())
+        idle = 0
         with self.run.interruptible():
-            for _ in range(rounds):
-                self._round(trials / rounds)
+            while idle < IDLE_ROUNDS:
+                known = len(self.drafted)
+                self._round(trials)
+                idle = 0 if len(self.drafted) > known else idle + 1
                 if self.run.check() is not None:
                     break
         if self.best.plan is None:
             self._price_anything()
-        return self.best.result(exhausted="all rounds")
+        return self.best.result(exhausted="all layouts that were found")
 
     def _trials(self) -> float:
-        """Of all rounds together."""
+        """That the limit allows the layout search."""
         if self.run.paced_by_time:
             return SEARCHING * self.trials_per_s * self.stop.seconds()
-        return min(SEARCHING * self.run.most_iterations, 1e9)
+        return SEARCHING * self.run.most_iterations
 
     def _round(self, trials: float) -> None:
-        """Layouts from new starts, the best of them drafted and priced; then changes of the best."""
+        """The best layouts from new starts, drafted and priced; then changes of good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
@@ -124,25 +156,52 @@ class _Search:
             draft = self._draft(one.layout)
             if draft is not None:
                 drafts.append(draft)
-        if drafts and not self._over(drafts):
-            first = min(drafts, key=lambda draft: draft.seconds)
-            drafts += [self._made(first.layout, most, first.slower) for most in MOST_IN_FLIGHT]
         self._price_best(drafts)
-        if self.leader is not None:
-            self._price_best(self._changed(self.leader))
+        for _ in range(IMPROVED):
+            if not self.parents or self.run.check() is not None:
+                break
+            self._price_best(self._changed(self._parent()))
+
+    def _parent(self) -> Draft:
+        """Of the best draft for each number of stages, the best that was not changed too often."""
+        stages = min(
+            self.parents,
+            key=lambda k: self.parents[k].seconds * (1 + IMPATIENCE * self.visits[k]),
+        )
+        self.visits[stages] += 1
+        return self.parents[stages]
 
     def _changed(self, parent: Draft) -> list[Draft]:
-        """Drafts that are better than one of whose layout they are changes."""
-        better = []
-        tried = 0
-        for one in self.layouts.near(parent.layout, CHANGES):
-            if tried == TRIED or self.run.check() is not None:
+        """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
+        drafts: list[Draft] = []
+        slack = SLACK + WIDER * self.visits[len(parent.layout.layers)]
+        most = slack * self.layouts.estimated_s(parent.layout)
+        near = self.layouts.near(parent.layout, CHANGES)
+        hopeful = [one.layout for one in near if one.seconds <= most]
+        for layout in [*self._less_recomputation(parent.layout), *hopeful]:
+            if len(drafts) == TRIED or self.run.check() is not None:
                 break
-            draft = self._draft(one.layout)
-            tried += draft is not None
-            if draft is not None and draft.seconds < parent.seconds:
-                better.append(draft)
-        return better
+            draft = self._draft(layout)
+            if draft is not None:
+                drafts.append(draft)
+        if not drafts:
+            self.visits[len(parent.layout.layers)] += EXHAUSTED
+        return drafts
+
+    def _less_recomputation(self, layout: Layout) -> list[Layout]:
+        """On no stage, or on one less, where memory makes the flow no slower by much."""
+        on = [j for j, does in enumerate(layout.recompute) if does]
+        if self.question.request.recompute is not None or not on:
+            return []
+        stages = range(len(layout.recompute))
+        fewer = [tuple(k in on and k != j for k in stages) for j in on]
+        kinds = dict.fromkeys([(False,) * len(stages), *fewer])
+        other = [replace(layout, recompute=flags) for flags in kinds]
+        most = SLACK * self._pipeline_s(layout)
+        return [one for one in other if self._pipeline_s(one) <= most]
+
+    def _pipeline_s(self, layout: Layout) -> float:
+        return pipeline_s(self.question, self.places, layout, IN_FLIGHT)
 
     def _draft(self, layout: Layout) -> Draft | None:
         """The best of some; None where there was one before or memory does not hold it."""
@@ -159,32 +218,49 @@ class _Search:
                 break
             last = self._made(layout, slower=last.slower * last.late)
             best = min(best, last, key=lambda draft: draft.seconds)
+        stages = len(layout.layers)
+        if stages not in self.parents or best.seconds < self.parents[stages].seconds:
+            self.parents[stages], self.visits[stages] = best, 0
         return best
 
-    def _made(
-        self, layout: Layout, most: float = math.inf, slower: Floats | None = None
-    ) -> Draft:
+    def _made(self, layout: Layout, most: float = math.inf, slower: Floats | None = None) -> Draft:
         draft = drafted(self.question, self.places, layout, IN_FLIGHT, most, slower)
         self._spend(draft, 1)
         return draft
 
     def _price_best(self, drafts: list[Draft]) -> None:
-        """Those that may be better than the best plan."""
-        for draft in sorted(drafts, key=lambda draft: draft.seconds)[:PRICED]:
-            if self.best.plan is not None and (
-                draft.seconds >= self.best.objective or self._over(drafts)
-            ):
+        """The best of all drafts so far that may be better than the best plan."""
+        self.unpriced += drafts
+        for _ in range(PRICED):
+            self.unpriced.sort(key=lambda draft: draft.seconds)
+            hopeful = self.unpriced and self.unpriced[0].seconds < self.best.objective
+            if not hopeful or (self.best.plan is not None and self.run.check() is not None):
                 break
-            self._price(draft)
+            draft = self.unpriced.pop(0)
+            if self._price(draft):
+                self.unpriced += self._variants(draft)
+
+    def _variants(self, draft: Draft) -> Iterator[Draft]:
+        """The same layout with less in flight, and spread anew by what its devices took."""
+        for most in (*MOST_IN_FLIGHT, math.inf):
+            if self.run.check() is not None:
+                break
+            slower = draft.slower * draft.late if most == math.inf else draft.slower
+            yield self._made(draft.layout, most, slower)
 
     def _over(self, drafts: list[Draft]) -> bool:
         return bool(drafts) and self.run.check() is not None
 
-    def _price(self, draft: Draft) -> None:
+    def _price(self, draft: Draft) -> bool:
+        """Whether it is the best plan so far."""
         plan = draft.plan()
-        if self.best.offer(plan.predicted.step_s, plan):
-            self.leader = draft
+        step_s, stages = plan.predicted.step_s, len(draft.layout.layers)
+        best = self.best.offer(step_s, plan)
+        if self.parents[stages].layout == draft.layout:
+            # averaging and pipelines slow each other down
+            self.parents[stages] = replace(draft, seconds=max(step_s, draft.seconds))
         self._spend(draft, PASSES)
+        return best
 
     def _spend(self, draft: Draft, passes: int) -> None:
         self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)

@@ -67,7 +67,7 @@ def test_memory_lengthens_the_period() -> None:
 
 
 def test_memory_of_each_node_counts() -> None:
-    """Who waits 20 s for the far node holds two microbatches: one in 10 s; the near one the rest."""
+    """Who waits 20 s for the far node holds two microbatches: one in 10 s."""
     flow = StageFlow(
         np.array([0, 0, 1, 1]),
         np.array([1.0, 1.0, 1.0, 1.0]),
