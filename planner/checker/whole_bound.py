@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.plan_network import pair_rate
+from planner.checker.plan_network import pair_rates
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
@@ -148,27 +148,20 @@ def _number(value: float | None) -> float:
 def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     """Whether the plan's devices are among these, and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    off = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-    up = np.zeros(n) if pairs else np.full(n, math.inf)
-    down = up.copy()
-    for i, j in pairs:
-        up[i], down[j] = max(up[i], rate[i, j]), max(down[j], rate[i, j])
-    up = up if cluster.upload_bytes_per_s is None else cluster.upload_bytes_per_s
-    down = down if cluster.download_bytes_per_s is None else cluster.download_bytes_per_s
+    fastest = np.where(off, rate, 0.0 if n > 1 else math.inf)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    up = fastest.max(axis=1) if up is None else up
+    down = fastest.max(axis=0) if down is None else down
     columns = (cluster.flops, cluster.memory_bytes, up, down)
     own = Counter(zip(*(column.tolist() for column in columns), strict=True))
     if any(count > devices.classes[key] for key, count in own.items()):
         return False
-    if any(latency[i, j] < devices.hop_s for i, j in pairs):
+    if (latency[off] < devices.hop_s).any() or (pair_rates(plan)[off] > devices.hop_rate).any():
         return False
-    if any(pair_rate(plan, i, j) > devices.hop_rate for i, j in pairs):
-        return False
-    for i in range(n):
-        away = sorted(float(latency[i, j] + latency[j, i]) for j in range(n) if j != i)
-        if any(away[m - 2] < devices.back_s[m - 1] for m in range(2, n + 1)):
-            return False
-    return True
+    away = np.sort(np.where(off, latency + latency.T, math.inf), axis=1)[:, :-1]
+    return not (away < devices.back_s[1:n]).any()
 
 
 class _Stages:
