@@ -31,8 +31,8 @@ NOTHING = -1
 """No operation, no pair, no line."""
 EQUAL = 1e-9
 """Relative: a line whose pairs want no more beyond what it has is not scarce."""
-UNCHANGED = 1e-13
-"""Relative: a rate that differs by less stays."""
+KEPT = 2.0**21 + 1
+"""Leaves 32 binary places of a number."""
 DONE, JOINS, LEAVES, ARRIVES, FLOWN, AVERAGED, UPDATED = range(7)
 """An operation ends; a message joins its queue, may have left it, is there; a round may have sent
 its last byte, is over; an update ends."""
@@ -141,6 +141,13 @@ class Happened(NamedTuple):
 
 
 @compiled
+def _kept(x: float) -> float:
+    """The nearest number of 32 binary places: sums of such come out the same in any order."""
+    wide = x * KEPT
+    return wide - (wide - x)
+
+
+@compiled
 def _level(using: Any, most: Any, settled: Any, left: float) -> float:
     """Where those pairs of a line that are not settled just fill what is left of it."""
     level, before = 0.0, -1
@@ -225,6 +232,7 @@ def _fair(
         waits[line] = True
         using = active[begin[line] : begin[line] + users[line]]
         heapq.heappush(lowest, (_level(using, most, settled, room[line]), line))
+    floor = 0.0
     while len(lowest) > 0:
         before, line = heapq.heappop(lowest)
         if not waits[line]:
@@ -236,11 +244,12 @@ def _fair(
             heapq.heappush(lowest, (level, line))
             continue
         waits[line] = False
+        floor = level = level if level > floor * (1 + EQUAL) else floor
         for p in using:
             if settled[p]:
                 continue
             settled[p] = True
-            fair[p] = min(level, most[p])
+            fair[p] = _kept(min(level, most[p]))
             for place in range(lines.shape[1]):
                 other = lines[p, place]
                 if other != NOTHING:
@@ -248,7 +257,7 @@ def _fair(
     for k in range(count):
         p = found[k]
         if not settled[p]:
-            fair[p] = most[p]
+            fair[p] = _kept(most[p])
 
 
 @compiled
@@ -331,7 +340,7 @@ def run(
     ready = np.zeros(groups, np.int64)
     sends, again = np.zeros(groups, np.bool_), np.zeros(groups, np.bool_)
     running, sending = np.zeros(groups, np.int64), 0
-    begun, alone_s, rest_s = np.zeros(groups), np.zeros(groups), np.zeros(groups)
+    begun, alone_s, over_s = np.zeros(groups), np.zeros(groups), np.zeros(groups)
     pace, paced, flies = np.zeros(groups), np.zeros(groups), np.zeros(groups)
     carried, allowed = np.zeros(len(load_line)), np.zeros(len(load_line))
     member_first = np.zeros(groups + 1, np.int64)
@@ -377,11 +386,12 @@ def run(
                     for k in range(load_first[g], load_first[g + 1]):
                         line = load_line[k]
                         using = active[begin[line] : begin[line] + users[line]]
-                        carried[k] = load[k] + _queued(using, to_go, behind, rate, since, now)
+                        queue = _queued(using, to_go, behind, rate, since, now)
+                        carried[k] = _kept(load[k] + queue)
                         alone = max(alone, carried[k] / room[line])
                         allowed[k] = math.inf
-                    alone_s[g], rest_s[g] = alone, alone
-                    pace[g], paced[g], flies[g] = 1.0, now, now + alone
+                    alone_s[g], over_s[g] = _kept(alone), 0.0
+                    pace[g], paced[g], flies[g] = 1.0, now, now + alone_s[g]
                     sends[g] = True
                     running[sending] = g
                     sending += 1
@@ -537,7 +547,7 @@ def run(
             )
             for k in range(count):
                 p = found[k]
-                if abs(fair[p] - rate[p]) <= UNCHANGED * fair[p]:
+                if fair[p] == rate[p]:
                     continue
                 to_go[p] = max(to_go[p] - rate[p] * (now - since[p]), 0.0)
                 since[p], rate[p] = now, fair[p]
@@ -581,9 +591,9 @@ def run(
                 most_now = min(most_now, allowed[entry])
             if most_now == pace[g]:
                 continue
-            rest_s[g] = max(rest_s[g] - pace[g] * (now - paced[g]), 0.0)
+            over_s[g] += pace[g] * (now - paced[g])
             pace[g], paced[g], flies[g] = most_now, now, math.inf
             if most_now > 0:
-                flies[g] = now + rest_s[g] / most_now
+                flies[g] = now + max(alone_s[g] - over_s[g], 0.0) / most_now
                 number += 1
                 heapq.heappush(events, (flies[g], number, FLOWN, g))
