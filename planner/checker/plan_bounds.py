@@ -64,10 +64,11 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     # a limit that the plan itself does not keep to proves nothing about it
     if in_flight is not None and any(most_live(s) > in_flight for s in plan.schedules):
         return None
+    stage_of = plan.stage_of
     for k, s in enumerate(plan.schedules):
         allowed = 0 if k == 1 else swaps
         for path in s.paths:
-            made = swaps_of([plan.stage_of[d] for d in path[1:]])
+            made = swaps_of([stage_of[d] for d in path[1:]])
             if made is None or made > allowed:
                 return None
     total = 0.0

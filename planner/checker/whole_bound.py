@@ -88,8 +88,8 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if plan.schedules[0].head is not Head.LAST and stages > 1:
         return False
-    every = list(range(stages))
-    if any([plan.stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
+    every, stage_of = list(range(stages)), plan.stage_of
+    if any([stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
         return False
     return all(
         len(rounds) == 1 and len(rounds[0]) == 1 and all(rounds[0][0].contributes)
@@ -177,6 +177,10 @@ class _Stages:
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
         both = [min(key[2], key[3]) for key in devices.classes.elements()]
         self.line = np.sort(np.array(both))[::-1]
+        # of the best m devices together, and of the least
+        self.all_lines, self.all_down = self.line.cumsum(), self.down.cumsum()
+        self.most_speed, self.most_up = self.speed.cumsum(), self.up.cumsum()
+        self.least_speed, self.least_up = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
         self.m = np.arange(1, len(self.speed) + 1)
         self.top = float(self.speed[0])
         self.whole = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
@@ -224,10 +228,8 @@ class _Stage:
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         vector = owned * w.gradient_bytes_per_parameter * of.wire
         self.averaged = 2 * (m - 1) * vector
-        self.averaging_s = np.zeros(len(m))
-        for k in range(1, len(m)):
-            slowest = max(self.averaged[k] / of.line[: k + 1].sum(), vector / of.line[k])
-            self.averaging_s[k] = slowest + dev.back_s[k]
+        slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
+        self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # the way of a first microbatch here, of the last one home, and of one through the last
         # layers and back, over one hop at least, all on the fastest device
         hop_in = dev.hop_s + self.come / dev.hop_rate if self.come else 0.0
@@ -279,7 +281,7 @@ class _Stage:
         begin, each = start + hop, 3 * self.f + self.h
         left = limit - begin - self.close
         good = good & (np.ceil(of.count / of.m) * each / of.top <= left)
-        good &= of.count * messages <= (limit - start - lag - self.close) * of.down.cumsum()
+        good &= of.count * messages <= (limit - start - lag - self.close) * of.all_down
         sends = of.count * (self.come + self.go) + self.averaged
         quiet = begin + self.f / of.top + self.still
         yield self._price(good, [(of.count * each, left)], sends, limit - quiet)
@@ -295,7 +297,7 @@ class _Stage:
             left = limit - self.close
             good = self.possible & (x * back / of.top <= left - begin)
             good &= (x * back + np.maximum(x - keep[0], 0) * self.f) / of.top <= left
-            good &= of.count * self.go <= (left - self.turn) * of.down.cumsum()
+            good &= of.count * self.go <= (left - self.turn) * of.all_down
             sends = of.count * self.come + more * self.go + self.averaged
             quiet = np.where(more > 0, 0.0, begin + back / of.top) + self.still
             works = [(of.count * back + more * self.f, left), (of.count * back, left - begin)]
@@ -316,12 +318,12 @@ class _Stage:
         for flops, left in works:
             speed = np.maximum(speed, flops / np.where(good, left, 1.0))
         rate = sends / np.where(good, open_s, 1.0)
-        good &= (speed <= of.speed.cumsum()) & (rate <= of.up.cumsum())
+        good &= (speed <= of.most_speed) & (rate <= of.most_up)
         parts = zip(
             of.devices.price,
             (
-                np.maximum(speed, of.speed[::-1].cumsum()),
-                np.maximum(rate, of.up[::-1].cumsum()),
+                np.maximum(speed, of.least_speed),
+                np.maximum(rate, of.least_up),
                 of.m,
             ),
             of.whole,

@@ -11,7 +11,12 @@ from planner.compose.request import Question
 from planner.problems import ProblemError
 
 
-def compared(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+def compared(
+    question: Question,
+    step_s: float,
+    data: dict[str, Any],
+    over: Callable[[], bool] = lambda: False,
+) -> list[str]:
     """Ranks by region on all devices, and the fastest region alone, as data and as lines.
 
     Parameters
@@ -22,19 +27,23 @@ def compared(question: Question, step_s: float, data: dict[str, Any]) -> list[st
         Of the plan.
     data
         Gets ``ranks_by_region`` and ``one_region``; null where nothing fits.
+    over
+        Whether to try no more than has been.
 
     Returns
     -------
     list[str]
         A line each.
     """
-    return [*_ranks(question, step_s, data), *_region(question, step_s, data)]
+    return [*_ranks(question, step_s, data, over), *_region(question, step_s, data, over)]
 
 
-def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+def _ranks(
+    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
+) -> list[str]:
     from planner.compose.rank_order import ranks_by_region
 
-    found, why = _or_why(lambda: ranks_by_region(question))
+    found, why = _or_why(lambda: ranks_by_region(question, over=over))
     data["ranks_by_region"] = None
     if found is None:
         return [why]
@@ -45,13 +54,15 @@ def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]
     return [f"ranks by region: {shape}, {_step(plan, step_s)}{_left_out(found.tally)}"]
 
 
-def _region(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+def _region(
+    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
+) -> list[str]:
     from planner.compose.rank_order import one_region
 
     data["one_region"] = None
     if len(set(question.cluster.network.regions)) == 1:
         return []
-    found, why = _or_why(lambda: one_region(question))
+    found, why = _or_why(lambda: one_region(question, over=over))
     if found is None:
         return [why]
     data["one_region"] = asdict(found)

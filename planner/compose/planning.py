@@ -89,11 +89,12 @@ def plan(
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.compose.whole import best_whole  # numba takes a while to load
 
-    request, bound = question.request, None
+    request, bound, run = question.request, None, started(stop)
     if request.group_size is None:
         wire = Codec(request.codec).wire_ratio
         bound = whole_bound(question.cluster, question.workload, wire)
-    return _with_certificates(best_whole(question, stop, bound), {})
+    rest = stop.portion(1.0, run.remaining_s)
+    return _with_certificates(best_whole(question, rest, bound), {})
 
 
 class _Draft(NamedTuple):
@@ -184,7 +185,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         except ValueError as error:
             refused.append(Candidate.refusal(asked, str(error)))
             continue
-        if interrupted := _interrupted(planned[-1][1]):
+        if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
             break
     if not planned:
         raise ProblemError(
@@ -193,8 +194,9 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
     winner, best = planned[first]
     again = best
-    if not interrupted:
-        again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE))
+    if not interrupted and run.check() is None:
+        rest = min((1 - GLANCE) * stop.seconds(), run.remaining_s)
+        again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE, rest))
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again

@@ -21,6 +21,10 @@ LEAST_EFFORT = 1e-6
 """Seconds and effort of the smallest portion."""
 
 
+class OutOfTime(KeyboardInterrupt):
+    """The time that a caller has is over: as Ctrl-C, what is there so far is the answer."""
+
+
 class StopRun:
     """One run of a stopping rule: clock, iteration count and incumbent.
 
@@ -118,6 +122,8 @@ class StopRun:
         """Turn Ctrl-C into the stop reason ``interrupted``, so that the best so far is returned."""
         try:
             yield
+        except OutOfTime:
+            self.reason = "time limit"
         except KeyboardInterrupt:
             self.reason = "interrupted"
 
