@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,12 +12,15 @@ from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.request import Question
 from planner.problems import ProblemError
 
+RANKS = 0.7
+"""Part of the time that ranks by region may take; regions by themselves get the rest."""
+
 
 def compared(
     question: Question,
     step_s: float,
     data: dict[str, Any],
-    over: Callable[[], bool] = lambda: False,
+    seconds: float = math.inf,
 ) -> list[str]:
     """Ranks by region on all devices, and the fastest region alone, as data and as lines.
 
@@ -27,15 +32,21 @@ def compared(
         Of the plan.
     data
         Gets ``ranks_by_region`` and ``one_region``; null where nothing fits.
-    over
-        Whether to try no more than has been.
+    seconds
+        After so many nothing new is tried.
 
     Returns
     -------
     list[str]
         A line each.
     """
-    return [*_ranks(question, step_s, data, over), *_region(question, step_s, data, over)]
+    began = time.perf_counter()
+
+    def over_after(share: float) -> Callable[[], bool]:
+        return lambda: time.perf_counter() - began > share * seconds
+
+    ranks = _ranks(question, step_s, data, over_after(RANKS))
+    return [*ranks, *_region(question, step_s, data, over_after(1.0))]
 
 
 def _ranks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -174,7 +175,8 @@ def run(args: argparse.Namespace) -> int:
 
     def compare() -> list[str]:
         asked = Question.of(cluster, workload, request, args.seed, {})
-        return compared(asked, made.predicted.step_s, data, time_left.over)
+        left = math.inf if time_left.left_s is None else time_left.left_s
+        return compared(asked, made.predicted.step_s, data, left - _drawing_s(args, len(cluster)))
 
     try:
         part(f"checked (planner check {args.out})", lambda: _checked(args.out))
@@ -185,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
             question = Question(cluster, made.workload, request, args.seed)
             part("compared with random ones", lambda: _random(question, made, drawn, data), 0.4)
         if not request.skips and args.compare:
-            part("compared", compare, 0.8)
+            part("compared", compare)
         if not args.no_pictures:
             part("drawn", lambda: _draw(timeline, args.out, data["written"]))
     except KeyboardInterrupt:
@@ -204,9 +206,12 @@ def _search_s(args: argparse.Namespace, time_left: TimeLeft, devices: int) -> fl
     after = SAVING_S[0] + SAVING_S[1] * devices
     if args.compare:
         after += COMPARING_S[0] + COMPARING_S[1] * devices
-    if not args.no_pictures:
-        after += DRAWING_S[0] + DRAWING_S[1] * devices
+    after += _drawing_s(args, devices)
     return max(left - after, LEAST_SEARCH * left)
+
+
+def _drawing_s(args: argparse.Namespace, devices: int) -> float:
+    return 0.0 if args.no_pictures else DRAWING_S[0] + DRAWING_S[1] * devices
 
 
 def _checked(path: Path) -> list[str]:

@@ -40,10 +40,6 @@ class TimeLeft:
         """Seconds until the end, at least 0; None without a limit."""
         return None if self.seconds is None else max(0.0, self.seconds - self.spent_s)
 
-    def over(self) -> bool:
-        """Whether nothing is left."""
-        return self.left_s == 0.0
-
     @contextmanager
     def cut(self, share: float = 1.0) -> Iterator[None]:
         """Something that raises `OutOfTime` in itself when its part of what is left is spent.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.placed_bound import placed_bound_s
-from planner.compose.pricing import straight_plan
+from planner.compose.pricing import straight_step_s
 from planner.compose.request import Order, Question
 from planner.compose.shape import Shape, memory_room, shape_of
 from planner.problems import ProblemError
@@ -240,7 +240,7 @@ class _Search:
     def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
         question = start.question
         try:
-            step_s = straight_plan(question, shape, assignment).predicted.step_s
+            step_s = straight_step_s(question, shape, assignment)
         except ProblemError as error:
             self.refusals.append(str(error))
             return
