@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.cli.time_left import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
@@ -14,12 +16,12 @@ from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.search.stop import (
-    LEAST_S,
     AnyOf,
     Effort,
     MaxRuntime,
     StoppingCriterion,
     StopRun,
+    Until,
 )
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
@@ -187,13 +189,13 @@ def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingC
     args
         Of the command.
     seconds
-        What the search may take of ``--seconds``; None: all.
+        What the search may take of ``--seconds``; None: all that is left.
     """
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
-        rules.append(MaxRuntime(args.seconds))  # says what is wrong with it
-        if seconds is not None:
-            rules = [MaxRuntime(max(seconds, LEAST_S))]
+        MaxRuntime(args.seconds)  # says what is wrong with it
+        left = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
+        rules.append(Until(time.perf_counter() + (left or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
     return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules))

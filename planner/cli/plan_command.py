@@ -38,9 +38,10 @@ ABOUT = "place stages on devices and write a checked plan"
 
 RANDOM_PLACEMENTS = 20
 
-SAVING_S, COMPARING_S, DRAWING_S = (1.0, 0.006), (5.0, 0.01), (2.0, 0.003)
+SAVING_S, COMPARING_S, DRAWING_S = (2.0, 0.004), (3.0, 0.09), (2.0, 0.003)
 """About what saving and checking, comparing and drawing take: seconds, and more a device."""
-LEAST_SEARCH = 0.4
+MOST_COMPARING_S = 30.0
+LEAST_SEARCH = 0.5
 """Part of what is left that is the search's, whatever the rest takes."""
 
 
@@ -205,7 +206,7 @@ def _search_s(args: argparse.Namespace, time_left: TimeLeft, devices: int) -> fl
         return None
     after = SAVING_S[0] + SAVING_S[1] * devices
     if args.compare:
-        after += COMPARING_S[0] + COMPARING_S[1] * devices
+        after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MOST_COMPARING_S)
     after += _drawing_s(args, devices)
     return max(left - after, LEAST_SEARCH * left)
 

@@ -89,12 +89,11 @@ def plan(
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.compose.whole import best_whole  # numba takes a while to load
 
-    request, bound, run = question.request, None, started(stop)
+    request, bound = question.request, None
     if request.group_size is None:
         wire = Codec(request.codec).wire_ratio
         bound = whole_bound(question.cluster, question.workload, wire)
-    rest = stop.portion(1.0, run.remaining_s)
-    return _with_certificates(best_whole(question, rest, bound), {})
+    return _with_certificates(best_whole(question, stop, bound), {})
 
 
 class _Draft(NamedTuple):
@@ -195,8 +194,8 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     winner, best = planned[first]
     again = best
     if not interrupted and run.check() is None:
-        rest = min((1 - GLANCE) * stop.seconds(), run.remaining_s)
-        again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE, rest))
+        rest = stop.portion(1 - GLANCE, run.remaining_s)
+        again = _one_shape(winner, shape_of(winner), rest)
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again
