@@ -136,7 +136,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and write, then what may be slow: check, comparisons, pictures."""
-    from planner.clock.simulator import simulate
+    from planner.clock.simulator import predicted_timeline
     from planner.compose.planning import plan
     from planner.training_plan.file import save_plan
 
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     made = result.plan
     # whatever comes after it, the plan is there
     save_plan(made, args.out)
-    timeline = simulate(made)
+    timeline = predicted_timeline(made)
     data, lines = _report(made, timeline, result.candidates, request)
     data["written"] = [str(args.out)]
 

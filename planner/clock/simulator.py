@@ -139,6 +139,18 @@ def predict(plan: TrainingPlan) -> Predicted:
     )
 
 
+def predicted_timeline(plan: TrainingPlan) -> Timeline:
+    """The first schedule's timeline as in `simulate`, with the step that the plan predicts.
+
+    Parameters
+    ----------
+    plan
+        What to run, on its own cluster.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    return setting.timeline(0, plan.predicted.step_s)
+
+
 def step_s(plan: TrainingPlan) -> float:
     """The ``step_s`` of `predict` alone.
 
