@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -166,18 +167,21 @@ def run(args: argparse.Namespace) -> int:
     data, lines = _report(made, timeline, result.candidates, request)
     data["written"] = [str(args.out)]
 
-    def part(words: str, do: Callable[[], list[str]], share: float = 1.0) -> None:
+    def part(words: str, do: Callable[[], list[str]]) -> None:
         nonlocal lines
         try:
-            with time_left.cut(share):
+            with time_left.cut():
                 lines += do()
         except OutOfTime:
             lines.append(f"not {words}: {time_left.more()}")
 
+    def share(of_rest: float) -> float:
+        left = math.inf if time_left.left_s is None else time_left.left_s
+        return of_rest * (left - _drawing_s(args, len(cluster)))
+
     def compare() -> list[str]:
         asked = Question.of(cluster, workload, request, args.seed, {})
-        left = math.inf if time_left.left_s is None else time_left.left_s
-        return compared(asked, made.predicted.step_s, data, left - _drawing_s(args, len(cluster)))
+        return compared(asked, made.predicted.step_s, data, share(1.0))
 
     try:
         part(f"checked (planner check {args.out})", lambda: _checked(args.out))
@@ -186,7 +190,10 @@ def run(args: argparse.Namespace) -> int:
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and not request.open and drawn:
             question = Question(cluster, made.workload, request, args.seed)
-            part("compared with random ones", lambda: _random(question, made, drawn, data), 0.4)
+            part(
+                "compared with random ones",
+                lambda: _random(question, made, drawn, data, share(0.3)),
+            )
         if not request.skips and args.compare:
             part("compared", compare)
         if not args.no_pictures:
@@ -278,7 +285,9 @@ def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
     return []
 
 
-def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any]) -> list[str]:
+def _random(
+    question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
+) -> list[str]:
     from planner.compose.baselines import random_placements
     from planner.compose.shape import Shape
 
@@ -290,10 +299,11 @@ def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, 
         schedule.head,
         made.recompute,
     )
-    found = random_placements(question, shape, drawn)
+    began = time.perf_counter()
+    found = random_placements(question, shape, drawn, lambda: time.perf_counter() - began > most_s)
     data["random"] = asdict(found)
     if found.mean_cost_s is None or found.mean_step_s is None:
-        return [f"none of {drawn} random placements fits the devices' memory"]
+        return [f"none of {found.refused} random placements fits the devices' memory"]
     cost_s, step_s = data["assignment"]["objective"], made.predicted.step_s
     cost = f"assignment cost {found.mean_cost_s:.4f} s"
     if cost_s > 0:

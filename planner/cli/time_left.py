@@ -41,21 +41,16 @@ class TimeLeft:
         return None if self.seconds is None else max(0.0, self.seconds - self.spent_s)
 
     @contextmanager
-    def cut(self, share: float = 1.0) -> Iterator[None]:
-        """Something that raises `OutOfTime` in itself when its part of what is left is spent.
+    def cut(self) -> Iterator[None]:
+        """Something that raises `OutOfTime` in itself a little after what is left is spent.
 
         Only in the main thread, and where the system has alarms; elsewhere it takes what it takes.
-
-        Parameters
-        ----------
-        share
-            Of what is left, to the end and a little beyond.
         """
         main = threading.current_thread() is threading.main_thread()
         if self.seconds is None or not main or not hasattr(signal, "setitimer"):
             yield
             return
-        most_s = share * (OVER * self.seconds + OVER_S - self.spent_s)
+        most_s = OVER * self.seconds + OVER_S - self.spent_s
         if most_s <= 0:
             raise OutOfTime
         before = signal.signal(signal.SIGALRM, _ring)
