@@ -162,9 +162,7 @@ class _Search:
             best = min(best, last, key=lambda draft: draft.seconds)
         return best
 
-    def _made(
-        self, layout: Layout, most: float = math.inf, slower: Floats | None = None
-    ) -> Draft:
+    def _made(self, layout: Layout, most: float = math.inf, slower: Floats | None = None) -> Draft:
         draft = drafted(self.question, self.places, layout, IN_FLIGHT, most, slower)
         self._spend(draft, 1)
         return draft
