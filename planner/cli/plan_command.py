@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     save_plan(made, args.out)
     timeline = predicted_timeline(made)
     data, lines = _report(made, timeline, result.candidates, request)
-    data["written"] = [str(args.out)]
+    data |= {"written": [str(args.out)], "no_time_for": []}
 
     def part(words: str, do: Callable[[], list[str]]) -> None:
         nonlocal lines
@@ -173,6 +173,7 @@ def run(args: argparse.Namespace) -> int:
             with time_left.cut():
                 lines += do()
         except OutOfTime:
+            data["no_time_for"].append(words)
             lines.append(f"not {words}: {time_left.more()}")
 
     def share(of_rest: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_what_does_not_fit_is_said(
     assert out.count("no time left") == 1
     monkeypatch.undo()
     assert main(["check", str(path)]) == 0
+
+
+def test_what_does_not_fit_is_in_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name; null is for what has no answer."""
+    monkeypatch.setattr("planner.cli.plan_command.compared", late)
+    argv = [*PLAN, "--seconds", "300", "--json", "--out", str(tmp_path / "plan.json")]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["no_time_for"] == ["compared"]
+    assert len(data["written"]) == 3
 
 
 def test_a_saved_plan_that_fails_its_check_is_no_success(
