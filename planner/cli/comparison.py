@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ def compared(
     step_s: float,
     data: dict[str, Any],
     seconds: float = math.inf,
-) -> list[str]:
+) -> Iterator[str]:
     """Ranks by region on all devices, and the fastest region alone, as data and as lines.
 
     Parameters
@@ -35,18 +35,18 @@ def compared(
     seconds
         After so many nothing new is tried.
 
-    Returns
-    -------
-    list[str]
-        A line each.
+    Yields
+    ------
+    str
+        A line each, as soon as it is known.
     """
     began = time.perf_counter()
 
     def over_after(share: float) -> Callable[[], bool]:
         return lambda: time.perf_counter() - began > share * seconds
 
-    ranks = _ranks(question, step_s, data, over_after(RANKS))
-    return [*ranks, *_region(question, step_s, data, over_after(1.0))]
+    yield from _ranks(question, step_s, data, over_after(RANKS))
+    yield from _region(question, step_s, data, over_after(1.0))
 
 
 def _ranks(

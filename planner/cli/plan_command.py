@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,11 @@ def run(args: argparse.Namespace) -> int:
     data, lines = _report(made, timeline, result.candidates, request)
     data |= {"written": [str(args.out)], "no_time_for": []}
 
-    def part(words: str, do: Callable[[], list[str]]) -> None:
-        nonlocal lines
+    def part(words: str, do: Callable[[], Iterable[str]]) -> None:
         try:
             with time_left.cut():
-                lines += do()
+                for line in do():
+                    lines.append(line)
         except OutOfTime:
             data["no_time_for"].append(words)
             lines.append(f"not {words}: {time_left.more()}")
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
         left = math.inf if time_left.left_s is None else time_left.left_s
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
-    def compare() -> list[str]:
+    def compare() -> Iterable[str]:
         asked = Question.of(cluster, workload, request, args.seed, {})
         return compared(asked, made.predicted.step_s, data, share(1.0))
 
