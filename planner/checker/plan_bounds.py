@@ -10,7 +10,7 @@ import numpy as np
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
-from planner.checker.plan_network import held_bytes, mean_link, mean_link_s, most_live
+from planner.checker.plan_network import held_bytes, largest_message_bytes, mean_links, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.checker.whole_bound import whole_step_bound_s
@@ -64,10 +64,11 @@ def _cycle_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     # a limit that the plan itself does not keep to proves nothing about it
     if in_flight is not None and any(most_live(s) > in_flight for s in plan.schedules):
         return None
+    stage_of = plan.stage_of
     for k, s in enumerate(plan.schedules):
         allowed = 0 if k == 1 else swaps
         for path in s.paths:
-            made = swaps_of([plan.stage_of[d] for d in path[1:]])
+            made = swaps_of([stage_of[d] for d in path[1:]])
             if made is None or made > allowed:
                 return None
     total = 0.0
@@ -86,11 +87,10 @@ def _path_problem(
     """The question that a schedule with skipped stages answers, from the plan's own numbers."""
     n, groups = len(plan.cluster), plan.assignment.groups
     paths = plan.schedules[schedule].paths
-    away, link = np.zeros((n, n)), np.zeros((n, n))
-    for i in range(n):
-        for j in range(n):
-            if i != j:
-                away[i, j], link[i, j] = mean_link(plan, i, j)[0], mean_link_s(plan, i, j)
+    away, rate = mean_links(plan)
+    np.fill_diagonal(rate, np.inf)
+    link = largest_message_bytes(plan) / rate
+    np.fill_diagonal(away, 0.0)
     room = [_room(plan, d) for d in range(n)]
     if in_flight is not None:
         room = [min(count, in_flight) for count in room]

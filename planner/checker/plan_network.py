@@ -2,92 +2,94 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.training_plan.model import Schedule, TrainingPlan
 
+Floats = NDArray[np.float64]
 
-def pair_rate(plan: TrainingPlan, i: int, j: int) -> float:
+
+def pair_rates(plan: TrainingPlan) -> Floats:
     """Bytes per second of one message, within the limits of devices and sites.
 
     Parameters
     ----------
     plan
         What is judged.
-    i, j
-        From device i to device j.
 
     Returns
     -------
-    float
-        Bytes per second.
+    ndarray
+        ``float[N, N]``, from row to column; the diagonal says nothing.
     """
     cluster = plan.cluster
-    rate = cluster.network.bandwidth_bytes_per_s[i, j]
+    rate = cluster.network.bandwidth_bytes_per_s.copy()
     if cluster.upload_bytes_per_s is not None:
-        rate = min(rate, cluster.upload_bytes_per_s[i])
+        rate = np.minimum(rate, np.asarray(cluster.upload_bytes_per_s)[:, None])
     if cluster.download_bytes_per_s is not None:
-        rate = min(rate, cluster.download_bytes_per_s[j])
+        rate = np.minimum(rate, np.asarray(cluster.download_bytes_per_s)[None, :])
     sites = cluster.devices.sites
-    if sites is not None and sites[i] != sites[j]:
-        out = cluster.devices.site_upload_bytes_per_s or {}
-        into = cluster.devices.site_download_bytes_per_s or {}
-        rate = min(rate, out.get(sites[i], rate), into.get(sites[j], rate))
-    return float(rate)
+    for site in set(sites or ()):
+        out = (cluster.devices.site_upload_bytes_per_s or {}).get(site, math.inf)
+        into = (cluster.devices.site_download_bytes_per_s or {}).get(site, math.inf)
+        inside = np.array([name == site for name in sites or ()])
+        leaves, enters = np.ix_(inside, ~inside), np.ix_(~inside, inside)
+        rate[leaves] = np.minimum(rate[leaves], out)
+        rate[enters] = np.minimum(rate[enters], into)
+    return np.asarray(rate)
 
 
-def pair_s(plan: TrainingPlan, i: int, j: int, message_bytes: float) -> float:
+def pairs_s(plan: TrainingPlan, message_bytes: float) -> Floats:
     """Seconds of one message.
 
     Parameters
     ----------
     plan
         What is judged.
-    i, j
-        From device i to device j.
     message_bytes
         Size of the message.
 
     Returns
     -------
-    float
-        Seconds.
+    ndarray
+        ``float[N, N]``, from row to column; the diagonal says nothing.
     """
-    return float(plan.cluster.network.latency_s[i, j]) + message_bytes / pair_rate(plan, i, j)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(plan.cluster.network.latency_s + message_bytes / pair_rates(plan))
 
 
-def mean_link(plan: TrainingPlan, i: int, j: int) -> tuple[float, float]:
-    """Latency and bandwidth of a pair, means of both directions.
+def mean_links(plan: TrainingPlan) -> tuple[Floats, Floats]:
+    """Latency and bandwidth of every pair, means of both directions.
 
     Parameters
     ----------
     plan
         What is judged.
-    i, j
-        Two devices.
 
     Returns
     -------
-    tuple[float, float]
-        Seconds, and bytes per second.
+    tuple[ndarray, ndarray]
+        Each ``float[N, N]``: seconds, and bytes per second; their diagonals say nothing.
     """
-    latency = plan.cluster.network.latency_s
-    rate = (pair_rate(plan, i, j) + pair_rate(plan, j, i)) / 2
-    return float(latency[i, j] + latency[j, i]) / 2, rate
+    latency, rate = plan.cluster.network.latency_s, pair_rates(plan)
+    return np.asarray((latency + latency.T) / 2), np.asarray((rate + rate.T) / 2)
 
 
-def mean_link_s(plan: TrainingPlan, i: int, j: int) -> float:
-    """The part of SkipPipe's transfer for which a link is busy: the largest layer output's bytes.
+def largest_message_bytes(plan: TrainingPlan) -> float:
+    """Of SkipPipe's transfer: the largest layer output's.
 
     Parameters
     ----------
     plan
         What is judged.
-    i, j
-        From device i to device j.
 
     Returns
     -------
     float
-        Seconds.
+        Bytes.
 
     References
     ----------
@@ -95,8 +97,7 @@ def mean_link_s(plan: TrainingPlan, i: int, j: int) -> float:
     Networks" (2025), section 3.1.
     """
     w = plan.workload
-    message = max(layer.output_bytes for layer in w.layers) * w.microbatch_samples
-    return message / mean_link(plan, i, j)[1]
+    return float(max(layer.output_bytes for layer in w.layers) * w.microbatch_samples)
 
 
 def held_bytes(plan: TrainingPlan, stage: int, runs_head: bool) -> tuple[float, float]:

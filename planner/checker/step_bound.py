@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from planner.checker.plan_network import pair_rate, pair_s
+import numpy as np
+
+from planner.checker.plan_network import pair_rates, pairs_s
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
@@ -151,19 +153,16 @@ def _home_s(
 
 
 def _fastest_hop_s(plan: TrainingPlan, message_bytes: float) -> float:
-    n = len(plan.cluster)
-    return min(pair_s(plan, i, j, message_bytes) for i in range(n) for j in range(n) if i != j)
+    off = ~np.eye(len(plan.cluster), dtype=bool)
+    return float(pairs_s(plan, message_bytes)[off].min())
 
 
 def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: int) -> float:
     """The worst-connected device's best pair carries all of its pipeline's messages one way."""
-    n = len(plan.cluster)
     message = min(plan.workload.layers[b - 1].output_bytes for _, b in layers[:-1]) * samples
-    best = [
-        max(max(pair_rate(plan, d, e), pair_rate(plan, e, d)) for e in range(n) if e != d)
-        for d in range(n)
-    ]
-    return count * message / min(best)
+    rate = pair_rates(plan)
+    np.fill_diagonal(rate, 0.0)
+    return count * message / float(np.maximum(rate, rate.T).max(axis=1).min())
 
 
 def _shares(plan: TrainingPlan) -> str | None:

@@ -210,12 +210,12 @@ def _gradients(plan: TrainingPlan) -> dict[int, float]:
 def _memory(plan: TrainingPlan) -> Iterator[Violation]:
     """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
     w = plan.workload
-    parameters = _stage_parameters(plan)
+    parameters, stage_of = _stage_parameters(plan), plan.stage_of
     for k, s in enumerate(plan.schedules):
         for d, order in enumerate(s.order):
-            if d not in plan.stage_of:
+            if d not in stage_of:
                 continue
-            j = plan.stage_of[d]
+            j = stage_of[d]
             live = most = 0
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.plan_network import pair_rate
+from planner.checker.plan_network import pair_rates
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
@@ -88,8 +88,8 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if plan.schedules[0].head is not Head.LAST and stages > 1:
         return False
-    every = list(range(stages))
-    if any([plan.stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
+    every, stage_of = list(range(stages)), plan.stage_of
+    if any([stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
         return False
     return all(
         len(rounds) == 1 and len(rounds[0]) == 1 and all(rounds[0][0].contributes)
@@ -148,27 +148,20 @@ def _number(value: float | None) -> float:
 def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     """Whether the plan's devices are among these, and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
-    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    off = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-    up = np.zeros(n) if pairs else np.full(n, math.inf)
-    down = up.copy()
-    for i, j in pairs:
-        up[i], down[j] = max(up[i], rate[i, j]), max(down[j], rate[i, j])
-    up = up if cluster.upload_bytes_per_s is None else cluster.upload_bytes_per_s
-    down = down if cluster.download_bytes_per_s is None else cluster.download_bytes_per_s
+    fastest = np.where(off, rate, 0.0 if n > 1 else math.inf)
+    up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
+    up = fastest.max(axis=1) if up is None else up
+    down = fastest.max(axis=0) if down is None else down
     columns = (cluster.flops, cluster.memory_bytes, up, down)
     own = Counter(zip(*(column.tolist() for column in columns), strict=True))
     if any(count > devices.classes[key] for key, count in own.items()):
         return False
-    if any(latency[i, j] < devices.hop_s for i, j in pairs):
+    if (latency[off] < devices.hop_s).any() or (pair_rates(plan)[off] > devices.hop_rate).any():
         return False
-    if any(pair_rate(plan, i, j) > devices.hop_rate for i, j in pairs):
-        return False
-    for i in range(n):
-        away = sorted(float(latency[i, j] + latency[j, i]) for j in range(n) if j != i)
-        if any(away[m - 2] < devices.back_s[m - 1] for m in range(2, n + 1)):
-            return False
-    return True
+    away = np.sort(np.where(off, latency + latency.T, math.inf), axis=1)[:, :-1]
+    return not (away < devices.back_s[1:n]).any()
 
 
 class _Stages:
@@ -184,6 +177,10 @@ class _Stages:
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
         both = [min(key[2], key[3]) for key in devices.classes.elements()]
         self.line = np.sort(np.array(both))[::-1]
+        # of the best m devices together, and of the least
+        self.all_lines, self.all_down = self.line.cumsum(), self.down.cumsum()
+        self.most_speed, self.most_up = self.speed.cumsum(), self.up.cumsum()
+        self.least_speed, self.least_up = self.speed[::-1].cumsum(), self.up[::-1].cumsum()
         self.m = np.arange(1, len(self.speed) + 1)
         self.top = float(self.speed[0])
         self.whole = (float(self.speed.sum()), float(self.up.sum()), len(self.m))
@@ -231,10 +228,8 @@ class _Stage:
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         vector = owned * w.gradient_bytes_per_parameter * of.wire
         self.averaged = 2 * (m - 1) * vector
-        self.averaging_s = np.zeros(len(m))
-        for k in range(1, len(m)):
-            slowest = max(self.averaged[k] / of.line[: k + 1].sum(), vector / of.line[k])
-            self.averaging_s[k] = slowest + dev.back_s[k]
+        slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
+        self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # the way of a first microbatch here, of the last one home, and of one through the last
         # layers and back, over one hop at least, all on the fastest device
         hop_in = dev.hop_s + self.come / dev.hop_rate if self.come else 0.0
@@ -286,7 +281,7 @@ class _Stage:
         begin, each = start + hop, 3 * self.f + self.h
         left = limit - begin - self.close
         good = good & (np.ceil(of.count / of.m) * each / of.top <= left)
-        good &= of.count * messages <= (limit - start - lag - self.close) * of.down.cumsum()
+        good &= of.count * messages <= (limit - start - lag - self.close) * of.all_down
         sends = of.count * (self.come + self.go) + self.averaged
         quiet = begin + self.f / of.top + self.still
         yield self._price(good, [(of.count * each, left)], sends, limit - quiet)
@@ -302,7 +297,7 @@ class _Stage:
             left = limit - self.close
             good = self.possible & (x * back / of.top <= left - begin)
             good &= (x * back + np.maximum(x - keep[0], 0) * self.f) / of.top <= left
-            good &= of.count * self.go <= (left - self.turn) * of.down.cumsum()
+            good &= of.count * self.go <= (left - self.turn) * of.all_down
             sends = of.count * self.come + more * self.go + self.averaged
             quiet = np.where(more > 0, 0.0, begin + back / of.top) + self.still
             works = [(of.count * back + more * self.f, left), (of.count * back, left - begin)]
@@ -323,12 +318,12 @@ class _Stage:
         for flops, left in works:
             speed = np.maximum(speed, flops / np.where(good, left, 1.0))
         rate = sends / np.where(good, open_s, 1.0)
-        good &= (speed <= of.speed.cumsum()) & (rate <= of.up.cumsum())
+        good &= (speed <= of.most_speed) & (rate <= of.most_up)
         parts = zip(
             of.devices.price,
             (
-                np.maximum(speed, of.speed[::-1].cumsum()),
-                np.maximum(rate, of.up[::-1].cumsum()),
+                np.maximum(speed, of.least_speed),
+                np.maximum(rate, of.least_up),
                 of.m,
             ),
             of.whole,

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.cli.time_left import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
 from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
-from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion, StopRun
+from planner.search.stop import (
+    AnyOf,
+    Effort,
+    MaxRuntime,
+    StoppingCriterion,
+    StopRun,
+    Until,
+)
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
@@ -57,11 +66,10 @@ def add_limits(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--effort",
         type=float,
-        default=EFFORT,
         help="counted work, about seconds of a core; the same effort gives the same plan; default "
-        "%(default)g",
+        f"{EFFORT:g}, without --seconds",
     )
-    sub.add_argument("--seconds", type=float, help="end the search then, whatever the effort")
+    sub.add_argument("--seconds", type=float, help="what the whole command may take")
 
 
 def count(text: str) -> int:
@@ -173,9 +181,21 @@ class Reporting(StoppingCriterion):
         return Reporting(self.inner.portion(share, seconds), self.printed)
 
 
-def stop_of(args: argparse.Namespace) -> StoppingCriterion:
-    """The stopping rule of the arguments of `add_limits`, which shows progress."""
-    rule: StoppingCriterion = Effort(args.effort)
+def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingCriterion:
+    """The stopping rule of the arguments of `add_limits`, which shows progress.
+
+    Parameters
+    ----------
+    args
+        Of the command.
+    seconds
+        What the search may take of ``--seconds``; None: all that is left.
+    """
+    rules: list[StoppingCriterion] = []
     if args.seconds is not None:
-        rule = AnyOf(rule, MaxRuntime(args.seconds))
-    return Reporting(rule)
+        MaxRuntime(args.seconds)  # says what is wrong with it
+        left = TimeLeft(args.seconds, args.began).left_s if seconds is None else seconds
+        rules.append(Until(time.perf_counter() + (left or 0.0)))
+    if args.effort is not None or args.seconds is None:
+        rules.append(Effort(EFFORT if args.effort is None else args.effort))
+    return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules))

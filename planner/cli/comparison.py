@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +12,16 @@ from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.request import Question
 from planner.problems import ProblemError
 
+RANKS = 0.7
+"""Part of the time that ranks by region may take; regions by themselves get the rest."""
 
-def compared(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+
+def compared(
+    question: Question,
+    step_s: float,
+    data: dict[str, Any],
+    seconds: float = math.inf,
+) -> Iterator[str]:
     """Ranks by region on all devices, and the fastest region alone, as data and as lines.
 
     Parameters
@@ -22,19 +32,29 @@ def compared(question: Question, step_s: float, data: dict[str, Any]) -> list[st
         Of the plan.
     data
         Gets ``ranks_by_region`` and ``one_region``; null where nothing fits.
+    seconds
+        After so many nothing new is tried.
 
-    Returns
-    -------
-    list[str]
-        A line each.
+    Yields
+    ------
+    str
+        A line each, as soon as it is known.
     """
-    return [*_ranks(question, step_s, data), *_region(question, step_s, data)]
+    began = time.perf_counter()
+
+    def over_after(share: float) -> Callable[[], bool]:
+        return lambda: time.perf_counter() - began > share * seconds
+
+    yield from _ranks(question, step_s, data, over_after(RANKS))
+    yield from _region(question, step_s, data, over_after(1.0))
 
 
-def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+def _ranks(
+    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
+) -> list[str]:
     from planner.compose.rank_order import ranks_by_region
 
-    found, why = _or_why(lambda: ranks_by_region(question))
+    found, why = _or_why(lambda: ranks_by_region(question, over=over))
     data["ranks_by_region"] = None
     if found is None:
         return [why]
@@ -45,13 +65,15 @@ def _ranks(question: Question, step_s: float, data: dict[str, Any]) -> list[str]
     return [f"ranks by region: {shape}, {_step(plan, step_s)}{_left_out(found.tally)}"]
 
 
-def _region(question: Question, step_s: float, data: dict[str, Any]) -> list[str]:
+def _region(
+    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
+) -> list[str]:
     from planner.compose.rank_order import one_region
 
     data["one_region"] = None
     if len(set(question.cluster.network.regions)) == 1:
         return []
-    found, why = _or_why(lambda: one_region(question))
+    found, why = _or_why(lambda: one_region(question, over=over))
     if found is None:
         return [why]
     data["one_region"] = asdict(found)

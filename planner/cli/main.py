@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 from planner.cli import (
@@ -41,6 +42,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(
         prog="planner",
         description="Plans for training large models over slow, uneven, unreliable networks.",
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
         module.add_arguments(sub)
     args = parser.parse_args(argv)
+    args.began = began
     try:
         return int(args.run(args))
     except ValueError as error:

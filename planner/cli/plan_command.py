@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from planner.cli.arguments import (
 )
 from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
+from planner.cli.time_left import TimeLeft
+from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
 from planner.network.cluster import Cluster
+from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
@@ -34,6 +38,12 @@ NAME = "plan"
 ABOUT = "place stages on devices and write a checked plan"
 
 RANDOM_PLACEMENTS = 20
+
+SAVING_S, COMPARING_S, DRAWING_S = (2.0, 0.004), (3.0, 0.09), (2.0, 0.003)
+"""About what saving and checking, comparing and drawing take: seconds, and more a device."""
+MOST_COMPARING_S = 30.0
+LEAST_SEARCH = 0.5
+"""Part of what is left that is the search's, whatever the rest takes."""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -134,11 +144,13 @@ def _request(args: argparse.Namespace) -> PlanRequest:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, check, write, then what is slow: pictures and comparisons."""
-    from planner.checker.dispatch import check
+    """Plan and write, then what may be slow: check, comparisons, pictures."""
+    from planner.clock.simulator import predicted_timeline
     from planner.compose.planning import plan
-    from planner.training_plan.file import load_plan, save_plan
+    from planner.training_plan.file import save_plan
 
+    stop_of(args)  # what is wrong with it is said before anything else
+    time_left = TimeLeft(args.seconds, args.began)
     cluster, workload, request = cluster_of(args), workload_of(args), _request(args)
     require_writable(args.out, [".json"])
     if request.skips and args.random_placements:
@@ -146,46 +158,100 @@ def run(args: argparse.Namespace) -> int:
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out "
             "with --path-stages"
         )
-    started = time.perf_counter()
-    result = plan(cluster, workload, request=request, stop=stop_of(args), seed=args.seed)
+    result = plan(
+        cluster,
+        workload,
+        request=request,
+        stop=stop_of(args, _search_s(args, time_left, len(cluster))),
+        seed=args.seed,
+    )
     if result.plan is None:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
+    # whatever comes after it, the plan is there
     save_plan(made, args.out)
-    # what is written must load, and pass the checker
-    violations = check(load_plan(args.out))
-    if violations:
-        raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
-    data, lines = _report(made, result.candidates, request, cluster)
-    data["written"] = [str(args.out)]
+    timeline = predicted_timeline(made)
+    data, lines = _report(made, timeline, result.candidates, request)
+    data |= {"written": [str(args.out)], "no_time_for": []}
+
+    def part(words: str, do: Callable[[], Iterable[str]]) -> None:
+        try:
+            with time_left.cut():
+                for line in do():
+                    lines.append(line)
+        except OutOfTime:
+            data["no_time_for"].append(words)
+            lines.append(f"not {words}: {time_left.more()}")
+
+    def share(of_rest: float) -> float:
+        left = math.inf if time_left.left_s is None else time_left.left_s
+        return of_rest * (left - _drawing_s(args, len(cluster)))
+
+    def compare() -> Iterable[str]:
+        asked = Question.of(cluster, workload, request, args.seed, {})
+        return compared(asked, made.predicted.step_s, data, share(1.0))
+
     try:
-        if not args.no_pictures:
-            for path in _draw(made, args.out):
-                data["written"].append(str(path))
+        part(f"checked (planner check {args.out})", lambda: _checked(args.out))
+        if request.open:
+            part("bounded in the long run", lambda: _long_run_line(made, cluster, data))
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and not request.open and drawn:
             question = Question(cluster, made.workload, request, args.seed)
-            lines += _random(question, made, drawn, data)
+            part(
+                "compared with random ones",
+                lambda: _random(question, made, drawn, data, share(0.3)),
+            )
         if not request.skips and args.compare:
-            asked = Question.of(cluster, workload, request, args.seed, {})
-            lines += compared(asked, made.predicted.step_s, data)
+            part("compared", compare)
+        if not args.no_pictures:
+            part("drawn", lambda: _draw(timeline, args.out, data["written"]))
     except KeyboardInterrupt:
-        lines.append("interrupted: pictures or comparisons that are not listed here are missing")
-    data["runtime_s"] = time.perf_counter() - started
+        lines.append("interrupted: what is not listed here is missing")
+    data["runtime_s"] = time_left.spent_s
     lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     show(args.json, data, lines)
     return 0
 
 
+def _search_s(args: argparse.Namespace, time_left: TimeLeft, devices: int) -> float | None:
+    """What the search may take, so that the rest of the command finds time."""
+    left = time_left.left_s
+    if left is None:
+        return None
+    after = SAVING_S[0] + SAVING_S[1] * devices
+    if args.compare:
+        after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MOST_COMPARING_S)
+    after += _drawing_s(args, devices)
+    return max(left - after, LEAST_SEARCH * left)
+
+
+def _drawing_s(args: argparse.Namespace, devices: int) -> float:
+    return 0.0 if args.no_pictures else DRAWING_S[0] + DRAWING_S[1] * devices
+
+
+def _checked(path: Path) -> list[str]:
+    """What is written must load, and pass the checker."""
+    from planner.checker.dispatch import check
+    from planner.training_plan.file import load_plan
+
+    violations = check(load_plan(path))
+    if violations:
+        raise ValueError(
+            f"{path} is saved, but does not pass its own check: {violations[0]}; report this"
+        )
+    return []
+
+
 def _report(
     made: TrainingPlan,
+    timeline: Timeline,
     candidates: Sequence[Candidate],
     request: PlanRequest,
-    cluster: Cluster,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
-    from planner.cli.clock_report import clock_lines
+    from planner.cli.clock_report import timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
@@ -210,9 +276,7 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
-    if request.open:
-        lines += _long_run_line(made, cluster, data)
-    lines += clock_lines(made, data)
+    lines += timeline_lines(timeline, made.cluster, data)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)
@@ -220,19 +284,19 @@ def _report(
     return data, lines
 
 
-def _draw(made: TrainingPlan, out: Path) -> Iterator[Path]:
-    """Trace and Gantt beside the plan file; each path once it is written."""
-    from planner.clock.simulator import simulate
-
-    timeline = simulate(made)
+def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
+    """Trace and Gantt beside the plan file; ``written`` gets each path once it is there."""
     trace, gantt = out.with_suffix(".trace.json"), out.with_suffix(".gantt.png")
     timeline.to_chrome_trace(trace)
-    yield trace
+    written.append(str(trace))
     timeline.gantt(gantt)
-    yield gantt
+    written.append(str(gantt))
+    return []
 
 
-def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any]) -> list[str]:
+def _random(
+    question: Question, made: TrainingPlan, drawn: int, data: dict[str, Any], most_s: float
+) -> list[str]:
     from planner.compose.baselines import random_placements
     from planner.compose.shape import Shape
 
@@ -244,10 +308,11 @@ def _random(question: Question, made: TrainingPlan, drawn: int, data: dict[str, 
         schedule.head,
         made.recompute,
     )
-    found = random_placements(question, shape, drawn)
+    began = time.perf_counter()
+    found = random_placements(question, shape, drawn, lambda: time.perf_counter() - began > most_s)
     data["random"] = asdict(found)
     if found.mean_cost_s is None or found.mean_step_s is None:
-        return [f"none of {drawn} random placements fits the devices' memory"]
+        return [f"none of {found.refused} random placements fits the devices' memory"]
     cost_s, step_s = data["assignment"]["objective"], made.predicted.step_s
     cost = f"assignment cost {found.mean_cost_s:.4f} s"
     if cost_s > 0:

@@ -60,10 +60,6 @@ class Links:
             N devices, every pair measured.
         """
         n, ids = len(cluster), cluster.network.ids
-        bandwidth = cluster.network.bandwidth_bytes_per_s.copy()
-        latency = cluster.network.latency_s.copy()
-        np.fill_diagonal(bandwidth, np.inf)
-        np.fill_diagonal(latency, 0.0)
         up, down = device_limits(cluster)
         names = sorted(set(cluster.devices.sites or ()))
         place = {name: k for k, name in enumerate(names)}
@@ -76,8 +72,9 @@ class Links:
             )
         ]
         return cls(
-            latency,
-            bandwidth,
+            # whose diagonals are no latency and no limit
+            cluster.network.latency_s,
+            cluster.network.bandwidth_bytes_per_s,
             np.concatenate([up, down, *lines]),
             ids,
             (

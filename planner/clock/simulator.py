@@ -117,6 +117,51 @@ def simulate_cycle(
     return Predicted(pipeline, averaging, step_s), timelines
 
 
+def predict(plan: TrainingPlan) -> Predicted:
+    """The times of `simulate_cycle` on the plan's own cluster, without its timelines.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+
+    Returns
+    -------
+    Predicted
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    alone = {k: setting.run([k], True, 1) for k in set(plan.cycle)}
+    return Predicted(
+        _mean([float(alone[k].times.end.max(initial=0.0)) for k in plan.cycle]),
+        _mean([setting.averaging_s(alone[k]) for k in plan.cycle]),
+        setting.step_s(),
+    )
+
+
+def predicted_timeline(plan: TrainingPlan) -> Timeline:
+    """The first schedule's timeline as in `simulate`, with the step that the plan predicts.
+
+    Parameters
+    ----------
+    plan
+        What to run, on its own cluster.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    return setting.timeline(0, plan.predicted.step_s)
+
+
+def step_s(plan: TrainingPlan) -> float:
+    """The ``step_s`` of `predict` alone.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+    """
+    return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
+
+
 def cycle_steps_s(
     plan: TrainingPlan,
     cluster: Cluster | None = None,
@@ -242,7 +287,7 @@ class _Setting:
         )
         makespan = max((op.end_s for op in ops), default=0.0)
         if self.queues:
-            closing, averaging = self._closing(run)
+            closing, averaging = self._closing(run), self.averaging_s(run)
         else:
             seconds = averaging_s(self.plan, self.cluster, self.workload)
             closing = closing_ops(self.plan, seconds, makespan)
@@ -257,14 +302,14 @@ class _Setting:
             loads=link_loads(self.program, Links.of(self.cluster), schedule),
         )
 
-    def _closing(self, run: Run) -> tuple[tuple[Op, ...], float]:
-        """Averaging and updates of a step, and the longest averaging of a stage."""
+    def averaging_s(self, run: Run) -> float:
+        """The longest averaging of a stage in a step from rest."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
         last_return = {
             stage: float(end[rounds.stage == stage].max()) for stage in set(rounds.stage.tolist())
         }
-        longest = max(
+        return max(
             (
                 last_return[stage] - float(begin[g])
                 for g, stage in enumerate(rounds.stage.tolist())
@@ -272,6 +317,11 @@ class _Setting:
             ),
             default=0.0,
         )
+
+    def _closing(self, run: Run) -> tuple[Op, ...]:
+        """Averaging and updates of a step from rest."""
+        rounds, times = self.program.rounds, run.times
+        begin, end = times.round_begin[0], times.round_end[0]
         ops = []
         for d in range(len(self.cluster)):
             for g in rounds.of[rounds.of_first[d] : rounds.of_first[d + 1]].tolist():
@@ -280,7 +330,7 @@ class _Setting:
             if self.plan.compute_times.update_s[d] > 0:
                 first, last = times.update_begin[0, d], times.update_end[0, d]
                 ops.append(Op(-1, d, "U", float(first), float(last)))
-        return sorted_ops(ops), longest
+        return sorted_ops(ops)
 
     def _deadlock(self, run: Run) -> None:
         assert run.stuck is not None

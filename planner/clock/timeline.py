@@ -26,8 +26,8 @@ NAMES = {
 
 
 LINK_COLOUR = "#aa3377"
-DRAWN_LINKS = 8
-"""At most, under the devices of a picture."""
+DRAWN_DEVICES, DRAWN_LINKS = 128, 8
+"""At most: of more devices a picture has so many, evenly chosen, and the fullest links of all."""
 
 
 class Op(NamedTuple):
@@ -147,9 +147,13 @@ class Timeline:
     def _events(self) -> list[dict[str, Any]]:
         """A process a device: its operations, a row for each link that it sends over, averaging."""
         rows: dict[tuple[int, str], int] = {}
+        count = [0] * len(self.ids)
 
         def row(device: int, what: str) -> int:
-            return rows.setdefault((device, what), sum(d == device for d, _ in rows))
+            if (device, what) not in rows:
+                rows[device, what] = count[device]
+                count[device] += 1
+            return rows[device, what]
 
         for d in range(len(self.ids)):
             row(d, "compute")
@@ -200,6 +204,8 @@ class Timeline:
     def gantt(self, path: str | Path, title: str = "") -> None:
         """Draw the iteration to a PNG, SVG or PDF file: a row a device, then the fullest links.
 
+        Of many devices some are drawn, and the title says how many.
+
         Parameters
         ----------
         path
@@ -209,7 +215,9 @@ class Timeline:
         """
         from matplotlib.figure import Figure
 
-        n = len(self.ids)
+        whole = len(self.ids)
+        n = min(whole, DRAWN_DEVICES)
+        drawn = [k * (whole - 1) // max(n - 1, 1) for k in range(n)]
         links = self.busiest_pairs(DRAWN_LINKS)
         height = min(0.9 + 0.26 * n, 16.0)
         below = 0.7 + 0.26 * len(links) if links else 0.0
@@ -221,26 +229,29 @@ class Timeline:
         else:
             axes = figure.add_subplot()
             axes.set_xlabel("seconds")
-        self._draw_devices(axes, min(9.0, 60 * height / max(n, 1) / 2))
-        axes.set_title(title or f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s")
+        self._draw_devices(axes, drawn, min(9.0, 60 * height / max(n, 1) / 2))
+        some = f", {n} of {whole} devices" if n < whole else ""
+        words = f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s{some}"
+        axes.set_title(title or words)
         picture = io.BytesIO()
         figure.savefig(picture, dpi=130, format=Path(path).suffix[1:] or "png")
         write_bytes(path, picture.getvalue())
 
-    def _draw_devices(self, axes: Any, font_size: float) -> None:
+    def _draw_devices(self, axes: Any, drawn: Sequence[int], font_size: float) -> None:
         from matplotlib.patches import Patch
 
-        n = len(self.ids)
-        for kind, colour in COLOURS.items():
-            for d in range(n):
-                bars = [
+        n, row = len(drawn), {d: k for k, d in enumerate(drawn)}
+        bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for op in (*self.ops, *self.closing):
+            if op.device in row:
+                bars.setdefault((op.kind, row[op.device]), []).append(
                     (op.start_s, op.end_s - op.start_s)
-                    for op in (*self.ops, *self.closing)
-                    if op.device == d and op.kind == kind
-                ]
-                if bars:
-                    axes.broken_barh(bars, (d - 0.4, 0.8), facecolors=colour, linewidth=0)
-        axes.set_yticks(range(n), self.ids, fontsize=font_size)
+                )
+        for kind, colour in COLOURS.items():
+            for k in range(n):
+                if (kind, k) in bars:
+                    axes.broken_barh(bars[kind, k], (k - 0.4, 0.8), facecolors=colour, linewidth=0)
+        axes.set_yticks(range(n), [self.ids[d] for d in drawn], fontsize=font_size)
         axes.set_ylim(n - 0.4, -0.6)
         axes.set_xlim(left=0)
         used = {op.kind for op in (*self.ops, *self.closing)}

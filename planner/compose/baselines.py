@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.compose.pricing import straight_plan
+from planner.compose.pricing import straight_step_s
 from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem
 from planner.problems import ProblemError
@@ -33,7 +34,12 @@ class RandomPlacements:
     mean_step_s: float | None
 
 
-def random_placements(question: Question, shape: Shape, count: int = 20) -> RandomPlacements:
+def random_placements(
+    question: Question,
+    shape: Shape,
+    count: int = 20,
+    over: Callable[[], bool] = lambda: False,
+) -> RandomPlacements:
     """What a user without a planner gets: random placement, same layers and kind of schedule.
 
     Parameters
@@ -44,6 +50,8 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
         Equal stages in straight pipelines.
     count
         Placements drawn, from the question's seed.
+    over
+        Whether to draw no more, after the first.
 
     Returns
     -------
@@ -54,12 +62,15 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
     rng = np.random.default_rng(question.seed)
     problem = assignment_problem(question.cluster, question.workload, shape)
     hops = [problem.hop_s(j) for j in range(shape.stages - 1)]
-    costs, steps = [], []
+    costs, steps, tried = [], [], 0
     for _ in range(count):
+        if tried and over():
+            break
+        tried += 1
         grid = rng.permutation(len(question.cluster)).reshape(shape.starts, shape.stages)
         drawn = AssignmentPlan.of_grid(grid)
         try:
-            step_s = straight_plan(question, shape, drawn).predicted.step_s
+            step_s = straight_step_s(question, shape, drawn)
         except ProblemError:
             continue
         pipeline = sum(
@@ -68,6 +79,6 @@ def random_placements(question: Question, shape: Shape, count: int = 20) -> Rand
         costs.append(problem.data_parallel_s(drawn.groups) + pipeline)
         steps.append(step_s)
     if not steps:
-        return RandomPlacements(0, count, None, None)
-    refused = count - len(steps)
+        return RandomPlacements(0, tried, None, None)
+    refused = tried - len(steps)
     return RandomPlacements(len(steps), refused, float(np.mean(costs)), float(np.mean(steps)))

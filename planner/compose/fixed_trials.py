@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.placed_bound import placed_bound_s
-from planner.compose.pricing import straight_plan
+from planner.compose.pricing import straight_step_s
 from planner.compose.request import Order, Question
 from planner.compose.shape import Shape, memory_room, shape_of
 from planner.problems import ProblemError
@@ -168,7 +168,11 @@ class Trials:
     refusal: str
 
 
-def best_of(starts: Iterable[Start], most_events: int = MOST_EVENTS) -> Trials:
+def best_of(
+    starts: Iterable[Start],
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> Trials:
     """Price placements in the order of their bounds, until nothing better can be left.
 
     Where memory does not hold all microbatches of a pipeline at once, recomputation in all stages
@@ -180,18 +184,20 @@ def best_of(starts: Iterable[Start], most_events: int = MOST_EVENTS) -> Trials:
         Placements.
     most_events
         Operations and messages to price in all.
+    over
+        Whether to try no more than has been, though one of each name.
 
     Returns
     -------
     Trials
-        The same for the same arguments.
+        The same for the same arguments, as long as it is not over.
     """
-    return _Search(most_events).run(starts)
+    return _Search(most_events, over).run(starts)
 
 
 class _Search:
-    def __init__(self, most_events: int) -> None:
-        self.left = most_events
+    def __init__(self, most_events: int, over: Callable[[], bool]) -> None:
+        self.left, self.over = most_events, over
         self.best: dict[str, FixedPlan] = {}
         self.starts: dict[str, Start] = {}
         self.refusals: list[str] = []
@@ -202,13 +208,16 @@ class _Search:
     def run(self, starts: Iterable[Start]) -> Trials:
         """All of them."""
         for start in starts:
-            self._offer(start)
+            if self.queue and self.over():
+                self.left_out += 1
+            else:
+                self._offer(start)
         while self.queue:
             bound, _, start, shape, assignment = heapq.heappop(self.queue)
             known = self.best.get(start.name)
             if known is not None and bound * (1 - ROUNDING) >= known.step_s:
                 self.excluded += 1
-            elif known is not None and _events(shape) > self.left:
+            elif known is not None and (_events(shape) > self.left or self.over()):
                 self.left_out += 1
             else:
                 self._price(start, shape, assignment)
@@ -231,7 +240,7 @@ class _Search:
     def _price(self, start: Start, shape: Shape, assignment: AssignmentPlan) -> None:
         question = start.question
         try:
-            step_s = straight_plan(question, shape, assignment).predicted.step_s
+            step_s = straight_step_s(question, shape, assignment)
         except ProblemError as error:
             self.refusals.append(str(error))
             return

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.alike import alike_devices
 from planner.network.cluster import Cluster, device_limits
 
 Floats = NDArray[np.float64]
@@ -60,7 +59,7 @@ class Places:
         sites = cluster.devices.sites or [""] * len(cluster)
         able = np.asarray(cluster.devices.can_compute)
         members: list[tuple[int, ...]] = []
-        for alike in alike_devices(network.latency_s, network.bandwidth_bytes_per_s):
+        for alike in network.alike:
             kinds: dict[tuple[object, ...], list[int]] = {}
             for d in alike:
                 if able[d]:

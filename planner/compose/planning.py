@@ -185,7 +185,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         except ValueError as error:
             refused.append(Candidate.refusal(asked, str(error)))
             continue
-        if interrupted := _interrupted(planned[-1][1]):
+        if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
             break
     if not planned:
         raise ProblemError(
@@ -194,8 +194,9 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
     winner, best = planned[first]
     again = best
-    if not interrupted:
-        again = _one_shape(winner, shape_of(winner), stop.portion(1 - GLANCE))
+    if not interrupted and run.check() is None:
+        rest = stop.portion(1 - GLANCE, run.remaining_s)
+        again = _one_shape(winner, shape_of(winner), rest)
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again

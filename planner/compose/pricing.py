@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import predict, step_s
 from planner.compose.averaging import Rounds, averaging_rounds
 from planner.compose.request import Question
 from planner.compose.shape import Shape
@@ -37,9 +37,29 @@ def straight_plan(question: Question, shape: Shape, assignment: AssignmentPlan) 
     ProblemError
         Memory does not hold what the order keeps.
     """
+    return _with_times(_straight(question, shape, assignment))
+
+
+def straight_step_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> float:
+    """The predicted step of `straight_plan` alone, in seconds.
+
+    Parameters
+    ----------
+    question, shape, assignment
+        As there.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
+    return step_s(_straight(question, shape, assignment))
+
+
+def _straight(question: Question, shape: Shape, assignment: AssignmentPlan) -> TrainingPlan:
     times = compute_times(question, shape, assignment)
     schedule = straight_schedule(question, shape, assignment, times)
-    return priced(question, shape, assignment, times, (schedule,))
+    return _unpriced(question, shape, assignment, times, (schedule,))
 
 
 def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) -> ComputeTimes:
@@ -128,8 +148,18 @@ def priced(
     TrainingPlan
         Its bound on the step is not there yet.
     """
+    return _with_times(_unpriced(question, shape, assignment, times, schedules))
+
+
+def _unpriced(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedules: tuple[Schedule, ...],
+) -> TrainingPlan:
     request = question.request
-    unpriced = TrainingPlan(
+    return TrainingPlan(
         cluster=question.cluster,
         network_name=request.network_name,
         workload=question.workload,
@@ -147,4 +177,7 @@ def priced(
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
     )
-    return unpriced.replace(predicted=simulate_cycle(unpriced)[0])
+
+
+def _with_times(plan: TrainingPlan) -> TrainingPlan:
+    return plan.replace(predicted=predict(plan))

@@ -7,7 +7,7 @@ is outermost is the user's choice.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,7 +123,11 @@ def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArr
     return ranks.reshape(-1, stages)
 
 
-def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> RanksByRegion:
+def ranks_by_region(
+    question: Question,
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> RanksByRegion:
     """The best that all devices do with consecutive ranks.
 
     Every number of stages that divides the devices, microbatches of the workload's size and powers
@@ -138,11 +142,13 @@ def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> Ranks
         What is asked, of what; its shape and order are left aside.
     most_events
         Operations and messages to price in all.
+    over
+        Whether to try no more than has been.
 
     Returns
     -------
     RanksByRegion
-        Deterministic.
+        Deterministic as long as it is not over.
 
     Raises
     ------
@@ -150,7 +156,7 @@ def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> Ranks
         Nothing fits these devices.
     """
     order = region_order(question.cluster.network)
-    trials = best_of(_starts(question, order), most_events)
+    trials = best_of(_starts(question, order), most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"no ranks by region fit these {len(order)} devices: {why}")
@@ -158,7 +164,11 @@ def ranks_by_region(question: Question, most_events: int = MOST_EVENTS) -> Ranks
     return RanksByRegion(pipeline, data, trials.tally)
 
 
-def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
+def one_region(
+    question: Question,
+    most_events: int = MOST_EVENTS,
+    over: Callable[[], bool] = lambda: False,
+) -> OneRegion:
     """The best that one region does by itself, as in `ranks_by_region`.
 
     Parameters
@@ -167,11 +177,13 @@ def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
         What is asked, of what; its shape and order are left aside.
     most_events
         Operations and messages to price in all.
+    over
+        Whether to try no more than has been.
 
     Returns
     -------
     OneRegion
-        Deterministic.
+        Deterministic as long as it is not over.
 
     Raises
     ------
@@ -188,7 +200,7 @@ def one_region(question: Question, most_events: int = MOST_EVENTS) -> OneRegion:
             continue
         for start in _starts(part, range(len(where))):
             starts.append(replace(start, name="region"))
-    trials = best_of(starts, most_events)
+    trials = best_of(starts, most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
         raise ProblemError(f"none of {len(regions)} regions holds the model by itself: {why}")

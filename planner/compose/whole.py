@@ -22,7 +22,7 @@ from planner.compose.shape import layers_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, started
+from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 
@@ -267,12 +267,23 @@ class _Search:
 
     def _price_anything(self) -> None:
         """After an interruption, or if nothing fits: the best layout that there is."""
-        for one in self.layouts.ranked():
-            draft = self._draft(one.layout)
-            if draft is not None:
-                self._price(draft)
+        if self._price_first():
+            return
+        if self.run.reason == "time limit":
+            # there was no time to find a layout that fits
+            self.layouts.run(MaxIterations(int(ROUND_TRIALS)).start(), ROUND_TRIALS)
+            if self._price_first():
                 return
         raise self.refused or ProblemError(
             "no layout fits the devices' memory; use larger devices, smaller microbatches or a "
             "smaller model"
         )
+
+    def _price_first(self) -> bool:
+        """Price the best layout that fits; whether there is one."""
+        for one in self.layouts.ranked():
+            draft = self._draft(one.layout)
+            if draft is not None:
+                self._price(draft)
+                return True
+        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,10 +30,13 @@ def alike_devices(
     bits = [np.ascontiguousarray(a).view(np.int64) for a in (latency_s, bandwidth_bytes_per_s)]
     views = [*bits, *(a.T for a in bits)]
     # alike devices see the same multiset of links: compare in full only where that agrees
-    fingerprint = np.concatenate([np.sort(view, axis=1) for view in views], axis=1)
+    digests = [hashlib.blake2b(digest_size=16) for _ in range(n)]
+    for view in views:
+        for digest, row in zip(digests, np.sort(np.ascontiguousarray(view)), strict=True):
+            digest.update(row)
     buckets: dict[bytes, list[list[int]]] = {}
     for i in range(n):
-        classes = buckets.setdefault(fingerprint[i].tobytes(), [])
+        classes = buckets.setdefault(digests[i].digest(), [])
         for members in classes:
             j = members[0]
             others = np.ones(n, dtype=bool)

@@ -305,11 +305,6 @@ def device_limits(cluster: Cluster) -> tuple[Floats, Floats]:
     tuple[ndarray, ndarray]
         ``float[N]`` each, bytes per second; infinite for a device that is alone.
     """
-    n, rates = len(cluster), cluster.network.bandwidth_bytes_per_s
-    pairs = np.where(np.eye(n, dtype=bool) | np.isnan(rates), 0.0, rates)
+    out, into = cluster.network.fastest_bytes_per_s
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
-    alone = np.inf if n == 1 else 0.0
-    return (
-        pairs.max(axis=1, initial=0.0) + alone if up is None else up,
-        pairs.max(axis=0, initial=0.0) + alone if down is None else down,
-    )
+    return out if up is None else up, into if down is None else down

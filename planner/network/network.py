@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network import formats
+from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
 from planner.network.values import count, mapping, real, several
 
@@ -231,7 +233,21 @@ class Network:
     def __repr__(self) -> str:
         return f"Network({len(self)} devices, {len(self.missing_pairs())} missing pairs)"
 
-    @property
+    @cached_property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """Classes of devices that can be exchanged; see `planner.network.alike`."""
+        return tuple(map(tuple, alike_devices(self.latency_s, self.bandwidth_bytes_per_s)))
+
+    @cached_property
+    def fastest_bytes_per_s(self) -> tuple[Floats, Floats]:
+        """``float[N]`` each: a device's fastest measured pair out and in; infinite if alone."""
+        if len(self) == 1:
+            return np.full(1, np.inf), np.full(1, np.inf)
+        pairs = np.nan_to_num(self.bandwidth_bytes_per_s, nan=0.0, posinf=np.inf)
+        np.fill_diagonal(pairs, 0.0)
+        return np.asarray(pairs.max(axis=1)), np.asarray(pairs.max(axis=0))
+
+    @cached_property
     def content_hash(self) -> str:
         """SHA-256 of ids and measurements, equal on every machine that loaded the same network."""
         digest = hashlib.sha256(b"planner.network\0")

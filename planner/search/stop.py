@@ -21,6 +21,10 @@ LEAST_EFFORT = 1e-6
 """Seconds and effort of the smallest portion."""
 
 
+class OutOfTime(KeyboardInterrupt):
+    """The time that a caller has is over: as Ctrl-C, what is there so far is the answer."""
+
+
 class StopRun:
     """One run of a stopping rule: clock, iteration count and incumbent.
 
@@ -30,7 +34,7 @@ class StopRun:
     def __init__(self, rule: StoppingCriterion, steps_per_effort: float = 1.0) -> None:
         self._rule = rule
         self.steps_per_effort = steps_per_effort
-        self._started = time.perf_counter()
+        self._started, self._seconds = time.perf_counter(), rule.seconds()
         self.iterations = 0
         self.since_improvement = 0
         self.objective: float | None = None
@@ -46,7 +50,7 @@ class StopRun:
     @property
     def remaining_s(self) -> float:
         """Seconds left under the rule; infinite without a time limit."""
-        return max(0.0, self._rule.seconds() - self.elapsed_s)
+        return max(0.0, self._seconds - self.elapsed_s)
 
     @property
     def remaining_iterations(self) -> float:
@@ -118,6 +122,8 @@ class StopRun:
         """Turn Ctrl-C into the stop reason ``interrupted``, so that the best so far is returned."""
         try:
             yield
+        except OutOfTime:
+            self.reason = "time limit"
         except KeyboardInterrupt:
             self.reason = "interrupted"
 
@@ -195,6 +201,28 @@ class MaxRuntime(StoppingCriterion):
 
     def portion(self, share: float, seconds: float | None = None) -> MaxRuntime:
         return MaxRuntime(max(LEAST_S, self.max_runtime_s * share if seconds is None else seconds))
+
+
+@dataclass(frozen=True)
+class Until(StoppingCriterion):
+    """Stop at a moment: what comes before the search, such as compiling, takes from its time.
+
+    Attributes
+    ----------
+    moment_s
+        On `time.perf_counter`.
+    """
+
+    moment_s: float
+
+    def reason(self, run: StopRun) -> str | None:
+        return "time limit" if time.perf_counter() >= self.moment_s else None
+
+    def seconds(self) -> float:
+        return max(LEAST_S, self.moment_s - time.perf_counter())
+
+    def portion(self, share: float, seconds: float | None = None) -> MaxRuntime:
+        return MaxRuntime(max(LEAST_S, self.seconds() * share if seconds is None else seconds))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.alike import alike_devices
 from planner.network.cluster import Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
@@ -42,7 +41,7 @@ def network_fields(network: Network) -> dict[str, Any]:
         ``ids``, ``regions`` and ``class_of`` of N; ``latency_s`` and ``bandwidth_bytes_per_s`` of
         K x K, null where not measured and for a device that is alone in its class.
     """
-    classes = alike_devices(network.latency_s, network.bandwidth_bytes_per_s)
+    classes = network.alike
     class_of = [0] * len(network)
     for k, members in enumerate(classes):
         for d in members:

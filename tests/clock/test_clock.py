@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.checker.step_clock import clock_times
-from planner.clock.simulator import _Setting, simulate, simulate_cycle
+from planner.clock.links import Ints
+from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
@@ -154,6 +157,39 @@ def test_a_round_gives_way_to_messages_that_come_later() -> None:
     assert predicted.step_s == pytest.approx(9.0)
     found = clock_times(plan)
     assert found is not None and found.step_s == pytest.approx(9.0)
+
+
+def test_the_checker_has_the_same_times_where_rounding_would_grow() -> None:
+    """Messages of a mixed wiring that share their uplinks: bit by bit, or far apart."""
+    rng = np.random.default_rng(1)
+    n, stages = 24, 4
+    latency, rate = rng.uniform(0.0, 0.05, (n, n)), rng.uniform(3e4, 1e5, (n, n))
+    plan = make_plan(
+        np.arange(n).reshape(-1, stages).tolist(),
+        workload=tiny_workload(batch_samples=240),
+        network=Network(latency, rate),
+    )
+    chosen = rng.integers(n // stages, size=(240, stages)) * stages + np.arange(stages)
+    order = [[op for b in range(240) for op in _visits(b, chosen[b], d)] for d in range(n)]
+    schedule = plan.schedules[0]
+    mixed = replace(
+        schedule,
+        paths=tuple(tuple(int(d) for d in path) for path in chosen),
+        order=tuple(tuple(sorted(row, key=lambda op: op[0] != "F")) for row in order),
+    )
+    columns = [tuple(rng.uniform(0.01, 0.1, n).tolist()) for _ in range(4)]
+    times = ComputeTimes("by chance", columns[0], columns[1], columns[2], columns[3])
+    plan = plan.replace(schedules=(mixed,), compute_times=times)
+    found, predicted = clock_times(plan), predict(plan)
+    assert found is not None
+    assert tuple(found) == (predicted.pipeline_s, predicted.averaging_s, predicted.step_s)
+
+
+def _visits(b: int, path: Ints, d: int) -> list[tuple[str, int]]:
+    """A microbatch's operations on a device."""
+    if d not in path:
+        return []
+    return [("F", b), *([("H", b)] if d == path[-1] else []), ("B", b)]
 
 
 @given(st.integers(0, 10**6))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.clock.simulator import SimulationError, simulate
+from planner.clock.timeline import from_records
 from planner.network.cluster import Cluster, Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
@@ -218,3 +221,16 @@ def test_pictures_and_traces(tmp_path: Path) -> None:
     assert len(flows) == len(timeline.transfers) == 16
     timeline.gantt(tmp_path / "g.png")
     assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_of_many_devices_some_are_drawn(tmp_path: Path) -> None:
+    """Evenly chosen, the first and the last among them, and the picture says so."""
+    ops = [(d, d, "F", 0.0, 1.0) for d in range(1000)]
+    timeline = from_records([f"d{d}" for d in range(1000)], ops)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        timeline.gantt(tmp_path / "g.svg")
+    text = (tmp_path / "g.svg").read_text()
+    assert "128 of 1000 devices" in text
+    drawn = [int(d) for d in re.findall(r">d(\d+)<", text)]
+    assert len(drawn) == 128 and drawn[0] == 0 and drawn[-1] == 999
+    assert max(b - a for a, b in pairwise(drawn)) <= 8

@@ -238,6 +238,16 @@ def test_limited_work_says_what_was_left_out() -> None:
     assert best(some).step_s >= best(every).step_s
 
 
+def test_when_it_is_over_one_of_each_is_enough() -> None:
+    """What was not looked at is counted."""
+    question = question_of(4)
+    some, every = ranks_by_region(question, over=lambda: True), ranks_by_region(question)
+    assert some.tally.priced == 1 and some.tally.left_out > 0
+    assert best(some).step_s >= best(every).step_s
+    tallies = [sum(vars(found.tally).values()) for found in (some, every)]
+    assert tallies[0] <= tallies[1]
+
+
 def test_the_same_question_the_same_answer() -> None:
     """Field by field."""
     assert ranks_by_region(question_of(8, 3)) == ranks_by_region(question_of(8, 3))

@@ -167,3 +167,17 @@ def test_a_flow_plan_is_written_and_read(tmp_path: object) -> None:
     again = pl.load_plan(path)
     assert again.content_hash == plan.content_hash
     assert json.dumps(again.to_dict()) == json.dumps(plan.to_dict())
+
+
+def test_hundreds_of_devices_within_a_counted_effort() -> None:
+    """One round of the search is enough for a valid plan that most devices take part in."""
+    network = pl.load_network("aws8_dtfm_worldwide_2022")
+    big = network.replicate(
+        dict.fromkeys(network.ids, 64), intra_latency_s=0.001, intra_bandwidth_bytes_per_s=2.5e8
+    )
+    cluster = pl.Cluster(big, pl.Devices.of_gpu("V100"))
+    result = planned(cluster, pl.Workload.preset("gpt3-1.3b"), 0.2)
+    assert result.plan is not None and result.stop_reason == "effort spent"
+    assert len(result.plan.cluster) + len(result.plan.left_out) == 512
+    assert len(result.plan.cluster) > 256
+    assert pl.check(result, cluster) == []

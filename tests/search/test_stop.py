@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from planner.search.stop import (
     MaxRuntime,
     NoImprovement,
     TargetGap,
+    Until,
 )
 
 
@@ -181,3 +183,16 @@ def test_the_same_effort_gives_the_same_plans() -> None:
     assert placed[0].plan == placed[1].plan and placed[0].bound == placed[1].bound
     routed = [solve_paths(paths, rule, 5) for rule in rules]
     assert routed[0].plan == routed[1].plan and routed[0].bound == routed[1].bound
+
+
+def test_a_moment_comes_whenever_the_run_began() -> None:
+    """What was spent before the run counts; a portion is of what is left."""
+    over = Until(time.perf_counter() - 1)
+    assert over.start().check() == "time limit"
+    assert over.start().remaining_s < 0.1
+    rule = Until(time.perf_counter() + 1e6)
+    assert rule.start().check() is None
+    assert rule.start().paced_by_time
+    assert rule.start().remaining_s == pytest.approx(1e6, rel=1e-3)
+    assert rule.portion(0.5).max_runtime_s == pytest.approx(5e5, rel=1e-3)
+    assert rule.portion(0.5, 3.0) == MaxRuntime(3.0)

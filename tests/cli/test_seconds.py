@@ -1,0 +1,104 @@
+"""``--seconds``: what does not fit is left out and said, and the plan is there before all else."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.checker.violation import Violation
+from planner.cli import time_left
+from planner.cli.main import main
+from planner.cli.output import BAD_INPUT
+from planner.cli.time_left import TimeLeft
+from planner.search.stop import OutOfTime
+
+PLAN = [
+    *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
+    *("--stages", "4", "--batch-samples", "16", "--effort", "0.1"),
+]
+
+
+def late(*_: object, **__: object) -> None:
+    """Takes longer than there is."""
+    raise OutOfTime
+
+
+def test_without_a_limit_nothing_ends() -> None:
+    """And nothing is known of what is left."""
+    unlimited = TimeLeft(None, began=time.perf_counter() - 1e6)
+    assert unlimited.left_s is None
+    with unlimited.cut():
+        pass
+
+
+def test_what_is_spent_is_spent_from_the_begin() -> None:
+    """A part that begins after the end does not begin at all."""
+    spent = TimeLeft(5.0, began=time.perf_counter() - 100)
+    assert spent.left_s == 0.0
+    with pytest.raises(OutOfTime), spent.cut():
+        raise AssertionError("began")
+
+
+def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an alarm, which is gone afterwards."""
+    monkeypatch.setattr(time_left, "OVER_S", 0.0)
+    with pytest.raises(OutOfTime), TimeLeft(0.01).cut():
+        while True:
+            pass
+    with TimeLeft(100).cut():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("planner.checker.dispatch.check", "not checked (planner check {path}): no time left"),
+        ("planner.cli.plan_command.compared", "not compared: no time left"),
+        ("planner.clock.timeline.Timeline.gantt", "not drawn: no time left"),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    part: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line with the remedy; the plan and the other parts are there."""
+    path = tmp_path / "plan.json"
+    monkeypatch.setattr(part, late)
+    assert main([*PLAN, "--seconds", "300", "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert f"{words.format(path=path)}; give --seconds of more than 300\n" in out
+    assert out.count("no time left") == 1
+    monkeypatch.undo()
+    assert main(["check", str(path)]) == 0
+
+
+def test_what_does_not_fit_is_in_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name; null is for what has no answer."""
+    monkeypatch.setattr("planner.cli.plan_command.compared", late)
+    argv = [*PLAN, "--seconds", "300", "--json", "--out", str(tmp_path / "plan.json")]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["no_time_for"] == ["compared"]
+    assert len(data["written"]) == 3
+
+
+def test_a_saved_plan_that_fails_its_check_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is there, the command says what is wrong with it and ends so."""
+    wrong = Violation("memory", "order", "too full")
+    monkeypatch.setattr("planner.checker.dispatch.check", lambda _: [wrong])
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "--out", str(path)]) == BAD_INPUT
+    assert path.exists()
+    error = capsys.readouterr().err
+    assert f"{path} is saved, but does not pass its own check" in error
+    assert "too full" in error
