@@ -388,14 +388,15 @@ class _Steps:
         load: dict[Line | Pair, float] = {}
         back = 0.0
         for i, share_i, gives_i in zip(m, group.shares, group.contributes, strict=True):
-            for j, share_j in zip(m, group.shares, strict=True):
+            for j, share_j, gets_j in zip(m, group.shares, group.receives, strict=True):
                 if i == j:
                     continue
-                size = vector * ((share_j if gives_i else 0.0) + share_i)
+                part = (share_j if gives_i else 0.0) + (share_i if gets_j else 0.0)
+                size = vector * part
                 if size > 0:
                     for used in self.all_lines((i, j)):
                         load[used] = load.get(used, 0.0) + size
-                if share_i > 0 or share_j > 0:
+                if part > 0:
                     back = max(back, self.latency[i][j] + self.latency[j][i])
         for pair, sending in self.pairs.items():
             if sending.waiting:
