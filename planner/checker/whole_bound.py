@@ -43,8 +43,9 @@ def whole_step_bound_s(
     witness
         ``kind`` "whole step". ``devices``: classes with their ``count``; ``return_s``: pairs of a
         number of devices and the least seconds there and back in a group of so many or more;
-        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``price``: weights of FLOP/s, uploads
-        and number of devices; ``microbatch_samples``, of which microbatches are multiples;
+        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``helped``: whether other devices may
+        sum parts of gradients (they count in ``return_s`` only); ``price``: weights of FLOP/s,
+        uploads and number of devices; ``microbatch_samples``, of which microbatches are multiples;
         ``recompute``: whether stages may.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
@@ -91,8 +92,12 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     every = list(range(stages))
     if any([plan.stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
         return False
+    if plan.averages_for and witness.get("helped") is not True:
+        return False
     return all(
-        len(rounds) == 1 and len(rounds[0]) == 1 and all(rounds[0][0].contributes)
+        len(rounds) == 1
+        and len(rounds[0]) == 1
+        and rounds[0][0].contributes == rounds[0][0].receives
         for rounds in plan.averaging
     )
 
@@ -156,8 +161,10 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
         up[i], down[j] = max(up[i], rate[i, j]), max(down[j], rate[i, j])
     up = up if cluster.upload_bytes_per_s is None else cluster.upload_bytes_per_s
     down = down if cluster.download_bytes_per_s is None else cluster.download_bytes_per_s
+    trains = sorted(plan.stage_of)
+    pairs = [(i, j) for i in trains for j in trains if i != j]
     columns = (cluster.flops, cluster.memory_bytes, up, down)
-    own = Counter(zip(*(column.tolist() for column in columns), strict=True))
+    own = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
     if any(count > devices.classes[key] for key, count in own.items()):
         return False
     if any(latency[i, j] < devices.hop_s for i, j in pairs):
@@ -165,8 +172,10 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     if any(pair_rate(plan, i, j) > devices.hop_rate for i, j in pairs):
         return False
     for i in range(n):
-        away = sorted(float(latency[i, j] + latency[j, i]) for j in range(n) if j != i)
-        if any(away[m - 2] < devices.back_s[m - 1] for m in range(2, n + 1)):
+        away = sorted(float(latency[i, j] + latency[j, i]) for j in trains if j != i)
+        # one that trains has a group's m - 1 others to talk to, a helper has m
+        fewer = 2 if i in plan.stage_of else 1
+        if any(away[m - fewer] < devices.back_s[m - 1] for m in range(2, len(trains) + 1)):
             return False
     return True
 
@@ -179,6 +188,7 @@ class _Stages:
         self.samples = int(witness["microbatch_samples"])
         self.again = (False, True) if witness["recompute"] is True else (False,)
         self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.helped = witness.get("helped") is True
         self.count = plan.workload.batch_samples // self.samples
         self.last = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
@@ -230,7 +240,9 @@ class _Stage:
         owned = sum(x.parameters for x in w.layers[a:b])
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         vector = owned * w.gradient_bytes_per_parameter * of.wire
-        self.averaged = 2 * (m - 1) * vector
+        # with helpers those who train still send m vectors in all, if they sum nothing themselves
+        whole = np.where(m > 1, m, 0) if of.helped else 2 * (m - 1)
+        self.averaged = whole * vector
         self.averaging_s = np.zeros(len(m))
         for k in range(1, len(m)):
             slowest = max(self.averaged[k] / of.line[: k + 1].sum(), vector / of.line[k])
