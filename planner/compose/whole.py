@@ -8,8 +8,10 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
+
 from planner.compose.bounds import StepBound
 from planner.compose.flow_plan import Draft, drafted
+from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import LayoutSearch
@@ -78,8 +80,6 @@ class _Search:
     ) -> None:
         self.question, self.stop = question, stop
         self.places = Places.of(question.cluster)
-        if len(self.places) == 0:
-            raise ProblemError("no device can compute; give one that can")
         wire = Codec(question.request.codec).wire_ratio
         self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed)
         # compiled before the clock starts
@@ -114,7 +114,7 @@ class _Search:
         return min(SEARCHING * self.run.most_iterations, 1e9)
 
     def _round(self, trials: float) -> None:
-        """Layouts from new starts, the best of them drafted and priced; then changes of the best."""
+        """Layouts from new starts, the best drafted and priced; then changes of the best plan."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
@@ -161,9 +161,7 @@ class _Search:
             best = min(best, last, key=lambda draft: draft.seconds)
         return best
 
-    def _made(
-        self, layout: Layout, most: float = math.inf, slower: Floats | None = None
-    ) -> Draft:
+    def _made(self, layout: Layout, most: float = math.inf, slower: Floats | None = None) -> Draft:
         draft = drafted(self.question, self.places, layout, IN_FLIGHT, most, slower)
         self._spend(draft, 1)
         return draft
@@ -181,7 +179,7 @@ class _Search:
         return bool(drafts) and self.run.check() is not None
 
     def _price(self, draft: Draft) -> None:
-        plan = draft.plan()
+        plan = with_helpers(self.question, draft.plan())
         if self.best.offer(plan.predicted.step_s, plan):
             self.leader = draft
         self._spend(draft, PASSES)
