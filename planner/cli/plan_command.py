@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares
-from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
@@ -149,7 +148,8 @@ def run(args: argparse.Namespace) -> int:
     violations = check(load_plan(args.out))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
-    data, lines = _report(made, result.candidates, request, cluster)
+    asked = Question.of(cluster, workload, request, args.seed, {})
+    data, lines = _report(made, result.candidates, asked)
     data["written"] = [str(args.out)]
     try:
         if not args.no_pictures:
@@ -157,10 +157,8 @@ def run(args: argparse.Namespace) -> int:
                 data["written"].append(str(path))
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and not request.open and drawn:
-            question = Question(cluster, made.workload, request, args.seed)
-            lines += _random(question, made, drawn, data)
+            lines += _random(replace(asked, workload=made.workload), made, drawn, data)
         if not request.skips and args.compare:
-            asked = Question.of(cluster, workload, request, args.seed, {})
             lines += compared(asked, made.predicted.step_s, data)
     except KeyboardInterrupt:
         lines.append("interrupted: pictures or comparisons that are not listed here are missing")
@@ -173,13 +171,13 @@ def run(args: argparse.Namespace) -> int:
 def _report(
     made: TrainingPlan,
     candidates: Sequence[Candidate],
-    request: PlanRequest,
-    cluster: Cluster,
+    asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
     from planner.cli.clock_report import clock_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
+    request = asked.request
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
@@ -203,7 +201,7 @@ def _report(
         "averaging",
     ]
     if request.open:
-        lines += _long_run_line(made, cluster, data)
+        lines += _long_run_line(made, asked, data)
     lines += clock_lines(made, data)
     if request.skips:
         lines += _directions_line(made)
@@ -261,13 +259,15 @@ def _directions_line(made: TrainingPlan) -> list[str]:
     return [f"{'':24}paths count both directions of a pair averaged and share no up- and downlinks"]
 
 
-def _long_run_line(made: TrainingPlan, cluster: Cluster, data: dict[str, Any]) -> list[str]:
+def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> list[str]:
     """What no plan beats over many steps, where averaging is one round a stage."""
     from planner.compose.whole_bound import long_run_s
 
     if any(len(rounds) > 1 for rounds in made.averaging):
         return []
-    data["long_run_bound_s"] = long_run_s(cluster, made.workload, made.codec.wire_ratio)
+    data["long_run_bound_s"] = long_run_s(
+        asked.cluster, made.workload, made.codec.wire_ratio, helped_in=asked.helped_in
+    )
     return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 
 
@@ -276,7 +276,10 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
     shape = f"{len(groups)} stages x {len(groups[0])} pipelines"
     if by_size:
         shape = f"stages of {', '.join(str(len(group)) for group in groups)}"
-    without = f" ({len(made.left_out)} left out)" if made.left_out else ""
+    helpers = len(made.averages_for)
+    words = [f"{helpers} to average only"] * (helpers > 0)
+    words += [f"{len(made.left_out)} left out"] * bool(made.left_out)
+    without = f" ({', '.join(words)})" if words else ""
     return (
         f"{len(made.cluster)} devices{without}, {shape}, {w.name}, "
         f"{len(made.schedules[0].paths)} microbatches of {w.microbatch_samples}"
