@@ -395,6 +395,17 @@ class TrainingPlan:
         """Stage of each device."""
         return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
 
+    def averaged_stage(self, device: int) -> int:
+        """The stage whose gradients a device averages: the one it holds, or helps.
+
+        Parameters
+        ----------
+        device
+            Of the cluster.
+        """
+        held = self.stage_of
+        return held[device] if device in held else self.averages_for[device]
+
     @property
     def averages_for(self) -> dict[int, int]:
         """Of each device that holds no stage, the stage whose gradients it helps to sum."""
