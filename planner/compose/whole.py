@@ -182,7 +182,8 @@ class _Search:
         plan = with_helpers(self.question, draft.plan())
         if self.best.offer(plan.predicted.step_s, plan):
             self.leader = draft
-        self._spend(draft, PASSES)
+        # with helpers it is priced twice
+        self._spend(draft, PASSES * (2 if self.question.helpers else 1))
 
     def _spend(self, draft: Draft, passes: int) -> None:
         self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)

@@ -15,6 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+FIT = 1e-9
+"""Excess over a pair's limit that counts as rounding."""
+
 Floats = NDArray[np.float64]
 
 
@@ -44,32 +47,45 @@ def helped_rates(
         ``float[n]``, bytes per second; all 0 where nothing is feasible.
     """
     from scipy.optimize import linprog
+    from scipy.sparse import csr_array, vstack
 
     n, trains = len(upload), np.flatnonzero(~helps)
     m = len(trains)
     both = np.where(np.eye(n, dtype=bool), np.inf, np.minimum(link, link.T))
     line = np.minimum(upload, download)
-    most = np.where(helps, np.minimum(line / m, both[:, trains].min(axis=1)), np.inf)
-    # nobody carries more than the slowest trainer, which must send and receive it all but its own
+    # R is at most the slowest trainer's line
     scale = float(line[trains].min())
-    first, second = np.triu_indices(m, 1)
-    rows = np.zeros((m + len(first), n + 1))
-    rows[np.arange(m), trains] = m - 2.0
-    rows[:m, n] = 1.0
-    pairs = m + np.arange(len(first))
-    rows[pairs, trains[first]] = rows[pairs, trains[second]] = 1.0
-    right = np.concatenate([line[trains], both[trains[first], trains[second]]]) / scale
-    found = linprog(
-        np.append(np.zeros(n), -1.0),
-        A_ub=rows,
-        b_ub=np.minimum(right, 4.0 * n),
-        A_eq=np.append(np.ones(n), -1.0)[None, :],
-        b_eq=[0.0],
-        bounds=np.column_stack(
-            [np.zeros(n + 1), np.append(np.where(sums, np.minimum(most / scale, 1.0), 0.0), 1.0)]
-        ),
-        method="highs",
-    )
-    if found.status != 0:
-        return np.zeros(n)
-    return np.asarray(np.maximum(found.x[:n], 0.0) * scale)
+    most = np.where(helps, np.minimum(line / m, both[:, trains].min(axis=1)), scale)
+    highest = np.append(np.where(sums, np.minimum(most / scale, 1.0), 0.0), 1.0)
+    own = (np.arange(m), trains)
+    rows = csr_array((np.full(m, m - 2.0), own), shape=(m, n + 1))
+    rows += csr_array((np.ones(m), (own[0], np.full(m, n))), shape=(m, n + 1))
+    right = np.minimum(line[trains] / scale, 4.0 * n)
+    pairs = both[np.ix_(trains, trains)] / scale
+    known = np.zeros((m, m), dtype=bool)
+    while True:
+        found = linprog(
+            np.append(np.zeros(n), -1.0),
+            A_ub=rows,
+            b_ub=right,
+            A_eq=csr_array(np.append(np.ones(n), -1.0)[None, :]),
+            b_eq=[0.0],
+            bounds=np.column_stack([np.zeros(n + 1), highest]),
+            method="highs",
+        )
+        if found.status != 0:
+            return np.zeros(n)
+        rates = np.maximum(found.x[:n], 0.0)
+        mine = rates[trains]
+        # pairs seldom bind, so that their rows enter where a solution breaks them
+        over = mine[:, None] + mine[None, :] > pairs * (1 + FIT) + FIT
+        broken = np.argwhere(np.triu(over & ~known, 1))
+        if not len(broken):
+            return np.asarray(rates * scale)
+        known[broken[:, 0], broken[:, 1]] = True
+        count = np.arange(len(broken)).repeat(2)
+        more = csr_array(
+            (np.ones(len(count)), (count, trains[broken].ravel())), (len(broken), n + 1)
+        )
+        rows = vstack([rows, more], format="csr")
+        right = np.concatenate([right, pairs[broken[:, 0], broken[:, 1]]])
