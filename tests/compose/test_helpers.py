@@ -9,15 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import planner as pl
+from planner.clock.engine import Run
 from planner.clock.links import Links
+from planner.clock.program import compile_plan
 from planner.clock.rounds import round_s
+from planner.clock.simulator import simulate_cycle
 from planner.compose.averaging import adaptive_group
-from planner.compose.helpers import helped_group
-from planner.compose.whole_bound import long_run_s
+from planner.compose.helpers import helped_group, moved
+from planner.compose.whole_bound import long_run_s, whole_bound
+from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
 from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.layers import Layer
+from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import tiny_workload
 
 
@@ -167,6 +174,71 @@ def test_bounds_know_of_helpers() -> None:
         assert any(violation.rule == "bound" for violation in pl.check(wrong))
     helped, lonely = (long_run_s(peers, work, helped_in=c) for c in (cluster, None))
     assert helped <= found.objective < lonely
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 2), st.integers(1, 3))
+def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers: int) -> None:
+    """Any cluster, model, layout, wiring, order and shares; the checker proves the same."""
+    rng = np.random.default_rng(seed)
+    whole = tiny_cluster(n + helpers, rng)
+    able = np.isin(np.arange(n + helpers), rng.permutation(n + helpers)[:n])
+    whole = whole.replace(devices=replace(whole.devices, can_compute=able))
+    cluster, work = whole.subset(np.flatnonzero(able).tolist()), tiny_model(layers, 4, rng)
+    bound = whole_bound(cluster, work, helped_in=whole)
+    lasting = long_run_s(cluster, work, helped_in=whole)
+    tried = list(layouts(n, layers))
+    rng.shuffle(tried)
+    for groups, split in tried[:20]:
+        alone = whole_plan(cluster, work, groups, split, rng)
+        if alone is None:
+            continue
+        made = with_random_helpers(alone, whole, np.flatnonzero(~able).tolist(), rng)
+        assert bound is not None and bound.seconds <= made.predicted.step_s * (1 + 1e-9)
+        run = Run.planned(compile_plan(made, Links.of(made.cluster), work), [0] * 4, averages=True)
+        assert lasting <= run.times.step_end[-1] / 4 * (1 + 1e-9)
+        step_s = made.predicted.step_s
+        gap = relative_gap(step_s, bound.seconds)
+        status = Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.FEASIBLE
+        step = Certificate(
+            "any", status, step_s, bound.seconds, gap, "any", 0.0, 0, witness=bound.witness
+        )
+        assert not pl.check(made.replace(certificates={"step": step}))
+
+
+def with_random_helpers(
+    plan: TrainingPlan, whole: pl.Cluster, helpers: list[int], rng: np.random.Generator
+) -> TrainingPlan:
+    """Each sums a random share, maybe all, of a random stage's gradients."""
+    index = [whole.network.index_of(name) for name in plan.cluster.network.ids]
+    cast = sorted([*index, *helpers])
+    place = {d: k for k, d in enumerate(cast)}
+    made = moved(plan, whole.subset(cast), [place[d] for d in index])
+    averaging = list(made.averaging)
+    for d in helpers:
+        j, share = int(rng.integers(len(averaging))), float(rng.choice([0.3, 0.7, 1.0]))
+        group = averaging[j][0][0]
+        if share == 1.0 and group.helpers:
+            share = 0.5
+        shares = (*(one * (1 - share) for one in group.shares), share)
+        flags = (*group.receives, False)
+        averaging[j] = ((AveragingGroup((*group.members, place[d]), shares, flags, flags),),)
+    made = made.replace(averaging=tuple(averaging))
+    return made.replace(predicted=simulate_cycle(made)[0])
+
+
+def test_clients_sum_nothing() -> None:
+    """Devices that cannot aggregate train and have no share, beside a helper and without one."""
+    able = [False, True, True, False, True]
+    for cluster in (star(4, 1, can_aggregate=able), star(5, 0, can_aggregate=able)):
+        group = plan(cluster, stages=1, averaging="adaptive").averaging[0][0][0]
+        assert set(group.members) >= {0, 3} and group.receives[:4] == (True,) * 4
+        assert group.shares[0] == group.shares[3] == 0.0
+    for cluster in (star(4, 1), star(5, 0)):
+        other = cluster.replace(devices=replace(cluster.devices, can_aggregate=able))
+        made = plan(other, stages=1, averaging="adaptive")
+        assert not pl.check(made, other)
+        assert any(violation.rule == "devices" for violation in pl.check(made, cluster))
 
 
 def test_rules_of_helpers() -> None:
