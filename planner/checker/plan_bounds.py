@@ -135,7 +135,7 @@ def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float
     gradients[0 if plan.schedules[0].head is Head.FIRST else -1] += w.head.parameters
     return assignment_bound_s(
         witness,
-        plan.cluster.network,
+        plan.cluster.network.subset(sorted(plan.stage_of)),
         [len(group) for group in plan.assignment.groups],
         [w.layers[b - 1].output_bytes * w.microbatch_samples for _, b in plan.stage_layers[:-1]],
         [count * w.gradient_bytes_per_parameter for count in gradients],

@@ -40,6 +40,8 @@ def straight_step_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> flo
     """
     if not _is_straight(plan) or plan.compute_times.source != FROM_FLOPS:
         return None
+    if plan.averages_for:  # all but averaging is the same on the devices that hold stages
+        plan = plan.replace(cluster=plan.cluster.subset(sorted(plan.stage_of)))
     own = ([list(part) for part in plan.stage_layers], plan.workload.microbatch_samples)
     does = plan.recompute
     found: list[float] = []
@@ -166,12 +168,14 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 
 
 def _shares(plan: TrainingPlan) -> str | None:
-    """``"equal"`` or ``"any"`` in one round of all; None: a stage's devices end apart."""
+    """``"equal"``, ``"any"`` or ``"helped"`` in one round of all; None: devices end apart."""
     if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in plan.averaging):
         return None
     groups = [rounds[0][0] for rounds in plan.averaging]
-    if not all(all(group.contributes) for group in groups):
+    if not all(group.contributes == group.receives for group in groups):
         return None
+    if plan.averages_for:
+        return "helped"
     return "equal" if all(len(set(group.shares)) == 1 for group in groups) else "any"
 
 
@@ -195,6 +199,8 @@ def _averaging_s(plan: TrainingPlan, d: int, vector: float, members: int, shares
     up = out[0] if upload is None else float(upload[d])
     down = into[0] if download is None else float(download[d])
     partners = members - 1
+    if shares == "helped":  # by helpers anywhere; a member sends and gets the whole at least
+        return vector / min(up, down)
     if shares == "equal":
         share = vector / members
         sent = max(2 * share / out[partners - 1], 2 * partners * share / up)

@@ -277,8 +277,8 @@ class _Clock:
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, so that no message of the pipeline is in these queues
             alone.append(float((sent / self.rate[here])[off].max(initial=0.0)))
-            sums = np.array(group.shares) > 0
-            there = (self.latency[here] + self.latency[here].T)[off & (sums[:, None] | sums)]
+            parts = self._parts(group)
+            there = (self.latency[here] + self.latency[here].T)[off & (parts + parts.T > 0)]
             back.append(float(there.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
         return Rounds(
@@ -296,11 +296,17 @@ class _Clock:
         """``float[m, m]``: bytes that each member sends each other: its part, and sums."""
         # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
         wire = 1028 / 4096 if self.plan.codec is Codec.INT8 else 1.0
-        share = np.array(group.shares)
-        gives = np.array(group.contributes, dtype=np.float64)
-        sent = self._gradient_bytes(stage) * wire * (np.outer(gives, share) + share[:, None])
+        sent = self._gradient_bytes(stage) * wire * self._parts(group)
         np.fill_diagonal(sent, 0.0)
         return np.asarray(sent)
+
+    @staticmethod
+    def _parts(group: AveragingGroup) -> Floats:
+        """``float[m, m]``: what of the vector each member gives each other, sums included."""
+        share = np.array(group.shares)
+        gives = np.array(group.contributes, dtype=np.float64)
+        gets = np.array(group.receives, dtype=np.float64)
+        return np.asarray(np.outer(gives, share) + np.outer(share, gets))
 
     def _load(self, members: Sequence[int], sent: Floats) -> dict[int, float]:
         """What a round sends over every line that it uses."""

@@ -85,7 +85,7 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
         yield other
         return
     there = [place[name] for name in names]
-    for name in ("flops", "memory_bytes", "sites"):
+    for name in ("flops", "memory_bytes", "can_compute", "can_aggregate", "sites"):
         theirs: Any = getattr(given.devices, name)
         if theirs is not None:
             theirs = np.asarray(theirs)[there]

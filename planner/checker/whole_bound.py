@@ -43,8 +43,9 @@ def whole_step_bound_s(
     witness
         ``kind`` "whole step". ``devices``: classes with their ``count``; ``return_s``: pairs of a
         number of devices and the least seconds there and back in a group of so many or more;
-        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``price``: weights of FLOP/s, uploads
-        and number of devices; ``microbatch_samples``, of which microbatches are multiples;
+        ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``helped``: whether other devices may
+        sum parts of gradients (they count in ``return_s`` only); ``price``: weights of FLOP/s,
+        uploads and number of devices; ``microbatch_samples``, of which microbatches are multiples;
         ``recompute``: whether stages may.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
@@ -91,8 +92,12 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     every, stage_of = list(range(stages)), plan.stage_of
     if any([stage_of[d] for d in path] != every for s in plan.schedules for path in s.paths):
         return False
+    if plan.averages_for and witness.get("helped") is not True:
+        return False
     return all(
-        len(rounds) == 1 and len(rounds[0]) == 1 and all(rounds[0][0].contributes)
+        len(rounds) == 1
+        and len(rounds[0]) == 1
+        and rounds[0][0].contributes == rounds[0][0].receives
         for rounds in plan.averaging
     )
 
@@ -154,14 +159,23 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     up, down = cluster.upload_bytes_per_s, cluster.download_bytes_per_s
     up = fastest.max(axis=1) if up is None else up
     down = fastest.max(axis=0) if down is None else down
+    trains = sorted(plan.stage_of)
+    helps = sorted(set(range(n)) - set(trains))
+    k = len(trains)
     columns = (cluster.flops, cluster.memory_bytes, up, down)
-    own = Counter(zip(*(column.tolist() for column in columns), strict=True))
+    own = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
     if any(count > devices.classes[key] for key, count in own.items()):
         return False
-    if (latency[off] < devices.hop_s).any() or (pair_rates(plan)[off] > devices.hop_rate).any():
+    both = np.ix_(trains, trains)
+    apart = ~np.eye(k, dtype=bool)
+    if (latency[both][apart] < devices.hop_s).any():
         return False
-    away = np.sort(np.where(off, latency + latency.T, math.inf), axis=1)[:, :-1]
-    return not (away < devices.back_s[1:n]).any()
+    if (pair_rates(plan)[both][apart] > devices.hop_rate).any():
+        return False
+    away = np.sort(np.where(off, latency + latency.T, math.inf)[:, trains], axis=1)
+    # one that trains has a group's m - 1 others to talk to, a helper has m
+    less = devices.back_s[1:k]
+    return not ((away[trains, : k - 1] < less).any() or (away[helps, 1:k] < less).any())
 
 
 class _Stages:
@@ -172,6 +186,7 @@ class _Stages:
         self.samples = int(witness["microbatch_samples"])
         self.again = (False, True) if witness["recompute"] is True else (False,)
         self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
+        self.helped = witness.get("helped") is True
         self.count = plan.workload.batch_samples // self.samples
         self.last = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
@@ -227,7 +242,8 @@ class _Stage:
         owned = sum(x.parameters for x in w.layers[a:b])
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         vector = owned * w.gradient_bytes_per_parameter * of.wire
-        self.averaged = 2 * (m - 1) * vector
+        # with helpers those who train still send m vectors in all, if they sum nothing themselves
+        self.averaged = (np.where(m > 1, m, 0) if of.helped else 2 * (m - 1)) * vector
         slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # the way of a first microbatch here, of the last one home, and of one through the last

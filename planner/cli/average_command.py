@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from planner.cli.arguments import add_limits, stop_of
-from planner.cli.output import INVALID_PLAN, result_data, show
+from planner.checker.dispatch import check
+from planner.cli.arguments import add_limits, add_workload, count, stop_of, workload_of
+from planner.cli.output import INVALID_PLAN, require_writable, result_data, show
 from planner.network.catalogue import load_network
+from planner.training_plan.file import load_plan, save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
 
 NAME = "average"
 ABOUT = "who contributes gradients, and who sums which share"
@@ -18,23 +24,29 @@ COLUMNS = "name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggrega
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Peers, batch and limits."""
     sub.add_argument("peers", type=Path, help=f"CSV: {COLUMNS}")
-    sub.add_argument("--batch-samples", type=float, required=True)
-    sub.add_argument("--gradient-bytes", type=float, required=True)
+    add_workload(sub, required=False)
+    sub.add_argument("--gradient-bytes", type=float, help="default: the workload's")
     sub.add_argument("--links", help="network with pairwise limits between the peers' names")
     sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
+    sub.add_argument("--out", type=Path, help="a plan of it, for --workload: compute, then average")
+    sub.add_argument("--seed", type=count, default=0, help="of the plan's weights")
     sub.add_argument("--method", default="exact", choices=["exact", "relaxed"])
     add_limits(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Rate, bound, strategy and a line a peer."""
+    from planner.compose.peers_plan import peers_plan
     from planner.lp.solve import solve_averaging
     from planner.lp.strategy import recognise
     from planner.problems.peers_file import load_peers
 
+    require_writable(args.out, [".json"])
     peers = load_peers(args.peers)
     links = None if args.links is None else load_network(args.links)
-    problem = peers.problem(args.batch_samples, args.gradient_bytes, links, not args.no_overlap)
+    workload, batch, gradient = _trained(args)
+    overlap = not args.no_overlap and args.out is None
+    problem = peers.problem(batch, gradient, links, overlap)
     result = solve_averaging(problem, args.method, stop_of(args))
     data = result_data(result)
     if result.plan is None:
@@ -62,5 +74,51 @@ def run(args: argparse.Namespace) -> int:
         f"{p['samples_per_step']:>16.1f}"
         for p in data["peers"]
     ]
+    if args.out is not None:
+        assert workload is not None
+        planned = peers_plan(peers, problem, made, workload, links, args.seed)
+        planned = planned.replace(network_name=args.links or args.peers.stem)
+        lines += _written(args.out, planned, data)
     show(args.json, data, lines)
     return 0
+
+
+def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
+    """The workload, if one is named, samples of a step and bytes of its gradients."""
+    if args.workload is None:
+        if args.out is not None:
+            raise ValueError("--out writes a plan for a workload; give --workload")
+        for flag in ("batch_samples", "gradient_bytes"):
+            if getattr(args, flag) is None:
+                name = flag.replace("_", "-")
+                raise ValueError(f"--{name} is missing; give it, or --workload")
+        return None, args.batch_samples, args.gradient_bytes
+    if args.gradient_bytes is not None:
+        raise ValueError(
+            f"--gradient-bytes {args.gradient_bytes:g} and --workload {args.workload} both say "
+            "what is averaged; give one"
+        )
+    workload = workload_of(args)
+    (gradient,) = workload.gradient_bytes(((0, len(workload.layers)),), 0)
+    return workload, workload.batch_samples, gradient
+
+
+def _written(out: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
+    """Save the plan; what it takes on the clock, and where it is."""
+    save_plan(made, out)
+    violations = check(load_plan(out))
+    if violations:
+        raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
+    data |= {
+        "predicted": asdict(made.predicted),
+        "content_hash": made.content_hash,
+        "left_out": list(made.left_out),
+        "written": [str(out)],
+    }
+    trains, helps = len(made.stage_of), len(made.averages_for)
+    return [
+        f"predicted step time {made.predicted.step_s:.4f} s: {trains} train, {helps} only average, "
+        f"{len(made.left_out)} left out",
+        "memory is taken as enough: the peers file does not say what there is",
+        f"wrote {out}  (hash {made.content_hash[:12]})",
+    ]

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
-from planner.network.cluster import Cluster
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
@@ -171,8 +170,9 @@ def run(args: argparse.Namespace) -> int:
     made = result.plan
     # whatever comes after it, the plan is there
     save_plan(made, args.out)
+    asked = Question.of(cluster, workload, request, args.seed, {})
     timeline = predicted_timeline(made)
-    data, lines = _report(made, timeline, result.candidates, request)
+    data, lines = _report(made, timeline, result.candidates, asked)
     data |= {"written": [str(args.out)], "no_time_for": []}
 
     def part(words: str, do: Callable[[], Iterable[str]]) -> None:
@@ -189,16 +189,15 @@ def run(args: argparse.Namespace) -> int:
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
     def compare() -> Iterable[str]:
-        asked = Question.of(cluster, workload, request, args.seed, {})
         return compared(asked, made.predicted.step_s, data, share(1.0))
 
     try:
         part(f"checked (planner check {args.out})", lambda: _checked(args.out))
         if request.open:
-            part("bounded in the long run", lambda: _long_run_line(made, cluster, data))
+            part("bounded in the long run", lambda: _long_run_line(made, asked, data))
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and not request.open and drawn:
-            question = Question(cluster, made.workload, request, args.seed)
+            question = replace(asked, workload=made.workload)
             part(
                 "compared with random ones",
                 lambda: _random(question, made, drawn, data, share(0.3)),
@@ -248,12 +247,13 @@ def _report(
     made: TrainingPlan,
     timeline: Timeline,
     candidates: Sequence[Candidate],
-    request: PlanRequest,
+    asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
     from planner.cli.clock_report import timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
+    request = asked.request
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
@@ -334,13 +334,15 @@ def _directions_line(made: TrainingPlan) -> list[str]:
     return [f"{'':24}paths count both directions of a pair averaged and share no up- and downlinks"]
 
 
-def _long_run_line(made: TrainingPlan, cluster: Cluster, data: dict[str, Any]) -> list[str]:
+def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> list[str]:
     """What no plan beats over many steps, where averaging is one round a stage."""
     from planner.compose.whole_bound import long_run_s
 
     if any(len(rounds) > 1 for rounds in made.averaging):
         return []
-    data["long_run_bound_s"] = long_run_s(cluster, made.workload, made.codec.wire_ratio)
+    data["long_run_bound_s"] = long_run_s(
+        asked.cluster, made.workload, made.codec.wire_ratio, helped_in=asked.helped_in
+    )
     return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 
 
@@ -349,7 +351,10 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
     shape = f"{len(groups)} stages x {len(groups[0])} pipelines"
     if by_size:
         shape = f"stages of {', '.join(str(len(group)) for group in groups)}"
-    without = f" ({len(made.left_out)} left out)" if made.left_out else ""
+    helpers = len(made.averages_for)
+    words = [f"{helpers} to average only"] * (helpers > 0)
+    words += [f"{len(made.left_out)} left out"] * bool(made.left_out)
+    without = f" ({', '.join(words)})" if words else ""
     return (
         f"{len(made.cluster)} devices{without}, {shape}, {w.name}, "
         f"{len(made.schedules[0].paths)} microbatches of {w.microbatch_samples}"

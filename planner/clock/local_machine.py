@@ -83,6 +83,8 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
         )
         # logits, their softmax and gradient
         total += costs.need_bytes(max(h[d] for h in held)) + 2 * costs.scratch_bytes
+    vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
+    total += sum(vectors[j] for j in plan.averages_for.values())
     return total
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from planner.clock.timeline import Op, sorted_ops
 from planner.network.cluster import Cluster
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -17,7 +17,7 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     """Seconds of averaging per stage: eq. 2 of DT-FM with both directions kept apart.
 
     In the first half every contributor sends each member its share, in the second every member
-    sends its sum to all others; a device's messages go one after the other.
+    sends its sum to all others but helpers; a device's messages go one after the other.
 
     Parameters
     ----------
@@ -45,33 +45,24 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     for stage, rounds in enumerate(plan.averaging):
         sent = gradient[stage] * plan.codec.wire_ratio
         seconds[stage] = sum(
-            max(
-                _group_s(g.members, g.shares, g.contributes, sent, latency, bandwidth)
-                for g in groups
-            )
-            for groups in rounds
+            max(_group_s(g, sent, latency, bandwidth) for g in groups) for groups in rounds
         )
     return seconds
 
 
 def _group_s(
-    members: tuple[int, ...],
-    shares: tuple[float, ...],
-    contributes: tuple[bool, ...],
-    gradient_bytes: float,
-    latency: Floats,
-    bandwidth: Floats,
+    group: AveragingGroup, gradient_bytes: float, latency: Floats, bandwidth: Floats
 ) -> float:
-    pick = np.ix_(members, members)
-    share = np.array(shares)
-    gives = np.array(contributes)
-    off = ~np.eye(len(members), dtype=bool)
+    pick = np.ix_(group.members, group.members)
+    share = np.array(group.shares)
+    gives, gets = np.array(group.contributes), np.array(group.receives)
+    off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums
     to_reducer = latency[pick] + share[None, :] * gradient_bytes / bandwidth[pick]
     to_reducer = np.where(off & gives[:, None] & (share > 0)[None, :], to_reducer, 0.0)
     # [k, j]: reducer k returns its share to member j
     from_reducer = latency[pick] + share[:, None] * gradient_bytes / bandwidth[pick]
-    from_reducer = np.where(off & (share > 0)[:, None], from_reducer, 0.0)
+    from_reducer = np.where(off & gets[None, :] & (share > 0)[:, None], from_reducer, 0.0)
     return sum(
         float(max(phase.sum(axis=0).max(), phase.sum(axis=1).max()))
         for phase in (to_reducer, from_reducer)
@@ -97,8 +88,11 @@ def closing_ops(plan: TrainingPlan, seconds: dict[int, float], start_s: float) -
     """
     ops = []
     longest = max(seconds.values(), default=0.0)
+    helpers: dict[int, list[int]] = {}
+    for d, stage in plan.averages_for.items():
+        helpers.setdefault(stage, []).append(d)
     for stage, group in enumerate(plan.assignment.groups):
-        for d in group:
+        for d in (*group, *helpers.get(stage, ())):
             if seconds[stage] > 0:
                 ops.append(Op(-1, d, "A", start_s, start_s + seconds[stage]))
             update = plan.compute_times.update_s[d]

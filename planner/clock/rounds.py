@@ -53,7 +53,7 @@ class Rounds(NamedTuple):
 def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     """Bytes that every member sends every other in a round.
 
-    Member i gives member k the share that k sums, and gets back the sum of it.
+    Member i gives member k the share that k sums, and gets back its sum unless it is a helper.
 
     Parameters
     ----------
@@ -70,10 +70,11 @@ def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     References
     ----------
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
-    a_ik = c_i r_k, g_ki = r_k.
+    a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is a helper.
     """
     share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
-    sent = (gives[:, None] * share[None, :] + share[:, None]) * vector_bytes
+    gets = np.array(group.receives, dtype=float)
+    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * vector_bytes
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
 
@@ -91,14 +92,12 @@ def return_s(group: AveragingGroup, links: Links) -> float:
     Returns
     -------
     float
-        Seconds, over all pairs of a member and another that sums something.
+        Seconds, over all pairs of members of which one sends the other something.
     """
     index = np.array(group.members)
     latency = links.latency_s[np.ix_(index, index)]
-    both = latency + latency.T
-    sums = np.array(group.shares) > 0
-    used = ~np.eye(len(index), dtype=bool) & (sums[:, None] | sums[None, :])
-    return float(both[used].max(initial=0.0))
+    used = group_bytes(group, 1.0) > 0
+    return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:

@@ -35,13 +35,14 @@ def averaging_bound(
     vector_bytes: Sequence[float],
     *,
     equal_shares: bool,
+    helped: bool = False,
 ) -> AveragingBound:
     """Bounds for one round a stage in which everybody contributes.
 
     In a group of m, a member gives m - 1 others their shares and returns its own to them. With
     equal shares every pair carries 2/m of the vector, so the pair with its (m-1)-nearest partner
     does. With any shares, what a member sends, (1 - s) + s (m - 1) of the vector, is at least the
-    vector, and so is what it receives.
+    vector, and so is what it receives. With helpers too, which may be near and have fast pairs.
 
     Parameters
     ----------
@@ -51,6 +52,8 @@ def averaging_bound(
         Per stage, its devices and the bytes of its vector on the wire.
     equal_shares
         Whether everybody sums the same part; otherwise any shares are allowed for.
+    helped
+        Whether devices that are not of the cluster may sum too, with any shares.
 
     Returns
     -------
@@ -70,7 +73,9 @@ def averaging_bound(
     for j, (m, vector) in enumerate(zip(sizes, vector_bytes, strict=True)):
         if m == 1:
             continue
-        if equal_shares:
+        if helped:
+            device_s[j] = vector / np.minimum(up, down)
+        elif equal_shares:
             pair = np.minimum(best_out[:, m - 2], best_in[:, m - 2])
             line = np.minimum(up, down)
             fullest = np.maximum(2 * vector / m / pair, 2 * (m - 1) / m * vector / line)

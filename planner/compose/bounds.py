@@ -105,6 +105,7 @@ def one_round(question: Question, shape: Shape) -> AveragingBound:
         shape.sizes,
         [costs.gradient_bytes * wire for costs in shape.costs(question.workload)],
         equal_shares=request.shares == Shares.EQUAL,
+        helped=bool(question.helpers),
     )
 
 

@@ -152,8 +152,6 @@ class Draft:
         Over the devices that take part.
     shape, assignment, times, schedule
         What a plan is made of.
-    left_out
-        Names of the devices that take no part.
     seconds
         The longest that a stage takes from its first operation to its update, from rest and with
         averaging that nothing slows down: about a step, since there is no barrier.
@@ -169,7 +167,6 @@ class Draft:
     assignment: AssignmentPlan
     times: ComputeTimes
     schedule: Schedule
-    left_out: tuple[str, ...]
     seconds: float
     slower: Floats
     late: Floats
@@ -181,8 +178,7 @@ class Draft:
 
     def plan(self) -> TrainingPlan:
         """The plan, priced on the clock."""
-        parts = (self.shape, self.assignment, self.times, (self.schedule,))
-        return priced(self.question, *parts).replace(left_out=self.left_out)
+        return priced(self.question, self.shape, self.assignment, self.times, (self.schedule,))
 
 
 def drafted(
@@ -272,8 +268,7 @@ def drafted(
         seconds = max(seconds, end[here].max() - begin[here].min() + averaging + update)
         for v in np.unique(at[busy]):
             late[v] = end[here][at == v].mean() / end[here][busy].mean()
-    left_out = tuple(whole.network.ids[d] for d in range(len(whole)) if d not in number)
-    parts = (layout, asked, shape, assignment, times, schedule, left_out)
+    parts = (layout, asked, shape, assignment, times, schedule)
     return Draft(*parts, float(seconds), slower, late)
 
 

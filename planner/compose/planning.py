@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from planner.compose.arranging import arrange, arrange_unlike
 from planner.compose.bounds import step_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
+from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
 from planner.compose.pricing import compute_times, priced, straight_plan
 from planner.compose.request import PlanRequest, Question
@@ -93,7 +94,13 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     if request.group_size is None:
         wire = Codec(request.codec).wire_ratio
         again = request.recompute != ()
-        bound = whole_bound(question.cluster, question.workload, wire, recomputes=again)
+        bound = whole_bound(
+            question.cluster,
+            question.workload,
+            wire,
+            recomputes=again,
+            helped_in=question.helped_in,
+        )
     return _with_certificates(best_whole(question, stop, bound), {})
 
 
@@ -114,7 +121,8 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
     step: Incumbent[TrainingPlan] = Incumbent(
         run, draft.plan.content_hash, method=draft.method, seed=question.seed
     )
-    step.offer(draft.plan.predicted.step_s, draft.plan)
+    made = with_helpers(question, draft.plan)
+    step.offer(made.predicted.step_s, made)
     bound = step_bound(question, draft.shape)
     if bound is not None:
         step.raise_bound(*bound)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.problems.quantities import choice, of_kind, whole
@@ -370,15 +372,34 @@ class Question:
     Attributes
     ----------
     cluster, workload
-        Where and what to train, with the request's microbatches.
+        Where and what to train, with the request's microbatches; all devices can compute.
     seed
         Of every random choice.
+    given
+        The cluster with the devices that cannot compute; None: there are none.
     """
 
     cluster: Cluster
     workload: Workload
     request: PlanRequest
     seed: int = 0
+    given: Cluster | None = None
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """Devices of ``given`` that may sum gradients without a stage."""
+        asked = self.request
+        uses = asked.shares == Shares.ADAPTIVE and asked.group_size is None and not asked.skips
+        if self.given is None or not uses:
+            return ()
+        devices = self.given.devices
+        able = np.asarray(devices.can_aggregate) & ~np.asarray(devices.can_compute)
+        return tuple(np.flatnonzero(able).tolist())
+
+    @property
+    def helped_in(self) -> Cluster | None:
+        """``given``, if there are `helpers`."""
+        return self.given if self.helpers else None
 
     @classmethod
     def of(
@@ -424,7 +445,12 @@ class Question:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
-        return cls(cluster, workload, asked, seed)
+        able = np.flatnonzero(np.asarray(cluster.devices.can_compute))
+        if len(able) == len(cluster):
+            return cls(cluster, workload, asked, seed)
+        if not len(able):
+            raise ProblemError("no device can compute; give one that can")
+        return cls(cluster.subset(able.tolist()), workload, asked, seed, cluster)
 
 
 def _counts(sizes: Any) -> tuple[int, ...]:

@@ -123,6 +123,12 @@ def shape_of(question: Question) -> Shape:
     return Shape(layers, sizes, microbatches, request.head_place, recompute)
 
 
+def _able(question: Question) -> str:
+    """How many devices may hold stages, in words."""
+    words = f"{len(question.cluster)} devices"
+    return words if question.given is None else f"{words} that can compute"
+
+
 def _require_able(cluster: Cluster) -> None:
     cluster.network.require_complete()
     unable = np.flatnonzero(~np.asarray(cluster.devices.can_compute))
@@ -175,20 +181,22 @@ def _equal_sizes(question: Question) -> tuple[int, ...]:
     if not isinstance(stages, int):
         raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
-        raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
+        raise ProblemError(
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for fewer"
+        )
     if pipelines is None:
         if n % stages:
             most = len(question.workload.layers)
             fits = [s for s in range(1, n + 1) if n % s == 0 and s <= most]
             raise ProblemError(
-                f"{n} devices cannot be divided into {stages} equal stages; ask for one of {fits}, "
-                "or plan on a subset of the devices"
+                f"{_able(question)} cannot be divided into {stages} equal stages; ask for one of "
+                f"{fits}, or plan on a subset of the devices"
             )
         pipelines = n // stages
     if stages * pipelines != n:
         raise ProblemError(
             f"stages x pipelines must be the number of devices, found {stages} x {pipelines} for "
-            f"{n} devices; change one, or give stage_sizes"
+            f"{_able(question)}; change one, or give stage_sizes"
         )
     return (pipelines,) * stages
 
@@ -217,7 +225,9 @@ def _sizes_for_paths(question: Question) -> tuple[int, ...]:
     if not isinstance(stages, int):
         raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
     if stages < 1 or stages > n:
-        raise ProblemError(f"stages must be 1 to the {n} devices, found {stages}; ask for fewer")
+        raise ProblemError(
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for fewer"
+        )
     if n % stages == 0:
         return (n // stages,) * stages
     from planner.genetic.stage_sizes import stage_sizes_for_skip
@@ -227,7 +237,7 @@ def _sizes_for_paths(question: Question) -> tuple[int, ...]:
         sizes = stage_sizes_for_skip(n, stages, 1 - request.path_stages / stages)
         hint = f", such as {','.join(map(str, sizes))}"
     raise ProblemError(
-        f"{n} devices cannot be divided into {stages} equal stages; give stage_sizes{hint}"
+        f"{_able(question)} cannot be divided into {stages} equal stages; give stage_sizes{hint}"
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from planner.compose.bounds import StepBound
 from planner.compose.flow_plan import Draft, drafted, pipeline_s
+from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Given, LayoutSearch
@@ -105,8 +106,6 @@ class _Search:
     ) -> None:
         self.question, self.stop = question, stop
         self.places = Places.of(question.cluster)
-        if len(self.places) == 0:
-            raise ProblemError("no device can compute; give one that can")
         wire = Codec(question.request.codec).wire_ratio
         given = _given(question, int(self.places.size.sum()))
         self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed, given)
@@ -253,13 +252,14 @@ class _Search:
 
     def _price(self, draft: Draft) -> bool:
         """Whether it is the best plan so far."""
-        plan = draft.plan()
+        plan = with_helpers(self.question, draft.plan())
         step_s, stages = plan.predicted.step_s, len(draft.layout.layers)
         best = self.best.offer(step_s, plan)
         if self.parents[stages].layout == draft.layout:
             # averaging and pipelines slow each other down
             self.parents[stages] = replace(draft, seconds=max(step_s, draft.seconds))
-        self._spend(draft, PASSES)
+        # with helpers it is priced twice
+        self._spend(draft, PASSES * (2 if self.question.helpers else 1))
         return best
 
     def _spend(self, draft: Draft, passes: int) -> None:

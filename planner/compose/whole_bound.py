@@ -52,7 +52,12 @@ A_LITTLE = 0.01
 
 
 def whole_bound(
-    cluster: Cluster, workload: Workload, wire_ratio: float = 1.0, *, recomputes: bool = True
+    cluster: Cluster,
+    workload: Workload,
+    wire_ratio: float = 1.0,
+    *,
+    recomputes: bool = True,
+    helped_in: Cluster | None = None,
 ) -> StepBound | None:
     """Seconds that no plan's step beats.
 
@@ -67,13 +72,15 @@ def whole_bound(
         Bytes of averaged gradients on the wire over those of the workload.
     recomputes
         Whether a plan's stages may recompute their activations, and so do more of F before T.
+    helped_in
+        The cluster with other devices that hold no stage but may sum gradients; None: none may.
 
     Returns
     -------
     StepBound or None
         Of the distance of two step ends; None where memory holds no split.
     """
-    fleet = Fleet.of(cluster)
+    fleet = Fleet.of(cluster, helped_in)
     needs = StageNeeds(fleet, workload, wire_ratio, recomputes)
     seconds, price = _best(fleet, lambda price: _any_stage(needs, price), needs.scale_s)
     if not np.isfinite(seconds):
@@ -101,7 +108,13 @@ def whole_bound(
     return StepBound(seconds, f"{what} of all devices, whatever stages they are in", witness)
 
 
-def long_run_s(cluster: Cluster, workload: Workload, wire_ratio: float = 1.0) -> float:
+def long_run_s(
+    cluster: Cluster,
+    workload: Workload,
+    wire_ratio: float = 1.0,
+    *,
+    helped_in: Cluster | None = None,
+) -> float:
     """Seconds a step that no plan beats in the long run; a single step may.
 
     From the end of its round to the end of its next one every stage does all its work of a step,
@@ -109,7 +122,7 @@ def long_run_s(cluster: Cluster, workload: Workload, wire_ratio: float = 1.0) ->
 
     Parameters
     ----------
-    cluster, workload, wire_ratio
+    cluster, workload, wire_ratio, helped_in
         As in `whole_bound`.
 
     Returns
@@ -117,7 +130,7 @@ def long_run_s(cluster: Cluster, workload: Workload, wire_ratio: float = 1.0) ->
     float
         Seconds; infinite where memory holds no split.
     """
-    fleet = Fleet.of(cluster)
+    fleet = Fleet.of(cluster, helped_in)
     needs = StageNeeds(fleet, workload, wire_ratio, recomputes=True)
     lasting = needs.lasting()
 

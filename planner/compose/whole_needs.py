@@ -5,7 +5,8 @@ and download, a stage whose vector has v bytes
 
 - averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so that a round of
   all takes at least 2 (m - 1) v over the sum of c, and v over each c; then come the latencies. Its
-  reducers talk to all others, so to their (m - 1)-nearest;
+  reducers talk to all others, so to their (m - 1)-nearest. Where helpers may sum parts, members
+  send m v in all at least, and a helper talks to its m-nearest;
 - works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
   leaves; some device has its share of whole microbatches. The last operation is followed by the
   averaging, or by the way of its microbatch home;
@@ -47,6 +48,8 @@ class Fleet:
         ``float[N]``: the longest latency there and back in a round of m is at least entry m - 1.
     hop_s, hop_bytes_per_s
         The least latency of a pair, and the highest rate of one.
+    helped
+        Whether other devices may sum gradients too.
     """
 
     flops: Floats
@@ -56,32 +59,40 @@ class Fleet:
     return_s: Floats
     hop_s: float
     hop_bytes_per_s: float
+    helped: bool = False
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Fleet:
+    def of(cls, cluster: Cluster, helped_in: Cluster | None = None) -> Fleet:
         """Of a cluster.
 
         Parameters
         ----------
         cluster
             N devices, every pair measured.
+        helped_in
+            The cluster with other devices that hold no stage but may sum gradients; None: none may.
         """
-        n = len(cluster)
+        n, helped = len(cluster), helped_in is not None
         up, down = device_limits(cluster)
         if n == 1:
-            return cls(cluster.flops, cluster.memory_bytes, up, down, np.zeros(1), 0.0, np.inf)
+            columns = (cluster.flops, cluster.memory_bytes, up, down)
+            return cls(*columns, np.zeros(1), 0.0, np.inf, helped)
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
         away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
+        nearest = away.min(axis=0)
+        if helped_in is not None:
+            nearest = np.minimum(nearest, _helpers_away(cluster, helped_in))
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
             cluster.flops,
             cluster.memory_bytes,
             up,
             down,
-            np.concatenate([[0.0], away.min(axis=0)]),
+            np.concatenate([[0.0], nearest]),
             float(latency[off].min()),
             float(rate[off].max()),
+            helped,
         )
 
     @property
@@ -104,7 +115,17 @@ class Fleet:
             "return_s": [[int(k) + 1, float(self.return_s[k])] for k in rises],
             "hop_s": self.hop_s,
             "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
-        }
+        } | ({"helped": True} if self.helped else {})
+
+
+def _helpers_away(cluster: Cluster, helped_in: Cluster) -> Floats:
+    """``float[N - 1]``: seconds to the m-nearest of the devices and back, of the best helper."""
+    network = helped_in.network
+    here = np.array([network.index_of(name) for name in cluster.network.ids])
+    sums = np.asarray(helped_in.devices.can_aggregate).copy()
+    sums[here] = False
+    both = (network.latency_s + network.latency_s.T)[np.ix_(sums, here)]
+    return np.asarray(np.sort(both, axis=1)[:, 1:].min(axis=0))
 
 
 def _finite(value: float) -> float | None:
@@ -240,7 +261,10 @@ class StageNeeds:
 
     def _average(self) -> None:
         line = np.sort(np.minimum(self.fleet.up, self.fleet.down))[::-1]
-        self.averaged = 2 * (self.m - 1) * self.vector
+        each = 2 * (self.m - 1)
+        if self.fleet.helped:
+            each = np.where(self.m > 1, self.m, 0.0)
+        self.averaged = each * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
         self.round_s = np.where(self.m > 1, round_s + self.fleet.return_s, 0.0)
         # a message home arrives, and is worked on in all stages before; a round that sends nothing

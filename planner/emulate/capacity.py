@@ -98,7 +98,7 @@ def need_of(plan: TrainingPlan, links: Links) -> Need:
     fair_rates(links, pairs, space, space.astype(np.int64), rate)
     w = plan.workload
     gradients = w.gradient_bytes(plan.stage_layers, plan.head_stage)
-    vectors = sum(len(g) * gradients[j] for j, g in enumerate(plan.assignment.groups))
+    vectors = sum(gradients[plan.averaged_stage(d)] for d in range(n))
     outputs = [w.stage(*layers).output_bytes * w.microbatch_samples for layers in plan.stage_layers]
     held = max(outputs) * max(sum(s.most_live()) for s in plan.schedules)
     return Need(float(rate.sum()), n * RANK_BYTES, COPIES * vectors + held)

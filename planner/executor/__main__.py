@@ -21,6 +21,7 @@ from planner.clock.timeline import from_records
 from planner.executor.binding import join
 from planner.executor.calibrate import calibrate
 from planner.executor.connections import ConnectionLost
+from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, Optimizer
 from planner.executor.progress import Progress
@@ -116,20 +117,23 @@ def _run(args: argparse.Namespace) -> int:
         compute = ImposedCompute(plan, ranks.rank, imposed)
         worker = Worker(plan, ranks, compute, imposed=imposed)
     else:
-        learner = Learner(
-            plan,
-            ranks.rank,
-            device,
-            learning_rate=args.learning_rate,
-            data=args.data,
-            optimizer=args.optimizer,
-        )
+        learner = None
+        if ranks.rank in plan.stage_of:
+            learner = Learner(
+                plan,
+                ranks.rank,
+                device,
+                learning_rate=args.learning_rate,
+                data=args.data,
+                optimizer=args.optimizer,
+            )
         if args.calibrate is not None:
-            measured = calibrate(plan, ranks, learner)
+            measured = calibrate(plan, ranks, learner, device)
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
-        worker = Worker(plan, ranks, learner, tickets=ranks.store if args.own_pace else None)
+        works = learner or Helper(plan, ranks.rank)
+        worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
     steps = _steps(args, plan, worker)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))

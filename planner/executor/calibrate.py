@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -43,7 +44,9 @@ PINGS = 41
 EMPTY_OPERATIONS = 999
 
 
-def calibrate(plan: TrainingPlan, ranks: Ranks, learner: Learner) -> Calibration | None:
+def calibrate(
+    plan: TrainingPlan, ranks: Ranks, learner: Learner | None, device: torch.device
+) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
     As many ranks measure at the same time as there are processors, as they will when training.
@@ -55,7 +58,9 @@ def calibrate(plan: TrainingPlan, ranks: Ranks, learner: Learner) -> Calibration
     ranks
         This process among all.
     learner
-        What this rank computes.
+        What this rank computes; None: it holds no stage.
+    device
+        Where.
 
     Returns
     -------
@@ -64,26 +69,26 @@ def calibrate(plan: TrainingPlan, ranks: Ranks, learner: Learner) -> Calibration
     """
     world, rank = ranks.world, ranks.rank
     together = max(1, cores() // torch.get_num_threads())
-    times: dict[str, float] = {}
+    mine: dict[str, Any] | None = None
     for turn in range(-(-world // together)):
         ranks.meet(f"calibration/{turn}")
-        if rank // together == turn:
-            times = measure_compute(learner)
+        if rank // together == turn and learner is not None:
+            layers = list(plan.stage_layers[plan.stage_of[rank]])
+            mine = {"layers": layers, **measure_compute(learner)}
     ranks.meet("calibration/link")
     link = measure_link(ranks) if world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
-    mine = {"layers": list(plan.stage_layers[plan.stage_of[rank]]), **times}
     told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
     if rank != 0:
         return None
     found = [json.loads(text) for text in told]
-    entries = {name: entry for name, entry, _ in found}
+    entries = {name: entry for name, entry, _ in found if entry is not None}
     return Calibration(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         software={
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": str(learner.device),
+            "device": str(device),
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
         },

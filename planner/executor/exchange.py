@@ -1,4 +1,4 @@
-"""One round of averaging: member k sums share k and returns it to everybody (DeDLOC, 3.2).
+"""One round of averaging: member k sums share k and returns it to all but helpers (DeDLOC, 3.2).
 
 A round begins when its last member is ready, which each tells the others: what is sent earlier
 would take links from the pipeline's messages that others still wait for (`Pace.early` is the
@@ -248,7 +248,7 @@ class Exchange:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
-        self._members, self._gives = group.members, group.contributes
+        self._members, self._gives, self._gets = group.members, group.contributes, group.receives
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
         self._room = room
@@ -259,10 +259,12 @@ class Exchange:
         n = len(parts)
         self._others = [(self._me + step) % n for step in range(1, n)]
         self._givers = [k for k in sorted(self._others) if self._gives[k]]
+        self._takers = [k for k in self._others if self._gets[k]]
         self._unready = len(self._others)
         # by chunk: contributions to come, and sums to come back
         self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
-        self._due = [sum(self._sizes[k][c] > 0 for k in self._others) for c in range(pace.chunks)]
+        reducers = self._others if self._gets[self._me] else []
+        self._due = [sum(self._sizes[k][c] > 0 for k in reducers) for c in range(pace.chunks)]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
         self._memory = peers.memory(message_length(max(self._sizes[self._me]), codec))
@@ -345,7 +347,7 @@ class Exchange:
         connection = self._peers.connections[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
         contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
-        sums = sum(size > 0 for size in self._sizes[k])
+        sums = sum(size > 0 for size in self._sizes[k]) * self._gets[self._me]
         for _ in range(1 + contributions + sums):
             receive_into(connection, head)
             (word,) = HEAD.unpack(head)
@@ -390,7 +392,7 @@ class Exchange:
             self._contribute(c + self._pace.window)
 
     def _reduce(self, c: int) -> int:
-        """Sum chunk c of this member's share and return it to all; returns bytes."""
+        """Sum chunk c of this member's share and return it to all who get it; returns bytes."""
         start, stop = self._chunks[self._me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
@@ -413,9 +415,9 @@ class Exchange:
             # the reducer too takes what everybody else gets
             self._vector[start:stop] = decode(encoded, stop - start, self._codec)
             message = as_bytes(encoded)
-        for k in self._others:
+        for k in self._takers:
             self._peers.to[self._members[k]].send(c | RETURN, message)
-        return len(message) * len(self._others)
+        return len(message) * len(self._takers)
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
         message = piece[: message_length(values, self._codec)]

@@ -83,7 +83,8 @@ class ImposedCompute:
         outputs = [w.stage(*layers).output_bytes * scale for layers in plan.stage_layers]
         self._sizes = {d: max(1, round(outputs[j])) for d, j in stage_of.items()}
         self._payload = torch.zeros(max(self._sizes.values()), dtype=torch.uint8)
-        gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage_of[rank]]
+        stage = plan.averaged_stage(rank)
+        gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
         # numpy's zeros take no memory until they are written, and one device alone writes none
         self._vector = torch.from_numpy(np.zeros(max(1, round(gradient / 4 / shrink)), np.float32))
         self._sleeper = Sleeper()

@@ -111,8 +111,9 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     """
     members = np.array(group.members)
     share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
+    gets = np.array(group.receives, dtype=float)
     # [i, j]: contributions to j, and returns of i's own share
-    sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None])
+    sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None] * gets[None, :])
     np.fill_diagonal(sent, 0.0)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)

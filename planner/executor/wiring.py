@@ -49,7 +49,7 @@ class Wiring:
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
         self.averaging = self._averaging(shared=imposed is not None)
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
-        everybody = set(range(len(plan.cluster)))
+        everybody = set(plan.stage_of)
         self.tellers = set() if imposed is not None else everybody if own_pace else heads
 
     @property
@@ -108,7 +108,7 @@ class Wiring:
 
     def _averaging(self, *, shared: bool) -> Averaging:
         plan, rank, imposed = self._plan, self._rank, self._imposed
-        stage = plan.stage_of[rank]
+        stage = plan.averaged_stage(rank)
         rounds = [next(g for g in groups if rank in g.members) for groups in plan.averaging[stage]]
         gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
         # imposed runs are of one machine, whose processors all ranks share

@@ -142,7 +142,7 @@ class Worker:
         if self._tickets is None:
             order, traffic = schedule.order[self.rank], self._wiring.traffic[k]
             run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
-        else:
+        elif self.rank in self.plan.stage_of:
             numbers = _taken(self._tickets, serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 

@@ -20,6 +20,8 @@ from planner.network.network import Network
 from planner.training_plan.error import PlanError
 
 FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
+ABILITIES = ("can_compute", "can_aggregate")
+"""Written where a device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
 OPERATION = re.compile("([FHB])([0-9]*)")
 
@@ -123,6 +125,12 @@ def device_fields(devices: Devices) -> dict[str, Any]:
         for name in FIGURES
         if (value := getattr(devices, name)) is not None
     }
+    for name in ABILITIES:
+        flags = np.asarray(getattr(devices, name))
+        if not flags.all():
+            columns[name] = flags.tolist()
+    if devices.usd_per_hour is not None:
+        columns["usd_per_hour"] = np.asarray(devices.usd_per_hour).tolist()
     if devices.sites is not None:
         columns["sites"] = list(devices.sites)
     number: dict[tuple[Any, ...], int] = {}
@@ -158,7 +166,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
     fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
-    for name in (*FIGURES, "sites"):
+    for name in (*FIGURES, *ABILITIES, "usd_per_hour", "sites"):
         values = raw.get(name)
         if values is not None:
             if len(values) != kinds:
@@ -167,6 +175,8 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
                     "kind of device"
                 )
             values = [values[k] for k in index]
+        elif name in ABILITIES:
+            values = True
         fields[name] = values
     return Devices(**fields)
 

@@ -172,6 +172,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
                         tuple(int(d) for d in g["members"]),
                         tuple(float(x) for x in g["shares"]),
                         tuple(g["contributes"]),
+                        tuple(g.get("receives", ())),
                     )
                     for g in groups
                 )

@@ -153,7 +153,10 @@ class AveragingGroup:
     shares
         Per member, the fraction of the vector that it sums; they sum to 1 (eq. 6).
     contributes
-        Per member, c_k: whether it gives its gradients. All members receive the average.
+        Per member, c_k: whether it gives its gradients.
+    receives
+        Per member, whether it gets the sums of others: all who hold the stage do, a helper that
+        only sums does not. Empty: all do.
 
     Raises
     ------
@@ -168,16 +171,33 @@ class AveragingGroup:
     members: tuple[int, ...]
     shares: tuple[float, ...]
     contributes: tuple[bool, ...]
+    receives: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("members", "shares", "contributes"):
+        for name in ("members", "shares", "contributes", "receives"):
             object.__setattr__(self, name, several(name, getattr(self, name), error=PlanError))
+        if not self.receives:
+            object.__setattr__(self, "receives", (True,) * len(self.members))
         for member in self.members:
             count("a member of an averaging group", member, 0, error=PlanError)
         for share in self.shares:
             real("a share of an averaging group", share, 0, error=PlanError)
-        for flag in self.contributes:
-            of_kind(bool, flag, "contributes", error=PlanError)
+        for name in ("contributes", "receives"):
+            for flag in getattr(self, name):
+                of_kind(bool, flag, name, error=PlanError)
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """Members that get nothing back: they sum for those who hold the stage."""
+        flags = zip(self.members, self.receives, strict=False)
+        return tuple(d for d, gets in flags if not gets)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; ``receives`` is left out where all members do."""
+        data = {name: list(value) for name, value in asdict(self).items()}
+        if all(self.receives):
+            del data["receives"]
+        return data
 
     @classmethod
     def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
@@ -375,6 +395,28 @@ class TrainingPlan:
         """Stage of each device."""
         return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
 
+    def averaged_stage(self, device: int) -> int:
+        """The stage whose gradients a device averages: the one it holds, or helps.
+
+        Parameters
+        ----------
+        device
+            Of the cluster.
+        """
+        held = self.stage_of
+        return held[device] if device in held else self.averages_for[device]
+
+    @property
+    def averages_for(self) -> dict[int, int]:
+        """Of each device that holds no stage, the stage whose gradients it helps to sum."""
+        return {
+            d: j
+            for j, rounds in enumerate(self.averaging)
+            for groups in rounds
+            for group in groups
+            for d in group.helpers
+        }
+
     @property
     def content_hash(self) -> str:
         """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
@@ -412,7 +454,7 @@ class TrainingPlan:
             "averaging": {
                 "codec": self.codec,
                 "stages": [
-                    {"rounds": [[_lists(asdict(g)) for g in groups] for groups in rounds]}
+                    {"rounds": [[g.to_dict() for g in groups] for groups in rounds]}
                     for rounds in self.averaging
                 ],
             },
@@ -461,6 +503,4 @@ def _package_version() -> str:
 
 
 def _lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

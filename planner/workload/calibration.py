@@ -203,12 +203,14 @@ class Calibration:
                 f"calibration is for workload {self.workload!r}, the plan for {workload.name!r}; "
                 "calibrate again"
             )
-        missing = [name for name in ids if name not in self.times]
+        held = {d for group in groups for d in group}
+        names = [name for d, name in enumerate(ids) if d in held]
+        missing = [name for name in names if name not in self.times]
         if missing:
             raise ValueError(
                 f"calibration has no device {missing[0]!r}; calibrate the plan's devices"
             )
-        for name in ids:
+        for name in names:
             if self.layers[name][1] > len(workload.layers):
                 raise ValueError(
                     f"calibration has layers up to {self.layers[name][1]} on {name!r} but "

@@ -210,6 +210,31 @@ def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
 
 
+def test_a_peer_without_a_gpu_helps_to_average(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a devices file to training; its rank is started too, and has nothing to calibrate."""
+    pytest.importorskip("torch")
+    devices, path, times = (tmp_path / name for name in ("d.csv", "plan.json", "times.json"))
+    devices.write_text(
+        "name,count,upload_mbps,download_mbps,can_compute\n"
+        "Ohio,1,1000,1000,no\nOregon,3,200,200,yes\n"
+    )
+    argv = [*PLAN, "--devices", str(devices), "--averaging", "adaptive", "--no-pictures"]
+    argv[argv.index("--stages") + 1] = "1"
+    assert main([*argv, "--no-compare", "--out", str(path)]) == 0
+    assert "4 devices (1 to average only), 1 stages x 3 pipelines" in capsys.readouterr().out
+    plan = load_plan(path)
+    assert plan.averages_for == {plan.cluster.network.ids.index("Ohio/0"): 0}
+    assert main(["run", str(path), "--steps", "2", "--calibrate", str(times), "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert all(s["predicted_s"] > 0 and 10 < s["loss"] < 12 for s in steps)
+    assert sorted(json.loads(times.read_text())["devices"]) == ["Oregon/0", "Oregon/1", "Oregon/2"]
+    again = [*argv, "--no-compare", "--calibration", str(times), "--out", str(path)]
+    assert main(again) == 0
+    assert "calibration of" in json.loads(path.read_text())["compute_times"]["source"]
+
+
 def test_regions_of_another_network_price_replicated_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,8 +174,9 @@ class Reference:
         vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage] * plan.codec.wire_ratio
         share = dict(zip(group.members, group.shares, strict=True))
         gives = dict(zip(group.members, group.contributes, strict=True))
+        gets = dict(zip(group.members, group.receives, strict=True))
         sent = {
-            (i, j): vector * (share[j] * gives[i] + share[i])
+            (i, j): vector * (share[j] * gives[i] + share[i] * gets[j])
             for i in group.members
             for j in group.members
             if i != j
@@ -189,7 +190,8 @@ class Reference:
             queued = sum(size for p, size in waiting.items() if p in pairs)
             if own > 0:
                 loads.append((own + queued, capacity, pairs))
-        away = max(latency[i, j] + latency[j, i] for i, j in sent if share[i] > 0 or share[j] > 0)
+        talk = {frozenset(p) for p in sent if share[p[1]] * gives[p[0]] + share[p[0]] * gets[p[1]]}
+        away = max((latency[i, j] + latency[j, i] for i, j in talk), default=0.0)
         alone = max((load / capacity for load, capacity, _ in loads), default=0.0)
         if alone == 0.0:
             self.end_round(g, self.now, self.now + float(away))

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from planner.checker.step_clock import clock_times
 from planner.clock.links import Ints
 from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
+from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
+from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
@@ -25,10 +27,14 @@ SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
 
 
 def random_plan(seed: int) -> TrainingPlan:
-    """A straight plan on a random network with random limits, shares, times and a cycle of two."""
+    """A straight plan on a random network with random limits, shares, times and a cycle of two.
+
+    Up to two devices hold no stage and sum gradients only.
+    """
     rng = np.random.default_rng(seed)
     pipelines, stages = SHAPES[rng.integers(len(SHAPES))]
-    n = pipelines * stages
+    train = pipelines * stages
+    n = train + int(rng.integers(3))
     # few values, so that links are full together and events meet
     rates = rng.choice([2e4, 5e4, 1e5], (n, n))
     network = Network(rng.choice([0.0, 0.05, 0.2], (n, n)), rates)
@@ -42,15 +48,16 @@ def random_plan(seed: int) -> TrainingPlan:
         site_upload_bytes_per_s={sites[0]: 4e4} if sites else None,
         site_download_bytes_per_s={sites[-1]: 4e4} if sites else None,
     )
-    grid = rng.permutation(n).reshape(pipelines, stages).tolist()
+    index = np.sort(rng.permutation(n)[:train]).tolist()
+    grid = rng.permutation(train).reshape(pipelines, stages).tolist()
     orders = rng.choice(["gpipe", "eager-1f1b", "1f1b"], 2)
     head = str(rng.choice(["first", "last"]))
     work = tiny_workload(batch_samples=4 if pipelines < 3 else 12)
     plans = [
-        make_plan(grid, workload=work, network=network, head=head, schedule=str(order))
-        for order in orders
+        make_plan(grid, workload=work, network=network.subset(index), head=head, schedule=order)
+        for order in orders.tolist()
     ]
-    columns = [tuple(rng.choice([0.05, 0.1, 0.3], n).tolist()) for _ in range(4)]
+    columns = [tuple(rng.choice([0.05, 0.1, 0.3], train).tolist()) for _ in range(4)]
     times = ComputeTimes(
         "by chance",
         columns[0],
@@ -60,13 +67,26 @@ def random_plan(seed: int) -> TrainingPlan:
         operation_s=float(rng.choice([0.0, 0.01])),
         message_s=float(rng.choice([0.0, 0.02])),
     )
-    averaging = tuple(_rounds(rng, group) for group in plans[0].assignment.groups)
-    return plans[0].replace(
-        cluster=Cluster(network, devices),
+    plan = plans[0].replace(
         compute_times=times,
         schedules=(plans[0].schedules[0], plans[1].schedules[0]),
         cycle=(0, 1),
-        averaging=averaging,
+    )
+    plan = moved(plan, Cluster(network, devices), index)
+    averaging = [_rounds(rng, group) for group in plan.assignment.groups]
+    for d in sorted(set(range(n)) - set(index)):
+        j = int(rng.integers(stages))
+        if len(averaging[j]) == 1:
+            averaging[j] = ((_helped(averaging[j][0][0], d, float(rng.choice([0.2, 0.5, 1.0]))),),)
+    return plan.replace(averaging=tuple(averaging))
+
+
+def _helped(group: AveragingGroup, device: int, share: float) -> AveragingGroup:
+    return AveragingGroup(
+        (*group.members, device),
+        (*(one * (1 - share) for one in group.shares), share),
+        (*group.contributes, False),
+        (*group.receives, False),
     )
 
 
@@ -190,6 +210,34 @@ def _visits(b: int, path: Ints, d: int) -> list[tuple[str, int]]:
     if d not in path:
         return []
     return [("F", b), *([("H", b)] if d == path[-1] else []), ("B", b)]
+
+
+def test_a_helper_sums_from_the_begin_of_each_step() -> None:
+    """Three peers of 1,000 bytes a second, a helper of 3,000 that sums it all; gradients of 4,000.
+
+    F, H and B take 3 s. Every peer sends and gets back 4,000 bytes in 4 s, and a second more both
+    ways; the helper is never waited for. Without it a peer sends 2 x 2/3 of 4,000 bytes.
+    """
+    part = Layer("a", 1000, 1.0, 1000.0, 0.0)
+    nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
+    work = Workload("by hand", nothing, (part,), nothing, batch_samples=3)
+    network = Network(np.full((4, 4), 0.5), np.full((4, 4), 1000.0))
+    line = [1000.0, 1000.0, 1000.0, 3000.0]
+    devices = Devices(1.0, 1e9, line, line, can_compute=[True, True, True, False])
+    plan = make_plan([[0], [1], [2]], workload=work, network=network.subset([0, 1, 2]))
+    plan = plan.replace(compute_times=ComputeTimes("by hand", *((1.0,) * 3,) * 3, (0.0,) * 3))
+    plan = moved(plan, Cluster(network, devices), [0, 1, 2])
+    assert simulate(plan).step_s == pytest.approx(3 + 16 / 3 + 1)
+    group = AveragingGroup((0, 1, 2, 3), (0.0, 0.0, 0.0, 1.0), (True, True, True, False))
+    back = replace(group, receives=(True, True, True, False))
+    helped = plan.replace(averaging=(((back,),),))
+    assert not list(contradictions(helped))
+    assert simulate(helped).step_s == pytest.approx(3 + 4 + 1)
+    found = clock_times(helped)
+    assert found is not None and found.step_s == pytest.approx(3 + 4 + 1)
+    closing = simulate(helped).closing
+    assert sorted(op.device for op in closing) == [0, 1, 2, 3]
+    assert all((op.start_s, op.end_s) == pytest.approx((3.0, 8.0)) for op in closing)
 
 
 @given(st.integers(0, 10**6))

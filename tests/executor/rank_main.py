@@ -9,9 +9,12 @@ import numpy as np
 import torch
 
 from planner.executor.binding import join
+from planner.executor.helper import Helper
 from planner.executor.learner import Learner
+from planner.executor.ranks import Ranks
 from planner.executor.worker import Worker
 from planner.training_plan.file import load_plan
+from planner.training_plan.model import TrainingPlan
 
 
 def main() -> None:
@@ -19,6 +22,9 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
+    if ranks.rank not in plan.stage_of:
+        help_others(plan, ranks, Path(out), int(steps), pace)
+        return
     learner = Learner(plan, ranks.rank, torch.device("cpu"), learning_rate=1e-3)
     worker = Worker(plan, ranks, learner, tickets=ranks.store if pace == "own" else None)
     gradients: list[np.ndarray] = []
@@ -38,6 +44,20 @@ def main() -> None:
         given=[sum(kind == "F" for _, _, kind, _, _ in record.ops) for record in records],
         first=gradients[0],
         last=gradients[-1],
+    )
+
+
+def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
+    """A rank without a stage; what it summed last is where a learner's gradients are."""
+    helper = Helper(plan, ranks.rank)
+    worker = Worker(plan, ranks, helper, tickets=ranks.store if pace == "own" else None)
+    records = list(worker.steps(steps))
+    losses = worker.losses
+    np.savez(
+        out / f"{ranks.rank}.npz",
+        losses=[] if losses is None else [losses.of(t) for t in range(steps)],
+        given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
+        last=helper.gradients().numpy().copy(),
     )
 
 

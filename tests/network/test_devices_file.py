@@ -120,13 +120,18 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str)
 
 
 def test_a_peer_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
-    """`pl.plan` says so."""
+    """`pl.plan` does without it."""
     path = written(tmp_path, "name,can_compute\nn/0,yes\nn/1,no\n")
     from tests.conftest import tiny_workload
 
     cluster = load_devices(path, two_regions())
-    with pytest.raises(ValueError, match="device 'n/1' cannot compute"):
+    with pytest.raises(ValueError, match="1 to the 1 devices that can compute, found 2"):
         pl.plan(cluster, tiny_workload(), stages=2, stop=pl.MaxIterations(1))
+    made = pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1)).plan
+    assert made is not None and made.left_out == ("n/1",)
+    cluster = cluster.replace(devices=pl.Devices(1e12, 1e9, can_compute=False))
+    with pytest.raises(ValueError, match="no device can compute; give one that can"):
+        pl.plan(cluster, tiny_workload(), stages=1, stop=pl.MaxIterations(1))
 
 
 def test_command_line_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,3 +155,22 @@ def test_files_grow_with_classes_not_with_pairs() -> None:
         return len(json.dumps(made.to_dict()))
 
     assert size(16) < 5 * size(4)
+
+
+def test_what_a_device_lacks_and_costs_is_kept() -> None:
+    """Abilities and prices come back; where all are able and no price is known, nothing is said."""
+    plain = pl.Devices(1e9, 1e9).broadcast(3)
+    assert not {"can_compute", "can_aggregate", "usd_per_hour"} & set(device_fields(plain))
+    devices = pl.Devices(
+        1e9,
+        1e9,
+        can_compute=[True, True, False],
+        can_aggregate=[False, True, True],
+        usd_per_hour=[0.5, 0.5, 1 / 3],
+    ).broadcast(3)
+    fields = through_json(device_fields(devices))
+    assert fields["kind_of"] == [0, 1, 2]
+    again = devices_of(fields, 3).broadcast(3)
+    for name in ("can_compute", "can_aggregate", "usd_per_hour"):
+        assert np.array_equal(getattr(again, name), getattr(devices, name))
+    assert np.asarray(devices_of(through_json(device_fields(plain)), 3).can_compute).all()

@@ -1,0 +1,58 @@
+"""A rank that holds no stage: it sums its share of others' gradients and does nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from planner.executor.learner import require_executable
+from planner.executor.messages import Message
+from planner.executor.model import build_head, build_stage
+from planner.training_plan.model import Schedule, TrainingPlan
+
+
+class Helper:
+    """Room for the gradients of the stage that it helps, and no operations.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be carried out.
+    """
+
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
+        arch, stage = require_executable(plan), plan.averages_for[rank]
+        # sizes alone: nothing of the model is there
+        with torch.device("meta"):
+            modules: list[nn.Module] = [build_stage(arch, *plan.stage_layers[stage], plan.seed)]
+            modules += [build_head(arch, plan.seed)] * (stage == plan.head_stage)
+        self._vector = torch.zeros(sum(p.numel() for one in modules for p in one.parameters()))
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Nothing to prepare."""
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """No plan asks for it."""
+        raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
+
+    def buffer(self, message: Message) -> Tensor:
+        """No plan asks for it."""
+        raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
+
+    def gradients(self) -> Tensor:
+        """Where the sums of its share are made; what is there does not count."""
+        return self._vector
+
+    def update(self) -> None:
+        """Nothing to update."""
+
+    def loss(self) -> float | None:
+        """There is none."""
+        return None
