@@ -25,6 +25,7 @@ from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
 from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
+from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
 from planner.search.stop import OutOfTime
@@ -246,7 +247,7 @@ def _checked(path: Path) -> list[str]:
 def _report(
     made: TrainingPlan,
     timeline: Timeline,
-    candidates: Sequence[Candidate],
+    table: Sequence[Candidate | Alternative],
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
@@ -254,13 +255,16 @@ def _report(
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
+    candidates = [one for one in table if isinstance(one, Candidate)]
+    alternatives = [one for one in table if isinstance(one, Alternative)]
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
         **parts,
         "predicted": asdict(made.predicted),
         "recompute": list(made.recompute),
-        "candidates": [asdict(c) for c in candidates],
+        "candidates": [asdict(one) for one in candidates],
+        "alternatives": [asdict(one) for one in alternatives],
     }
     lines = [
         *_candidate_lines(candidates),
@@ -276,6 +280,7 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
+    lines += _alternative_lines(alternatives)
     lines += timeline_lines(timeline, made.cluster, data)
     if request.skips:
         lines += _directions_line(made)
@@ -367,6 +372,15 @@ def _recompute_line(made: TrainingPlan) -> list[str]:
         return []
     which = "every stage keeps its" if all(made.recompute) else f"stage {', '.join(stages)}: keeps"
     return [f"{'':24}{which} input only and B runs F again"]
+
+
+def _alternative_lines(table: Sequence[Alternative]) -> list[str]:
+    """Why each decision: what the runner-up would take."""
+    lines = []
+    for one in table:
+        step = "does not fit" if one.step_s is None else f"about {one.step_s:.2f} s"
+        lines.append(f"{one.taken + ',':24}not {one.instead}: {step}")
+    return lines
 
 
 def _candidate_lines(table: Sequence[Candidate]) -> list[str]:

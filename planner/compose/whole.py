@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.compose.alternative import Alternative
 from planner.compose.bounds import StepBound
 from planner.compose.flow_plan import Draft, drafted, pipeline_s
 from planner.compose.helpers import with_helpers
@@ -18,7 +19,7 @@ from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Given, LayoutSearch
 from planner.compose.places import Floats, Places
-from planner.compose.request import Question
+from planner.compose.request import PlanRequest, Question, Shares
 from planner.compose.shape import layers_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
@@ -31,6 +32,8 @@ ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
 SEARCHING = 0.4
 """Share of the limit for the layout search of a round, at most."""
+MOST_ASKED_AGAIN = 60_000
+"""Operations of a step up to which the best layout is drafted with one decision otherwise."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
 OPERATIONS_PER_EFFORT = 50_000
@@ -117,6 +120,8 @@ class _Search:
         )
         if bound is not None:
             self.best.raise_bound(*bound)
+        self.leader: Draft | None = None
+        self.everybody: Draft | None = None
         self.unpriced: list[Draft] = []
         self.parents: dict[int, Draft] = {}
         self.visits: dict[int, int] = {}
@@ -136,7 +141,50 @@ class _Search:
                     break
         if self.best.plan is None:
             self._price_anything()
-        return self.best.result(exhausted="all layouts that were found")
+        result = self.best.result(exhausted="all layouts that were found")
+        return replace(result, candidates=tuple(self._alternatives()))
+
+    def _alternatives(self) -> Iterator[Alternative]:
+        """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
+        best, request = self.leader, self.question.request
+        if best is None:
+            return
+        mine = len(best.layout.layers)
+        others = [(draft.seconds, k) for k, draft in self.parents.items() if k != mine]
+        if others:
+            seconds, stages = min(others)
+            yield self._instead(f"{mine} stages", f"{stages}", seconds)
+        if self._idle(best) > 0 and self.everybody is not None:
+            few = f"{self._idle(best)} without a stage"
+            yield self._instead(few, "none", self.everybody.seconds)
+        if best.operations > MOST_ASKED_AGAIN or self.run.reason == "interrupted":
+            return
+        on = any(best.layout.recompute)
+        if request.recompute is None:
+            other = replace(best.layout, recompute=(not on,) * mine)
+            words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
+            yield self._instead(*words, self._seconds(other, request))
+        if request.averaging is None:
+            equal = request.replace(averaging=Shares.EQUAL)
+            yield self._instead("adaptive shares", "equal", self._seconds(best.layout, equal))
+
+    def _idle(self, draft: Draft) -> int:
+        """Devices that could compute and hold no stage."""
+        return int(self.places.size.sum()) - len(draft.question.cluster)
+
+    def _instead(self, taken: str, instead: str, seconds: float | None) -> Alternative:
+        assert self.leader is not None and self.best.objective is not None
+        if seconds is not None:
+            seconds = float(self.best.objective * seconds / self.leader.seconds)
+        return Alternative(taken, instead, seconds)
+
+    def _seconds(self, layout: Layout, request: PlanRequest) -> float | None:
+        """Of a draft; None where memory does not hold it."""
+        try:
+            asked = replace(self.question, request=request)
+            return drafted(asked, self.places, layout, IN_FLIGHT).seconds
+        except ProblemError:
+            return None
 
     def _trials(self) -> float:
         """That the limit allows the layout search."""
@@ -217,6 +265,9 @@ class _Search:
                 break
             last = self._made(layout, slower=last.slower * last.late)
             best = min(best, last, key=lambda draft: draft.seconds)
+        known = self.everybody
+        if self._idle(best) == 0 and (known is None or best.seconds < known.seconds):
+            self.everybody = best
         stages = len(layout.layers)
         if stages not in self.parents or best.seconds < self.parents[stages].seconds:
             self.parents[stages], self.visits[stages] = best, 0
@@ -255,6 +306,7 @@ class _Search:
         plan = with_helpers(self.question, draft.plan())
         step_s, stages = plan.predicted.step_s, len(draft.layout.layers)
         best = self.best.offer(step_s, plan)
+        self.leader = draft if best else self.leader
         if self.parents[stages].layout == draft.layout:
             # averaging and pipelines slow each other down
             self.parents[stages] = replace(draft, seconds=max(step_s, draft.seconds))
