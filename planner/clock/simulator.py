@@ -139,6 +139,31 @@ def predict(plan: TrainingPlan) -> Predicted:
     )
 
 
+def first_step_s(plan: TrainingPlan) -> float:
+    """The longest that a stage takes for the first of two steps, from its begin to its update.
+
+    About the step that chained ones take, since there is no barrier, at less than half the work.
+
+    Parameters
+    ----------
+    plan
+        What to run.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    first = plan.cycle[0]
+    run = setting.run([first, first], True, 1)
+    begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
+    np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
+    end = run.times.update_end[0]
+    groups = [list(group) for group in plan.assignment.groups]
+    return float(max(end[group].max() - begin[group].min() for group in groups))
+
+
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
     """The first schedule's timeline as in `simulate`, with the step that the plan predicts.
 

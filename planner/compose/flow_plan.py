@@ -15,7 +15,7 @@ from planner.clock.rounds import round_s
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.places import Floats, Ints, Places
-from planner.compose.pricing import compute_times, priced, stage_averaging
+from planner.compose.pricing import compute_times, first_step_s, priced, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
@@ -159,6 +159,8 @@ class Draft:
         ``float[V]``: by how much its flow took places for slower than they are.
     late
         ``float[V]``: when their devices were done, relative to others of the same stage.
+    chained
+        Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
     """
 
     layout: Layout
@@ -170,11 +172,17 @@ class Draft:
     seconds: float
     slower: Floats
     late: Floats
+    chained: bool = False
 
     @property
     def operations(self) -> int:
         """How many a step has: what pricing takes grows with them."""
         return sum(map(len, self.schedule.order))
+
+    def with_next_step(self) -> Draft:
+        """The same draft with the seconds that it takes where a step follows."""
+        parts = (self.question, self.shape, self.assignment, self.times, self.schedule)
+        return replace(self, seconds=max(self.seconds, first_step_s(*parts)), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan, priced on the clock."""

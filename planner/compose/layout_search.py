@@ -187,10 +187,17 @@ class LayoutSearch:
         """How many trials make a unit of effort."""
         return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 1.5)
 
-    def ranked(self) -> list[Estimated]:
-        """The best of every number of stages and start, fastest first, each once."""
-        found = dict.fromkeys(sorted(self.found.values(), key=lambda one: one.seconds))
-        return list(found)
+    def ranked(self, first: Start | None = None) -> list[Estimated]:
+        """The best of every number of stages and start, fastest first, each once.
+
+        Parameters
+        ----------
+        first
+            The best of this start comes before all others.
+        """
+        order = sorted(self.found.items(), key=lambda item: item[1].seconds)
+        ahead = [one for (_, start), one in order if start is first][:1]
+        return list(dict.fromkeys([*ahead, *(one for _, one in order)]))
 
     def run(self, run: StopRun, trials: float) -> None:
         """Search until so many trials are spent, or the rule says stop.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.clock import simulator
 from planner.clock.simulator import predict, step_s
 from planner.compose.averaging import Rounds, averaging_rounds
 from planner.compose.request import Question
@@ -149,6 +150,30 @@ def priced(
         Its bound on the step is not there yet.
     """
     return _with_times(_unpriced(question, shape, assignment, times, schedules))
+
+
+def first_step_s(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    schedule: Schedule,
+) -> float:
+    """About what a step of the plan takes; see `planner.clock.simulator.first_step_s`.
+
+    Parameters
+    ----------
+    question, shape, assignment, times
+        As in `priced`.
+    schedule
+        The only one.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    return simulator.first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
 
 
 def _unpriced(

@@ -17,7 +17,7 @@ from planner.compose.flow_plan import Draft, drafted, pipeline_s
 from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import IN_FLIGHT
-from planner.compose.layout_search import Given, LayoutSearch
+from planner.compose.layout_search import Given, LayoutSearch, Start
 from planner.compose.places import Floats, Places
 from planner.compose.request import PlanRequest, Question, Shares
 from planner.compose.shape import layers_of
@@ -40,8 +40,9 @@ OPERATIONS_PER_EFFORT = 50_000
 """That the clock serves in a unit of effort."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
-DRAFTS, PRICED = 6, 3
-"""Layouts of a round that are drafted, and drafts that are priced after these and after changes."""
+DRAFTS, CHAINED, PRICED = 6, 8, 2
+"""Layouts of a round that are drafted; drafts that are chained with a next step, and those that are
+priced, after these and after changes."""
 AGAIN, WORTH = 1, 1.08
 """How often a draft is made anew by what its devices took; only one not so far above the best."""
 CHANGES, TRIED, IMPROVED = 600, 12, 6
@@ -197,7 +198,7 @@ class _Search:
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         drafts: list[Draft] = []
-        for one in self.layouts.ranked():
+        for one in self.layouts.ranked(first=Start.KEPT):
             if len(drafts) == DRAFTS or self._over(drafts):
                 break
             draft = self._draft(one.layout)
@@ -281,14 +282,23 @@ class _Search:
     def _price_best(self, drafts: list[Draft]) -> None:
         """The best of all drafts so far that may be better than the best plan."""
         self.unpriced += drafts
-        for _ in range(PRICED):
+        prices, looks = PRICED, CHAINED
+        while prices > 0 and looks > 0:
             self.unpriced.sort(key=lambda draft: draft.seconds)
             hopeful = self.unpriced and self.unpriced[0].seconds < self.best.objective
             if not hopeful or (self.best.plan is not None and self.run.check() is not None):
                 break
             draft = self.unpriced.pop(0)
-            if self._price(draft):
-                self.unpriced += self._variants(draft)
+            if draft.chained:
+                prices -= 1
+                if self._price(draft):
+                    self.unpriced += self._variants(draft)
+            else:
+                looks -= 1
+                draft = draft.with_next_step()
+                self._spend(draft, 2)
+                self.unpriced.append(draft)
+                self._update_parent(draft, draft.seconds)
 
     def _variants(self, draft: Draft) -> Iterator[Draft]:
         """The same layout with less in flight, and spread anew by what its devices took."""
@@ -304,15 +314,19 @@ class _Search:
     def _price(self, draft: Draft) -> bool:
         """Whether it is the best plan so far."""
         plan = with_helpers(self.question, draft.plan())
-        step_s, stages = plan.predicted.step_s, len(draft.layout.layers)
+        step_s = plan.predicted.step_s
         best = self.best.offer(step_s, plan)
         self.leader = draft if best else self.leader
-        if self.parents[stages].layout == draft.layout:
-            # averaging and pipelines slow each other down
-            self.parents[stages] = replace(draft, seconds=max(step_s, draft.seconds))
+        self._update_parent(draft, step_s)
         # with helpers it is priced twice
         self._spend(draft, PASSES * (2 if self.question.helpers else 1))
         return best
+
+    def _update_parent(self, draft: Draft, seconds: float) -> None:
+        """Averaging and pipelines slow each other down."""
+        stages = len(draft.layout.layers)
+        if self.parents[stages].layout == draft.layout:
+            self.parents[stages] = replace(draft, seconds=max(seconds, draft.seconds))
 
     def _spend(self, draft: Draft, passes: int) -> None:
         self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)
