@@ -14,8 +14,7 @@ class Alternative:
     taken, instead
         In words.
     step_s
-        About what a step would take: the plan's, times what two drafts differ by. None: memory does
-        not hold it.
+        About what a step would take, from a draft. None: memory does not hold it.
     """
 
     taken: str

@@ -32,8 +32,9 @@ ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
 SEARCHING = 0.4
 """Share of the limit for the layout search of a round, at most."""
-MOST_ASKED_AGAIN = 60_000
-"""Operations of a step up to which the best layout is drafted with one decision otherwise."""
+MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
+"""Operations of a step up to which the best layout is drafted with one decision otherwise, and how
+often runners-up that are better take its place."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
 OPERATIONS_PER_EFFORT = 50_000
@@ -142,50 +143,72 @@ class _Search:
                     break
         if self.best.plan is None:
             self._price_anything()
+        with self.run.interruptible():
+            alternatives = tuple(self._alternatives())
         result = self.best.result(exhausted="all layouts that were found")
-        return replace(result, candidates=tuple(self._alternatives()))
+        return replace(result, candidates=alternatives)
 
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
+        rivals = self._rivals()
         best, request = self.leader, self.question.request
-        if best is None:
+        if best is None or not self._asks_again(best):
             return
-        mine = len(best.layout.layers)
-        others = [(draft.seconds, k) for k, draft in self.parents.items() if k != mine]
-        if others:
-            seconds, stages = min(others)
-            yield self._instead(f"{mine} stages", f"{stages}", seconds)
-        if self._idle(best) > 0 and self.everybody is not None:
-            few = f"{self._idle(best)} without a stage"
-            yield self._instead(few, "none", self.everybody.seconds)
-        if best.operations > MOST_ASKED_AGAIN or self.run.reason == "interrupted":
-            return
+        for words, draft in rivals:
+            yield Alternative(*words, draft.seconds)
         on = any(best.layout.recompute)
         if request.recompute is None:
-            other = replace(best.layout, recompute=(not on,) * mine)
+            other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            yield self._instead(*words, self._seconds(other, request))
+            yield Alternative(*words, self._seconds(other, request))
         if request.averaging is None:
             equal = request.replace(averaging=Shares.EQUAL)
-            yield self._instead("adaptive shares", "equal", self._seconds(best.layout, equal))
+            yield Alternative("adaptive shares", "equal", self._seconds(best.layout, equal))
 
-    def _idle(self, draft: Draft) -> int:
-        """Devices that could compute and hold no stage."""
-        return int(self.places.size.sum()) - len(draft.question.cluster)
+    def _rivals(self) -> list[tuple[tuple[str, str], Draft]]:
+        """The best draft with another number of stages, and with a stage for everybody.
 
-    def _instead(self, taken: str, instead: str, seconds: float | None) -> Alternative:
-        assert self.leader is not None and self.best.objective is not None
-        if seconds is not None:
-            seconds = float(self.best.objective * seconds / self.leader.seconds)
-        return Alternative(taken, instead, seconds)
+        One that turns out to be better than the best plan takes its place.
+        """
+        rivals: list[tuple[tuple[str, str], Draft]] = []
+        for _ in range(LAST_LOOKS):
+            best = self.leader
+            if best is None or not self._asks_again(best):
+                return []
+            mine = len(best.layout.layers)
+            others = [draft for k, draft in self.parents.items() if k != mine]
+            rivals = []
+            if others:
+                one = min(others, key=lambda draft: draft.seconds)
+                rivals.append(((f"{mine} stages", str(len(one.layout.layers))), one))
+            if self._idle(best) > 0 and self.everybody is not None:
+                rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
+            rivals = [(words, draft.with_next_step()) for words, draft in rivals]
+            for _, draft in rivals:
+                self._update_parent(draft, draft.seconds)
+            better = [d for _, d in rivals if d.seconds < self.best.objective * (1 - 1e-9)]
+            replaced = [self._price(draft) for draft in better]
+            if not any(replaced):
+                break
+        return rivals
 
     def _seconds(self, layout: Layout, request: PlanRequest) -> float | None:
         """Of a draft; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            return drafted(asked, self.places, layout, IN_FLIGHT).seconds
+            draft = drafted(asked, self.places, layout, IN_FLIGHT)
         except ProblemError:
             return None
+        return draft.with_next_step().seconds
+
+    def _asks_again(self, draft: Draft) -> bool:
+        """Whether drafts like this one may be made after the search."""
+        most = MOST_ASKED_AGAIN // (10 if self.run.paced_by_time else 1)
+        return draft.operations <= most and self.run.reason != "interrupted"
+
+    def _idle(self, draft: Draft) -> int:
+        """Devices that could compute and hold no stage."""
+        return int(self.places.size.sum()) - len(draft.question.cluster)
 
     def _trials(self) -> float:
         """That the limit allows the layout search."""
