@@ -114,9 +114,7 @@ def _stages(text: str) -> int | str:
 
 
 def _recompute(text: str) -> Sequence[int] | str:
-    if text == "none":
-        return ()
-    return text if text == "all" else sizes(text)
+    return text if text in ("all", "none") else sizes(text)
 
 
 def _request(args: argparse.Namespace) -> PlanRequest:
@@ -153,10 +151,10 @@ def run(args: argparse.Namespace) -> int:
     time_left = TimeLeft(args.seconds, args.began)
     cluster, workload, request = cluster_of(args), workload_of(args), _request(args)
     require_writable(args.out, [".json"])
-    if request.skips and args.random_placements:
+    if (request.skips or request.open) and args.random_placements:
         raise ValueError(
-            f"--random-placements {args.random_placements} draws straight pipelines; leave it out "
-            "with --path-stages"
+            f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
+            "or give --stages"
         )
     result = plan(
         cluster,
@@ -280,7 +278,7 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
-    lines += _alternative_lines(alternatives)
+    lines += _alternative_lines(alternatives, made.predicted.step_s)
     lines += timeline_lines(timeline, made.cluster, data)
     if request.skips:
         lines += _directions_line(made)
@@ -374,11 +372,13 @@ def _recompute_line(made: TrainingPlan) -> list[str]:
     return [f"{'':24}{which} input only and B runs F again"]
 
 
-def _alternative_lines(table: Sequence[Alternative]) -> list[str]:
+def _alternative_lines(table: Sequence[Alternative], step_s: float) -> list[str]:
     """Why each decision: what the runner-up would take."""
     lines = []
     for one in table:
-        step = "does not fit" if one.step_s is None else f"about {one.step_s:.2f} s"
+        step = "cannot be" if one.step_s is None else f"about {one.step_s:.4f} s"
+        if one.step_s is not None and abs(one.step_s - step_s) < 0.01 * step_s:
+            step = "about the same"
         lines.append(f"{one.taken + ',':24}not {one.instead}: {step}")
     return lines
 

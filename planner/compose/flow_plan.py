@@ -65,7 +65,11 @@ class Nodes(NamedTuple):
 
 
 def flow_of(
-    places: Places, layout: Layout, costs: tuple[StageCosts, ...], in_flight: float
+    places: Places,
+    layout: Layout,
+    costs: tuple[StageCosts, ...],
+    in_flight: float,
+    most_held: float = math.inf,
 ) -> tuple[Nodes, StageFlow]:
     """The linear programme of a layout: alike devices of a stage share its work evenly.
 
@@ -77,6 +81,8 @@ def flow_of(
         Of every stage.
     in_flight
         Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
+    most_held
+        Microbatches that a device may hold, whatever its memory.
 
     Returns
     -------
@@ -98,7 +104,8 @@ def flow_of(
     size = out[stage[source]]
     both = size / places.bandwidth[here, there] + size / places.bandwidth[there, here]
     held = [
-        min(costs[j].room(places.memory_bytes[c]), 1e12) for j, c in zip(stage, place, strict=True)
+        min(costs[j].room(places.memory_bytes[c]), most_held, 1e12)
+        for j, c in zip(stage, place, strict=True)
     ]
     return nodes, StageFlow(
         stage,
@@ -111,6 +118,11 @@ def flow_of(
         count * np.array(held, dtype=float),
         in_flight,
     )
+
+
+def _most_held(question: Question) -> float:
+    asked = question.request.in_flight
+    return math.inf if asked is None else float(asked)
 
 
 def pipeline_s(question: Question, places: Places, layout: Layout, in_flight: float) -> float:
@@ -134,7 +146,8 @@ def pipeline_s(question: Question, places: Places, layout: Layout, in_flight: fl
     costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
     microbatches = workload.batch_samples // workload.microbatch_samples
     try:
-        rates = solve_flow(flow_of(places, layout, costs, in_flight)[1], microbatches)
+        flow = flow_of(places, layout, costs, in_flight, _most_held(question))[1]
+        rates = solve_flow(flow, microbatches)
     except ProblemError:
         return math.inf
     return microbatches * rates.period_s + rates.way_s
@@ -241,7 +254,7 @@ def drafted(
     if question.request.in_flight is not None:
         room = {d: min(held, question.request.in_flight) for d, held in room.items()}
     costs = shape.costs(workload)
-    nodes, flow = flow_of(places, layout, costs, in_flight)
+    nodes, flow = flow_of(places, layout, costs, in_flight, _most_held(question))
     slower = np.ones(len(flow.stage)) if slower is None else slower
     either = np.maximum(slower[flow.source], slower[flow.target])
     flow = replace(flow, busy_s=flow.busy_s * slower, pair_s=flow.pair_s * either)

@@ -49,6 +49,8 @@ class Model(NamedTuple):
         A parameter.
     microbatches
         Of a step.
+    most_held
+        Microbatches that a device may hold.
     layers_free, recompute_free
         Whether stages may get other layers, and recompute where memory is short.
     recompute
@@ -66,13 +68,15 @@ class Model(NamedTuple):
     gradient_bytes: float
     state_bytes: float
     microbatches: float
+    most_held: float
     layers_free: bool
     recompute_free: bool
     recompute: Bools
 
 
 class Links(NamedTuple):
-    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first."""
+    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first;
+    ``equal``: shares must be."""
 
     size: Ints
     there_and_back_s: Floats
@@ -81,7 +85,9 @@ class Links(NamedTuple):
     capacity: Floats
     flops: Floats
     memory_bytes: Floats
+    sums: Bools
     order: Ints
+    equal: bool
 
 
 class State(NamedTuple):
@@ -128,17 +134,17 @@ def _most_shared(
     places = len(row)
     for c in range(places):
         share[c] = 0.0
-        if row[c] == 0 or c == none:
+        if row[c] == 0 or c == none or not links.sums[c]:
             continue
         most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
         for d in range(places):
             if row[d] > 0 and (c != d or row[c] > 1):
-                part = 1.0 if d == none else 0.5
+                part = 1.0 if d == none or not links.sums[d] else 0.5
                 most = min(most, part * links.slower[c, d] / speed)
         share[c] = most
     total = 0.0
     for c in range(places):
-        if row[c] == 0 or c == none:
+        if row[c] == 0 or c == none or not links.sums[c]:
             continue
         most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
         for d in range(places):
@@ -156,15 +162,19 @@ def averaging_s(size: float, row: Any, links: Any, share: Floats, enough: float)
     """Seconds in which a stage of such devices averages so many bytes.
 
     Equal shares or, where they are faster, such as the devices' own links and the pairs allow
-    (eq. 6 of DeDLOC), with all places or without the one that has the slowest pair. ``share`` is
-    room to work in; nothing faster than ``enough`` seconds is looked for.
+    (eq. 6 of DeDLOC), with all places or without the one that has the slowest pair. Infinite where
+    nobody may sum. ``share`` is room to work in; nothing faster than ``enough`` seconds is looked
+    for.
     """
     places = len(row)
     members, least, pair, back_s, slowest = 0, np.inf, np.inf, 0.0, -1
+    summing, clients = 0, False
     for c in range(places):
         if row[c] == 0:
             continue
         members += row[c]
+        summing += row[c] if links.sums[c] else 0
+        clients = clients or not links.sums[c]
         least = min(least, links.capacity[c])
         for d in range(places):
             if row[d] > 0 and (c != d or row[c] > 1):
@@ -176,6 +186,11 @@ def averaging_s(size: float, row: Any, links: Any, share: Floats, enough: float)
         return 0.0
     seconds = max(2 * size * (members - 1) / members / least, 2 * size / members / pair)
     low = size / least
+    if links.equal or summing == 0:
+        return np.inf if clients else float(seconds + back_s)
+    if clients and members > 2:
+        # one for all, at worst
+        seconds *= members
     if members > 2 and low < seconds * (1 - 1e-9):
         for _ in range(BISECTIONS):
             if seconds + back_s <= enough:
@@ -202,7 +217,7 @@ def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, fl
     saved = model.saved_bytes[b] - model.saved_bytes[a]
     left = links.memory_bytes[c] - parameters * model.state_bytes
     kept = (model.held_bytes[a - 1] if j > 0 else 0.0) + (model.held_bytes[b - 1] if last else 0.0)
-    every = model.microbatches
+    every = min(model.microbatches, model.most_held)
     plain = min(np.floor((left - scratch) / saved), every) if saved > 0 else every
     again = left - max(scratch, saved)
     few = min(np.floor(again / kept), every) if kept > 0 else every

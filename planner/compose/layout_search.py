@@ -77,11 +77,17 @@ class Given:
         Of every stage; None: any.
     recompute
         Stages that recompute, the others do not; None: any.
+    in_flight
+        Microbatches that a device may hold; None: what memory holds.
+    equal
+        Whether shares of what is averaged are equal.
     """
 
     stages: int | None = None
     layers: tuple[tuple[int, int], ...] | None = None
     recompute: Sequence[int] | Literal["all"] | None = None
+    in_flight: int | None = None
+    equal: bool = False
 
 
 def model_of(workload: Workload, given: Given, most: int) -> Model:
@@ -119,6 +125,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         workload.gradient_bytes_per_parameter,
         workload.state_bytes_per_parameter,
         workload.batch_samples / samples,
+        math.inf if given.in_flight is None else float(given.in_flight),
         given.layers is None,
         given.recompute is None,
         recompute,
@@ -168,7 +175,9 @@ class LayoutSearch:
             places.capacity,
             places.flops,
             places.memory_bytes,
+            places.sums,
             order,
+            self.given.equal,
         )
         self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
@@ -342,11 +351,26 @@ class LayoutSearch:
         """All devices along a chain of near places, cut into stages of equal size.
 
         ``dealt``: given out to the stages one by one, so that each place has a pipeline, as ranks
-        that are numbered place by place do.
+        that are numbered place by place do. Where that cannot be, such as for lack of memory,
+        places with little memory, and those that do not aggregate, are left out one by one.
         """
+        chain = self._chain()
+        worth = np.lexsort((-self.places.memory_bytes, ~self.places.sums))
+        first = None
+        for kept in range(len(worth), 0, -1):
+            left = chain[np.isin(chain, worth[:kept])]
+            if first is not None and self.places.size[left].sum() < stages:
+                break
+            state = self._spread(left, stages, dealt)
+            first = first or state
+            if estimate_s(self.model, self.links, state, self._scratch) < math.inf:
+                return state
+        assert first is not None
+        return first
+
+    def _spread(self, chain: Ints, stages: int, dealt: bool) -> State:
         state = self._empty()
         state.stages[0] = stages
-        chain = self._chain()
         devices = np.repeat(chain, self.places.size[chain])
         for k, c in enumerate(devices.tolist()):
             j = k % stages if dealt else k * stages // len(devices)

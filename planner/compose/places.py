@@ -33,6 +33,8 @@ class Places:
         ``float[C]``: the smaller of a device's upload and download.
     flops, memory_bytes
         ``float[C]``: of a device.
+    sums
+        ``bool[C]``: whether its devices can aggregate.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -43,6 +45,7 @@ class Places:
     capacity: Floats
     flops: Floats
     memory_bytes: Floats
+    sums: NDArray[np.bool_]
 
     @classmethod
     def of(cls, cluster: Cluster) -> Places:
@@ -58,12 +61,13 @@ class Places:
         columns = [cluster.flops, cluster.memory_bytes, up, down]
         sites = cluster.devices.sites or [""] * len(cluster)
         able = np.asarray(cluster.devices.can_compute)
+        sums = np.asarray(cluster.devices.can_aggregate)
         members: list[tuple[int, ...]] = []
         for alike in network.alike:
             kinds: dict[tuple[object, ...], list[int]] = {}
             for d in alike:
                 if able[d]:
-                    kind = (*(float(column[d]) for column in columns), sites[d])
+                    kind = (*(float(column[d]) for column in columns), sites[d], bool(sums[d]))
                     kinds.setdefault(kind, []).append(d)
             members += map(tuple, kinds.values())
         first = [m[0] for m in members]
@@ -82,6 +86,7 @@ class Places:
             np.minimum(up, down)[first],
             cluster.flops[first],
             cluster.memory_bytes[first],
+            sums[first],
         )
 
     def __len__(self) -> int:

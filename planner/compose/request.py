@@ -65,8 +65,8 @@ class PlanRequest:
         evenly, or where devices differ in speed or memory so that the slowest stage is fastest and
         memory holds.
     recompute
-        Stages whose F keeps their input only and whose B runs F again, or ``"all"``, or ``()`` for
-        none; by default searched, in straight pipelines none.
+        Stages whose F keeps their input only and whose B runs F again, or ``"all"`` or ``"none"``;
+        by default searched, in straight pipelines none.
     microbatch_samples
         Samples that travel together; by default the workload's, with ``"auto"`` stages what is
         fastest.
@@ -114,7 +114,7 @@ class PlanRequest:
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
     stage_layers: Sequence[tuple[int, int]] | None = None
-    recompute: Sequence[int] | Literal["all"] | None = None
+    recompute: Sequence[int] | Literal["all", "none"] | None = None
     microbatch_samples: int | None = None
     path_stages: int | None = None
     full_every: int | None = None
@@ -169,8 +169,15 @@ class PlanRequest:
             changes["stage_sizes"] = _counts(self.stage_sizes)
         if self.stage_layers is not None:
             changes["stage_layers"] = _ranges(self.stage_layers)
-        if self.recompute is not None and self.recompute != "all":
+        if isinstance(self.recompute, str) and self.recompute == "none":
+            changes["recompute"] = ()
+        elif self.recompute is not None and not isinstance(self.recompute, str):
             changes["recompute"] = _stage_numbers(self.recompute)
+        elif self.recompute not in (None, "all"):
+            raise ProblemError(
+                f"recompute must list numbers of stages, or be 'all' or 'none', found "
+                f"{self.recompute!r}"
+            )
         for name in ("pipelines", "microbatch_samples", "path_stages", "group_size"):
             if changes[name] is not None and changes[name] < 1:
                 raise ProblemError(f"{name} is {changes[name]}; it must be at least 1")
@@ -203,6 +210,7 @@ class PlanRequest:
             ("pipelines", self.pipelines, None),
             ("schedule", self.schedule, Order.EAGER_1F1B),
             ("calibration", self.calibration, None),
+            ("method", self.method, "auto"),
         ):
             if value != free:
                 raise ProblemError(

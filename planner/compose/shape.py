@@ -116,7 +116,7 @@ def shape_of(question: Question) -> Shape:
         microbatches = _microbatches_for_paths(question, sizes[0])
     else:
         sizes = _equal_sizes(question)
-        microbatches = _microbatches(question.workload, sizes[0])
+        microbatches = microbatches_of(question.workload, sizes[0])
     layers = layers_of(question, len(sizes))
     request = question.request
     recompute = request.recomputing(len(sizes))
@@ -201,7 +201,26 @@ def _equal_sizes(question: Question) -> tuple[int, ...]:
     return (pipelines,) * stages
 
 
-def _microbatches(workload: Workload, pipelines: int) -> int:
+def microbatches_of(workload: Workload, pipelines: int) -> int:
+    """Microbatches of a step.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    pipelines
+        That each need one.
+
+    Returns
+    -------
+    int
+        M.
+
+    Raises
+    ------
+    ProblemError
+        The batch cannot be divided so.
+    """
     count, left = divmod(workload.batch_samples, workload.microbatch_samples)
     if left:
         raise ProblemError(

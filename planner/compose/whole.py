@@ -20,7 +20,7 @@ from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Given, LayoutSearch, Start
 from planner.compose.places import Floats, Places
 from planner.compose.request import PlanRequest, Question, Shares
-from planner.compose.shape import layers_of
+from planner.compose.shape import layers_of, microbatches_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -94,13 +94,15 @@ def _given(question: Question, devices: int) -> Given:
     most = min(devices, len(question.workload.layers))
     if stages is not None and not 1 <= stages <= most:
         raise ProblemError(
-            f"stages must be 1 to {most}, the devices or layers there are, found {stages}; ask for "
-            "another number"
+            f"stages must be 1 to {most}, the devices that can compute or the layers, found "
+            f"{stages}; ask for another number"
         )
+    microbatches_of(question.workload, 1)
     if stages is not None:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
-    return Given(stages, layers, request.recompute)
+    again = () if request.recompute == "none" else request.recompute
+    return Given(stages, layers, again, request.in_flight, request.shares == Shares.EQUAL)
 
 
 class _Search:
@@ -141,9 +143,9 @@ class _Search:
                 idle = 0 if len(self.drafted) > known else idle + 1
                 if self.run.check() is not None:
                     break
-        if self.best.plan is None:
-            self._price_anything()
         with self.run.interruptible():
+            if self.best.plan is None:
+                self._price_anything()
             alternatives = tuple(self._alternatives())
         result = self.best.result(exhausted="all layouts that were found")
         return replace(result, candidates=alternatives)
@@ -152,10 +154,10 @@ class _Search:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
         rivals = self._rivals()
         best, request = self.leader, self.question.request
-        if best is None or not self._asks_again(best):
-            return
         for words, draft in rivals:
             yield Alternative(*words, draft.seconds)
+        if best is None or not self._asks_again(best):
+            return
         on = any(best.layout.recompute)
         if request.recompute is None:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
@@ -163,7 +165,9 @@ class _Search:
             yield Alternative(*words, self._seconds(other, request))
         if request.averaging is None:
             equal = request.replace(averaging=Shares.EQUAL)
-            yield Alternative("adaptive shares", "equal", self._seconds(best.layout, equal))
+            seconds = self._seconds(best.layout, equal)
+            if seconds is not None:
+                yield Alternative("adaptive shares", "equal", seconds)
 
     def _rivals(self) -> list[tuple[tuple[str, str], Draft]]:
         """The best draft with another number of stages, and with a stage for everybody.
@@ -173,7 +177,7 @@ class _Search:
         rivals: list[tuple[tuple[str, str], Draft]] = []
         for _ in range(LAST_LOOKS):
             best = self.leader
-            if best is None or not self._asks_again(best):
+            if best is None:
                 return []
             mine = len(best.layout.layers)
             others = [draft for k, draft in self.parents.items() if k != mine]
@@ -183,6 +187,8 @@ class _Search:
                 rivals.append(((f"{mine} stages", str(len(one.layout.layers))), one))
             if self._idle(best) > 0 and self.everybody is not None:
                 rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
+            if not self._asks_again(best):
+                return rivals
             rivals = [(words, draft.with_next_step()) for words, draft in rivals]
             for _, draft in rivals:
                 self._update_parent(draft, draft.seconds)
@@ -347,9 +353,10 @@ class _Search:
 
     def _update_parent(self, draft: Draft, seconds: float) -> None:
         """Averaging and pipelines slow each other down."""
-        stages = len(draft.layout.layers)
-        if self.parents[stages].layout == draft.layout:
-            self.parents[stages] = replace(draft, seconds=max(seconds, draft.seconds))
+        known = self.parents[len(draft.layout.layers)]
+        seconds = max(seconds, draft.seconds)
+        if known.layout == draft.layout and (not known.chained or seconds < known.seconds):
+            self.parents[len(draft.layout.layers)] = replace(draft, seconds=seconds, chained=True)
 
     def _spend(self, draft: Draft, passes: int) -> None:
         self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)

@@ -184,7 +184,7 @@ def test_paths_that_skip_stages_recompute_too(recompute: Any, full_every: int) -
         ([-1], "recompute names stage -1"),
         ([0.5], "a stage to recompute must be a whole number, found 0.5"),
         (True, "recompute must list numbers of stages or be 'all', found True"),
-        ("some", "a stage to recompute must be a whole number, found 's'"),
+        ("some", "recompute must list numbers of stages, or be 'all' or 'none', found 'some'"),
     ],
 )
 def test_stages_that_are_none(recompute: Any, message: str) -> None:

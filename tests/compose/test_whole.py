@@ -98,6 +98,29 @@ def test_what_is_fixed_stays(name: str) -> None:
         assert not any(plan.recompute)
 
 
+def test_small_devices_are_left_out() -> None:
+    """Several places hold nothing at all: the search begins without them."""
+    cluster = regions([1, 1, 1, 1]).replace(
+        devices=pl.Devices(1e12, np.array([1e9, 1e5, 1e5, 2e5]))
+    )
+    plan = planned(cluster, model(), 0.5).plan
+    assert plan is not None and len(plan.left_out) == 3 and pl.check(plan, cluster) == []
+
+
+@pytest.mark.parametrize("client", [0, 3])
+def test_a_client_is_left_out_where_shares_must_be_equal(client: int) -> None:
+    """Whichever of the devices it is, and no worse than without it."""
+    network = pl.Network(np.full((4, 4), 0.01), np.full((4, 4), 1e8))
+    sums = np.arange(4) != client
+    cluster = pl.Cluster(network, pl.Devices(1e12, 1e9, can_aggregate=sums))
+    result = pl.plan(cluster, model(), stop=pl.Effort(1.0), averaging="equal")
+    rest = np.flatnonzero(sums).tolist()
+    without = pl.plan(cluster.subset(rest), model(), stop=pl.Effort(1.0), averaging="equal")
+    assert result.plan is not None and pl.check(result.plan, cluster) == []
+    assert result.objective is not None and without.objective is not None
+    assert result.objective <= without.objective * (1 + 1e-9)
+
+
 def test_same_seed_same_plan() -> None:
     """Under a limit that counts work."""
     found = [planned(regions([3, 3]), model(), 1.0, seed=5).plan for _ in range(2)]
