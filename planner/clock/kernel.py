@@ -69,7 +69,7 @@ def _binds(pairs: Any, flows: Any, r: int) -> bool:
 def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
     """Extend ``found`` pairs by all that are connected with them through resources that bind."""
     # arrays by themselves: taking one from a tuple counts references each time
-    capacity, most, shared, begin = pairs.capacity, pairs.most, pairs.shared, pairs.first
+    shared, begin = pairs.shared, pairs.first
     looked, scarce, active, users = flows.found, flows.full, flows.active, flows.users
     seen_resource, seen_pair = flows.seen_resource, flows.seen_pair
     full = 0
@@ -83,15 +83,11 @@ def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
             if r == NONE or seen_resource[r] == stamp:
                 continue
             seen_resource[r] = stamp
-            first, upto = begin[r], begin[r] + users[r]
-            total = 0.0
-            for a in range(first, upto):
-                total += most[active[a]]
-            if total <= capacity[r] * (1 + ROUNDING):
+            if not _binds(pairs, flows, r):
                 continue
             scarce[full] = r
             full += 1
-            for a in range(first, upto):
+            for a in range(begin[r], begin[r] + users[r]):
                 q = active[a]
                 if seen_pair[q] != stamp:
                     seen_pair[q] = stamp
@@ -108,6 +104,17 @@ def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
     flows.version[p] += 1
     flows.moved[0] = 1
     _push(queue, now + flows.to_go[p] / rate, LEFT, p, flows.version[p])
+
+
+@within
+def _settle(shared: Any, room: Any, load: Any, seen: Any, p: int, rate: float) -> None:
+    """A pair no longer rises: its resources have that much less for the others."""
+    seen[p] = SETTLED
+    for place in range(MOST_SHARED):
+        r = shared[p, place]
+        if r != NONE and load[r] > 0:
+            room[r] -= rate
+            load[r] -= 1
 
 
 @compiled
@@ -150,15 +157,10 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                 for a in range(users_first[r], users_first[r] + users[r]):
                     p = active[a]
                     if seen[p] == stamp:
-                        seen[p] = SETTLED
                         rate = _kept(min(level, most[p]))
                         if rates[p] != rate:
                             _set_rate(flows, queue, p, rate, now)
-                        for place in range(MOST_SHARED):
-                            other = shared[p, place]
-                            if other != NONE and load[other] > 0:
-                                room[other] -= rate
-                                load[other] -= 1
+                        _settle(shared, room, load, seen, p, rate)
         if lowest <= upto or full == 0:
             # by their own bandwidth; the next lowest of those that rise on
             lowest, left = np.inf, 0
@@ -167,15 +169,10 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                 if seen[p] != stamp:
                     continue
                 if most[p] <= upto:
-                    seen[p] = SETTLED
                     rate = _kept(most[p])
                     if rates[p] != rate:
                         _set_rate(flows, queue, p, rate, now)
-                    for place in range(MOST_SHARED):
-                        other = shared[p, place]
-                        if other != NONE and load[other] > 0:
-                            room[other] -= rate
-                            load[other] -= 1
+                    _settle(shared, room, load, seen, p, rate)
                     continue
                 looked[left] = p
                 left += 1

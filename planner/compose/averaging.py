@@ -12,6 +12,7 @@ from planner.compose.request import Shares
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.model import AveragingGroup
+from planner.training_plan.shares import shares_of
 
 Rounds = tuple[tuple[AveragingGroup, ...], ...]
 
@@ -150,7 +151,4 @@ def _lp_group(cluster: Cluster, members: tuple[int, ...]) -> AveragingGroup:
         raise ProblemError(
             f"devices {index} cannot average: no rate is feasible; check their links"
         )
-    shares = rates / rates.sum()
-    # the file's shares sum to 1 within rounding; the largest takes the rest
-    shares[np.argmax(shares)] += 1.0 - shares.sum()
-    return AveragingGroup(members, tuple(shares.tolist()), (True,) * len(members))
+    return AveragingGroup(members, shares_of(rates), (True,) * len(members))

@@ -15,7 +15,7 @@ from planner.clock.rounds import round_s
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.places import Floats, Ints, Places
-from planner.compose.pricing import compute_times, first_step_s, priced, stage_averaging
+from planner.compose.pricing import chained_s, compute_times, priced, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
@@ -194,8 +194,10 @@ class Draft:
 
     def with_next_step(self) -> Draft:
         """The same draft with the seconds that it takes where a step follows."""
+        if self.chained:
+            return self
         parts = (self.question, self.shape, self.assignment, self.times, self.schedule)
-        return replace(self, seconds=max(self.seconds, first_step_s(*parts)), chained=True)
+        return replace(self, seconds=max(self.seconds, chained_s(*parts)), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan, priced on the clock."""

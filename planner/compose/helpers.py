@@ -16,12 +16,12 @@ import numpy as np
 
 from planner.clock.links import Links
 from planner.clock.rounds import round_s
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import predict
 from planner.compose.request import Question
-from planner.network.alike import alike_devices
 from planner.network.cluster import Cluster, device_limits
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import AveragingGroup, Schedule, TrainingPlan
+from planner.training_plan.shares import shares_of
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 LEAST_GAIN = 1e-9
@@ -62,7 +62,7 @@ def with_helpers(question: Question, plan: TrainingPlan) -> TrainingPlan:
             for rounds in averaging
         )
     )
-    helped = _only(helped.replace(predicted=simulate_cycle(helped)[0]), whole, cast)
+    helped = _only(helped.replace(predicted=predict(helped)), whole, cast)
     return min(best, helped, key=lambda made: made.predicted.step_s)
 
 
@@ -156,11 +156,9 @@ def helped_group(
     kept = np.flatnonzero(~helps | (shares > LEAST_GAIN))
     if len(kept) == len(members):
         return None
-    shares = shares[kept] / shares[kept].sum()
-    # the file's shares sum to 1 within rounding; the largest takes the rest
-    shares[np.argmax(shares)] += 1.0 - shares.sum()
     trains = tuple((~helps[kept]).tolist())
-    return AveragingGroup(tuple(index[k] for k in kept), tuple(shares.tolist()), trains, trains)
+    members = tuple(index[k] for k in kept)
+    return AveragingGroup(members, shares_of(shares[kept]), trains, trains)
 
 
 def _helped(
@@ -197,10 +195,9 @@ def _kinds(cluster: Cluster) -> dict[int, tuple[object, ...]]:
     """What tells devices apart that only sum."""
     network, (up, down) = cluster.network, device_limits(cluster)
     sites = cluster.devices.sites or [""] * len(cluster)
-    alike = alike_devices(network.latency_s, network.bandwidth_bytes_per_s)
     return {
         d: (c, float(up[d]), float(down[d]), sites[d])
-        for c, members in enumerate(alike)
+        for c, members in enumerate(network.alike)
         for d in members
     }
 

@@ -85,7 +85,7 @@ class Given:
 
     stages: int | None = None
     layers: tuple[tuple[int, int], ...] | None = None
-    recompute: Sequence[int] | Literal["all"] | None = None
+    recompute: Sequence[int] | Literal["all", "none"] | None = None
     in_flight: int | None = None
     equal: bool = False
 
@@ -103,7 +103,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         Stages.
     """
     recompute = np.full(most, given.recompute == "all")
-    if given.recompute is not None and given.recompute != "all":
+    if given.recompute is not None and not isinstance(given.recompute, str):
         recompute[list(given.recompute)] = True
     count = len(workload.layers)
     upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.clock.simulator import simulate_cycle
+from planner.clock.simulator import predict
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
@@ -18,7 +18,7 @@ from planner.problems.answers import AssignmentPlan, AveragingPlan
 from planner.problems.peers_file import Peers
 from planner.training_plan.choices import Head
 from planner.training_plan.model import AveragingGroup, Predicted, Schedule, TrainingPlan
-from planner.training_plan.shares import integer_parts
+from planner.training_plan.shares import integer_parts, shares_of
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
@@ -114,7 +114,7 @@ def peers_plan(
         certificates={},
         left_out=tuple(name for i, name in enumerate(peers.names) if i not in number),
     )
-    return plan.replace(predicted=simulate_cycle(plan)[0])
+    return plan.replace(predicted=predict(plan))
 
 
 def _cluster(
@@ -162,9 +162,6 @@ def _schedule(cast: _Cast, number: dict[int, int]) -> Schedule:
 
 def _group(cast: _Cast, number: dict[int, int]) -> AveragingGroup:
     members = [*cast.trains, *cast.helps]
-    shares = np.array([cast.shares[i] for i in members])
-    shares /= shares.sum()
-    # the file's shares sum to 1 within rounding; the largest takes the rest
-    shares[np.argmax(shares)] += 1.0 - shares.sum()
+    shares = shares_of([cast.shares[i] for i in members])
     flags = (*(True for _ in cast.trains), *(False for _ in cast.helps))
-    return AveragingGroup(tuple(number[i] for i in members), tuple(shares.tolist()), flags, flags)
+    return AveragingGroup(tuple(number[i] for i in members), shares, flags, flags)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.clock import simulator
-from planner.clock.simulator import predict, step_s
+from planner.clock.simulator import first_step_s, predict, step_s
 from planner.compose.averaging import Rounds, averaging_rounds
 from planner.compose.request import Question
 from planner.compose.shape import Shape
@@ -152,7 +151,7 @@ def priced(
     return _with_times(_unpriced(question, shape, assignment, times, schedules))
 
 
-def first_step_s(
+def chained_s(
     question: Question,
     shape: Shape,
     assignment: AssignmentPlan,
@@ -173,7 +172,7 @@ def first_step_s(
     float
         Seconds.
     """
-    return simulator.first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
+    return first_step_s(_unpriced(question, shape, assignment, times, (schedule,)))
 
 
 def _unpriced(

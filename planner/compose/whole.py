@@ -101,8 +101,8 @@ def _given(question: Question, devices: int) -> Given:
     if stages is not None:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
-    again = () if request.recompute == "none" else request.recompute
-    return Given(stages, layers, again, request.in_flight, request.shares == Shares.EQUAL)
+    equal = request.shares == Shares.EQUAL
+    return Given(stages, layers, request.recompute, request.in_flight, equal)
 
 
 class _Search:
@@ -274,6 +274,9 @@ class _Search:
         fewer = [tuple(k in on and k != j for k in stages) for j in on]
         kinds = dict.fromkeys([(False,) * len(stages), *fewer])
         other = [replace(layout, recompute=flags) for flags in kinds]
+        other = [one for one in other if one not in self.drafted]
+        if not other:
+            return []
         most = SLACK * self._pipeline_s(layout)
         return [one for one in other if self._pipeline_s(one) <= most]
 
@@ -310,12 +313,13 @@ class _Search:
 
     def _price_best(self, drafts: list[Draft]) -> None:
         """The best of all drafts so far that may be better than the best plan."""
-        self.unpriced += drafts
+        hopeful = [*self.unpriced, *drafts]
+        self.unpriced = [one for one in hopeful if one.seconds < self.best.objective]
         prices, looks = PRICED, CHAINED
         while prices > 0 and looks > 0:
             self.unpriced.sort(key=lambda draft: draft.seconds)
-            hopeful = self.unpriced and self.unpriced[0].seconds < self.best.objective
-            if not hopeful or (self.best.plan is not None and self.run.check() is not None):
+            better = self.unpriced and self.unpriced[0].seconds < self.best.objective
+            if not better or (self.best.plan is not None and self.run.check() is not None):
                 break
             draft = self.unpriced.pop(0)
             if draft.chained:

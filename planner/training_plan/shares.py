@@ -15,6 +15,25 @@ LARGEST = 1e300
 """Larger numbers could overflow in their sum."""
 
 
+def shares_of(rates: ArrayLike) -> tuple[float, ...]:
+    """Fractions of the vector that sum to 1, as plan files have them (eq. 6).
+
+    Parameters
+    ----------
+    rates
+        ``float[n]``, ``>= 0`` with a positive sum; only their ratios count.
+
+    Returns
+    -------
+    tuple of float
+        The largest takes what rounding leaves.
+    """
+    shares = np.asarray(rates, dtype=np.float64)
+    shares = shares / shares.sum()
+    shares[np.argmax(shares)] += 1.0 - shares.sum()
+    return tuple(shares.tolist())
+
+
 def integer_parts(shares: ArrayLike, length: int) -> NDArray[np.int64]:
     """Elements of the vector per reducer: close to ``shares * length``, summing to ``length``.
 
