@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
 from torch.distributed import DistError
 
 from planner.clock.timeline import from_records
-from planner.executor.binding import join
+from planner.executor.binding import WAIT_S, MissingError, join, own_name, patience_s
 from planner.executor.calibrate import calibrate
 from planner.executor.connections import ConnectionLost
+from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, Optimizer
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
+from planner.executor.store import StoreMissingError
+from planner.executor.watch import PATIENCE_S, Watch
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
@@ -40,29 +45,33 @@ def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = _arguments(argv)
     sys.setswitchinterval(SWITCH_S)
-    # whoever ends us lets us put things back first
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    name = own_name(args.devices)
+    watch = Watch(name, Ending())
     try:
-        return _run(args)
-    except ValueError as error:
-        print(f"planner.executor: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"planner.executor: {error}; check paths and permissions", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # whoever started the ranks says so once
+        return _run(args, watch)
+    except EndedError:
+        return watch.leave()
     except ConnectionLost as error:
-        print(f"planner.executor: {error}; see what that rank printed", file=sys.stderr)
-        return 1
+        return watch.fail(str(error))
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]
-        print(
-            f"planner.executor: the ranks do not meet ({said}); see whether all were started, and "
-            "what the others printed",
-            file=sys.stderr,
-        )
-        return 1
+        return watch.fail(f"device {name!r} lost the store ({said})")
+    except (StoreMissingError, MissingError) as error:
+        return watch.refuse(str(error), FAILED)
+    except ValueError as error:
+        return watch.refuse(_of(name, str(error)), REFUSED)
+    except OSError as error:
+        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+    except Exception as error:
+        traceback.print_exc()
+        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+
+
+def _of(name: str, said: str) -> str:
+    """With the device's name, unless it says it."""
+    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -76,6 +85,18 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        help="seconds for ranks that have not come; default %(default)g",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help=f"seconds of a device's silence that end the run; default {PATIENCE_S:g}, and more "
+        "where the plan has long latencies",
+    )
     parser.add_argument(
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
@@ -102,16 +123,28 @@ def _torch_device(choice: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, watch: Watch) -> int:
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
     if args.impose and (args.own_pace or args.calibrate is not None):
         raise ValueError("--impose runs no model; leave out --own-pace and --calibrate")
     if args.steps < 0 or args.rest < 0:
         raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
+    for option in ("wait", "patience"):
+        if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{option} is {value:g}; give seconds above 0")
     plan = load_plan(args.plan)
+    ranks = join(
+        plan,
+        args.devices,
+        _settings(args),
+        watch=watch,
+        wait_s=args.wait,
+        # imposed times are divided, those of the watch are not: latencies as they are here
+        patience_s=args.patience or patience_s(plan, args.speed),
+    )
+    # once others can be told that it is refused
     device = _torch_device(args.device)
-    ranks = join(plan, args.devices, _settings(args))
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)

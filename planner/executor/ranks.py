@@ -5,12 +5,18 @@ Only before the first step and after the last one: within steps ranks wait for m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-TIMEOUT = timedelta(minutes=10)
+from planner.executor.watch import Watch
+
+TIMEOUT = timedelta(days=1)
+"""Others may compute for long; who is gone is noticed by the watch."""
+PARTING = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,24 @@ class Ranks:
         How many there are.
     store
         Shared by all.
+    names
+        Of the devices; empty: they are called by their ranks.
+    watch
+        Looks after the others; None: nobody does.
+    held
+        Ended with the run.
     """
 
     rank: int
     world: int
     store: Store
+    names: tuple[str, ...] = ()
+    watch: Watch | None = None
+    held: ExitStack = field(default_factory=ExitStack, compare=False)
+
+    def name(self, rank: int) -> str:
+        """Of a rank's device."""
+        return self.names[rank] if self.names else str(rank)
 
     def share(self, name: str, text: str) -> list[str]:
         """What every rank gave, in order of ranks; waits for all.
@@ -66,7 +85,12 @@ class Ranks:
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""
         self.meet("parting")
+        self.held.close()
+        if self.watch is not None:
+            self.watch.finish()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
         if self.rank == 0:
-            self.store.wait(["parted/all"], TIMEOUT)
+            # all work is done: who has gone without a word is waited for no longer
+            with suppress(DistError):
+                self.store.wait(["parted/all"], PARTING)
