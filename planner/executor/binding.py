@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.ending import Ending
 from planner.executor.ranks import Ranks
-from planner.executor.store import StoreAddress, StoreMissingError
+from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError
 from planner.executor.watch import LATENCIES, PATIENCE_S, Watch
 from planner.training_plan.model import TrainingPlan
 
@@ -28,6 +28,7 @@ WAIT_S = 60.0
 NODE = "GROUP_RANK"
 """In the environment under torchrun: the number of the node; the store is on the first."""
 MOST_NAMES = 8
+TAKEN_S = 3.0
 
 
 class BindingError(ValueError):
@@ -166,22 +167,16 @@ def join(
     address = StoreAddress.of_environment()
     serves = rank == 0 and not address.by_starter
     watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
-    try:
-        store = address.connect(wait_s, serve=serves)
-    except StoreMissingError as error:
-        where = "" if address.by_starter else f"; device {names[0]!r} serves it: start it"
-        raise StoreMissingError(f"{error}{where}") from None
+    store, serves = _connect(address, wait_s, serves, names[0])
     watch.begin(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
-    watch.look_after(rank, None, "")
+    watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
     _require_alike(store, name, plan.content_hash[:12], settings)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    if world > 1:
-        watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
     held = ExitStack()
     ranks = Ranks(rank, world, store, names, watch, held)
     beside = {(rank + 1) % world, (rank - 1) % world} - {rank}
@@ -190,6 +185,23 @@ def join(
     )
     held.enter_context(watch.over({c: names[r] for (_, r), c in ring.items()}))
     return ranks
+
+
+def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:
+    """The store, and whether this process serves it."""
+    if serves:
+        try:
+            return address.connect(wait_s, serve=True), True
+        except PortTakenError as error:
+            # another process may be the first device already, and say so
+            with suppress(StoreMissingError):
+                return address.connect(min(wait_s, TAKEN_S)), False
+            raise error
+    try:
+        return address.connect(wait_s), False
+    except StoreMissingError as error:
+        where = "" if address.by_starter else f"; device {first!r} serves it: start that one too"
+        raise StoreMissingError(f"{error}{where}") from None
 
 
 def _require_alike(store: Store, name: str, plan: str, settings: str) -> None:

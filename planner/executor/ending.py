@@ -9,6 +9,8 @@ from contextlib import suppress
 
 FAILED = 3
 """Exit code where the run has failed, whoever's fault it was."""
+PREFIX = "planner.executor: ended: "
+"""Of the line that says why."""
 REFUSED = 2
 """Exit code where this process was given what cannot be used."""
 
@@ -83,7 +85,7 @@ class Ending:
             if self.line:
                 # straight to the descriptor: another thread may hold what Python writes through
                 with suppress(OSError):
-                    os.write(2, f"planner.executor: {self.line}\n".encode())
+                    os.write(2, f"{PREFIX}{self.line}\n".encode())
         return self.code
 
     def force(self) -> None:

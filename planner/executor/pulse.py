@@ -64,27 +64,24 @@ class Pulse(threading.Thread):
         super().__init__(name="pulse", daemon=True)
         self.rounds = 0
         self._store, self._ended, self._lost = store, ended, lost
-        self._beat: str | None = None
-        self._next: tuple[str, Callable[[float], None]] | None = None
+        self._own: str | None = None
+        self._next: str | None = None
+        self._silent: Callable[[float], None] = lambda silent_s: None
         self._line: str | None = None
         self._stopped = False
         self._look = threading.Event()
 
-    def beat(self, rank: int) -> None:
-        """Give signs of life as this rank."""
-        self._beat = _key(rank)
-
-    def watch(self, rank: int, silent: Callable[[float], None]) -> None:
-        """Look after a rank.
+    def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
+        """Give signs of life, and look for another rank's from its first one on.
 
         Parameters
         ----------
-        rank
-            Which; it is there.
+        rank, other
+            This one, and the one to look after.
         silent
             Takes the seconds since its last sign of life, at every look.
         """
-        self._next = _key(rank), silent
+        self._silent, self._next, self._own = silent, _key(other), _key(rank)
 
     def propose(self, line: str) -> None:
         """End the run for this reason, unless there is one already."""
@@ -106,28 +103,30 @@ class Pulse(threading.Thread):
                 self._lost()
 
     def _rounds(self) -> None:
-        count, seen, silent_s, looked = 0, b"", 0.0, time.monotonic()
+        count, seen, silent_s, looked = 0, "", 0.0, time.monotonic()
         while not self._stopped:
             if self._line is not None:
                 self._ended(publish(self._store, self._line))
                 return
-            if self._beat is not None:
+            if self._own is not None:
                 count += 1
-                self._store.set(self._beat, str(count))
-            watched = self._next
-            keys = [ABORT] if watched is None else [ABORT, watched[0]]
-            reason, *beats = self._store.multi_get(keys)
+                self._store.set(self._own, str(count))
+            # reading what is not there yet would block
+            keys = [ABORT]
+            if self._next is not None and (seen or self._store.check([self._next])):
+                keys.append(self._next)
+            reason, *beats = [value.decode() for value in self._store.multi_get(keys)]
             self.rounds += 1
-            if reason.decode() != RUNNING:
-                self._ended(reason.decode())
+            if reason != RUNNING:
+                self._ended(reason)
                 return
             now = time.monotonic()
             silent_s += min(now - looked, MOST_CREDIT_S)
             looked = now
-            if watched is not None:
+            if beats:
                 if beats[0] != seen:
                     seen, silent_s = beats[0], 0.0
-                watched[1](silent_s)
+                self._silent(silent_s)
             self._look.wait(PERIOD_S)
             self._look.clear()
 

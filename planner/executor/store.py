@@ -24,6 +24,10 @@ class StoreMissingError(RuntimeError):
     """Nobody answers where the store should be."""
 
 
+class PortTakenError(StoreMissingError):
+    """The store cannot be served."""
+
+
 @dataclass(frozen=True)
 class StoreAddress:
     """Where the store is.
@@ -83,7 +87,7 @@ class StoreAddress:
         Raises
         ------
         StoreMissingError
-            Nobody answers, or the port is taken.
+            Nobody answers, or it cannot be served.
         """
         try:
             store = TCPStore(
@@ -97,6 +101,6 @@ class StoreAddress:
         except DistError as error:
             if serve:
                 said = str(error).splitlines()[0]
-                raise StoreMissingError(f"{self} cannot be served here ({said})") from None
+                raise PortTakenError(f"{self} cannot be served here ({said})") from None
             raise StoreMissingError(f"{self} did not answer within {timeout_s:g} s") from None
         return PrefixStore(f"planner/{self.attempt}", store)

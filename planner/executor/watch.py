@@ -96,7 +96,7 @@ class Watch(threading.Thread):
         self._pulse.start()
         self.start()
 
-    def look_after(self, rank: int, other: int | None, name: str) -> None:
+    def look_after(self, rank: int, other: int, name: str) -> None:
         """Give signs of life as this rank, and watch another one's.
 
         Parameters
@@ -104,12 +104,10 @@ class Watch(threading.Thread):
         rank
             This process.
         other, name
-            Whom to watch, and how its device is called; None: nobody yet.
+            Whom to watch, and how its device is called.
         """
         assert self._pulse is not None
-        self._pulse.beat(rank)
-        if other is not None:
-            self._pulse.watch(other, lambda s: self._judge(name, s, f"for {self.patience_s:g} s"))
+        self._pulse.look_after(rank, other, lambda s: self._judge(name, s, ""))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
@@ -289,12 +287,12 @@ class Watch(threading.Thread):
                 line.silent_s += passed_s
             silent = max(self._lifelines.values(), key=lambda x: x.silent_s, default=None)
         if silent is not None:
-            self._judge(silent.name, silent.silent_s, f"to {self.device!r}")
+            self._judge(silent.name, silent.silent_s, f"to {self.device!r} ")
 
     def _judge(self, name: str, silent_s: float, whom: str) -> None:
         if silent_s > self.patience_s:
             self.propose(
-                f"device {name!r} gave no sign of life {whom} for {self.patience_s:g} s: it was "
+                f"device {name!r} gave no sign of life {whom}for {self.patience_s:g} s: it was "
                 "stopped, or its network is cut; --patience allows for longer"
             )
 
