@@ -6,6 +6,7 @@ the moment is noted. What follows is for the executor. Used by `planner.bench.fa
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -22,8 +23,12 @@ import planner.executor.binding as binding
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
-FAULTS = ("kill", "stop", "cut")
+FAULTS = ("kill", "stop", "cut", "hold")
+HOLD_S = 6
+"""Seconds for which Python's lock is held, so that no thread of the rank does anything."""
 LOOK_S = 0.05
+JOIN_S = 2.0
+"""After a rank has claimed its device: others have seen signs of its life."""
 
 
 class Fault:
@@ -74,11 +79,15 @@ class Fault:
         return self._steps >= int(self._given["step"])
 
     def _happen(self) -> None:
+        if self._given["phase"] == "join":
+            time.sleep(JOIN_S)
         (self._folder / "when").write_text(repr(time.monotonic()))
         fault = self._given["fault"]
         if fault == "cut":  # by somebody else, while this phase lasts
             while not (self._folder / "cut").exists():
                 time.sleep(LOOK_S)
+        elif fault == "hold":
+            ctypes.PyDLL(None).sleep(HOLD_S)
         else:
             os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 

@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _of(name: str, said: str) -> str:
-    """With the device's name, unless it says it."""
+    """In one line, with the device's name unless it says it."""
+    said = " ".join(said.split())
     return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"
 
 

@@ -14,8 +14,10 @@ from torch.distributed.distributed_c10d import Store
 
 from planner.executor.watch import Watch
 
-TIMEOUT = timedelta(days=1)
-"""Others may compute for long; who is gone is noticed by the watch."""
+TIMEOUT = timedelta(minutes=10)
+"""Where nobody notices who is gone."""
+WATCHED = timedelta(days=1)
+"""Where somebody does: others may compute for long."""
 PARTING = timedelta(seconds=10)
 
 
@@ -46,6 +48,10 @@ class Ranks:
     watch: Watch | None = None
     held: ExitStack = field(default_factory=ExitStack, compare=False)
 
+    @property
+    def _timeout(self) -> timedelta:
+        return TIMEOUT if self.watch is None else WATCHED
+
     def name(self, rank: int) -> str:
         """Of a rank's device."""
         return self.names[rank] if self.names else str(rank)
@@ -67,7 +73,7 @@ class Ranks:
         """
         self.store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{r}" for r in range(self.world)]
-        self.store.wait(keys, TIMEOUT)
+        self.store.wait(keys, self._timeout)
         return [value.decode() for value in self.store.multi_get(keys)]
 
     def meet(self, name: str) -> None:
@@ -80,7 +86,7 @@ class Ranks:
         """
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
-        self.store.wait([f"{name}/all"], TIMEOUT)
+        self.store.wait([f"{name}/all"], self._timeout)
 
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""

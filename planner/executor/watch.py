@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -37,6 +37,7 @@ GRACE_S = 2.0
 """For the main thread to put things back; then the process ends from here."""
 LINGER_S = 2.0
 """Who serves the store stays so long, so that others can read the reason."""
+MOST_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -75,6 +76,8 @@ class Watch(threading.Thread):
         self._wakes, self._wake = socket.socketpair()
         for end in (self._wakes, self._wake):
             end.setblocking(False)
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._wakes, selectors.EVENT_READ)
 
     def begin(self, address: StoreAddress, *, serves: bool) -> None:
         """Look after the store, and after signals; in the main thread.
@@ -107,7 +110,7 @@ class Watch(threading.Thread):
             Whom to watch, and how its device is called.
         """
         assert self._pulse is not None
-        self._pulse.look_after(rank, other, lambda s: self._judge(name, s, ""))
+        self._pulse.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
@@ -184,6 +187,7 @@ class Watch(threading.Thread):
             Exit code.
         """
         self.ending.because(line, code)
+        self.ending.leave()
         if self._pulse is not None and self._pulse.is_alive():
             self._pulse.propose(line)
             self._pulse.join(PUBLISH_S)
@@ -245,20 +249,14 @@ class Watch(threading.Thread):
                 self._end(self._proposal[0])
 
     def _listen(self) -> None:
-        """Wait a moment for signals and for what comes over lifelines."""
+        """Wait a moment for signals, and take what has come over lifelines."""
+        # lifelines by turns and not as they speak: many would wake this thread all the time
+        if self._ready.select(TICK_S):
+            self._take_signals(self._wakes.recv(64))
         with self._lock:
             connections = list(self._lifelines)
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._wakes, selectors.EVENT_READ)
-            for connection in connections:
-                with suppress(ValueError, OSError):  # closed meanwhile
-                    ready.register(connection, selectors.EVENT_READ)
-            found = [key.fileobj for key, _ in ready.select(TICK_S)]
-        if self._wakes in found:
-            self._take_signals(self._wakes.recv(64))
         for connection in connections:
-            if connection in found:
-                self._hear(connection)
+            self._hear(connection)
 
     def _hear(self, connection: socket.socket) -> None:
         with self._lock:
@@ -285,15 +283,19 @@ class Watch(threading.Thread):
         with self._lock:
             for line in self._lifelines.values():
                 line.silent_s += passed_s
-            silent = max(self._lifelines.values(), key=lambda x: x.silent_s, default=None)
-        if silent is not None:
-            self._judge(silent.name, silent.silent_s, f"to {self.device!r} ")
+            silent = {x.name: x.silent_s for x in self._lifelines.values()}
+        longest_s = max(silent.values(), default=0.0)
+        # one that is silent, or all of a site, or this device is cut off itself
+        together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
+        self._judge(together, longest_s, f"to {self.device!r} ")
 
-    def _judge(self, name: str, silent_s: float, whom: str) -> None:
+    def _judge(self, names: Sequence[str], silent_s: float, whom: str = "") -> None:
         if silent_s > self.patience_s:
+            said = ", ".join(map(repr, names[:MOST_NAMES]))
+            said += ", ..." if len(names) > MOST_NAMES else ""
             self.propose(
-                f"device {name!r} gave no sign of life {whom}for {self.patience_s:g} s: it was "
-                "stopped, or its network is cut; --patience allows for longer"
+                f"device {said} gave no sign of life {whom}for {self.patience_s:g} s: stopped, or "
+                "cut off; --patience allows for longer"
             )
 
     def _take_signals(self, numbers: bytes) -> None:
