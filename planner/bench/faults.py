@@ -146,11 +146,22 @@ class Run:
         time.sleep(GONE_S)
         files = [path.name for path in (self.folder / "tmp").iterdir()]
         files = [name for name in files if not name.startswith(TORCHS)]
-        return [f"process {number}" for number in _marked(self.mark)] + files
+        return [f"process {number}" for number in marked(self.mark)] + files
 
 
-def _marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment, but not those that have ended."""
+def marked(mark: str) -> list[int]:
+    """Processes with the mark in their environment, but not those that have ended.
+
+    Parameters
+    ----------
+    mark
+        Value of `MARK`.
+
+    Returns
+    -------
+    list[int]
+        Their numbers.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -183,7 +194,7 @@ def _run(mark: str) -> Iterator[Run]:
         try:
             yield run
         finally:
-            for number in _marked(mark):
+            for number in marked(mark):
                 os.kill(number, signal.SIGKILL)
             for process in run.processes.values():
                 process.wait()

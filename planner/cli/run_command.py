@@ -40,6 +40,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
+    sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
+    sub.add_argument("--every", type=positive, help="steps between two checkpoints; default 100")
+    sub.add_argument(
+        "--resume",
+        type=Path,
+        help="go on from the newest checkpoint of this folder; --steps counts those before too",
+    )
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
@@ -64,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
         args.trace,
         args.device,
         args.patience,
+        args.checkpoint,
+        args.every,
+        args.resume,
     )
     return launch(asked, as_json=args.json)
 
@@ -84,6 +94,8 @@ class LocalRun:
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     patience
         Seconds of a device's silence that end the run; None: the executor's own.
+    checkpoint, every, resume
+        Where checkpoints go and after how many steps, and where they were.
     """
 
     plan: Path
@@ -95,6 +107,9 @@ class LocalRun:
     trace: Path | None
     device: str
     patience: float | None = None
+    checkpoint: Path | None = None
+    every: int | None = None
+    resume: Path | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -167,31 +182,30 @@ class _Steps:
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
         elif event["event"] == "loss":
-            self.done[event["step"]]["loss"] = event["loss"]
+            self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
         else:
             assert self._predicted is not None
-            self.done.append(_step(event, self.done, self._predicted))
+            self.done.append(
+                {
+                    "step": event["step"],
+                    "loss": None,
+                    "measured_s": event["took_s"],
+                    "predicted_s": self._predicted[event["step"] % len(self._predicted)],
+                }
+            )
+            # losses come late and belong to the step they are of
+            if event["loss_step"] is not None:
+                self._of(event["loss_step"])["loss"] = event["loss"]
             self._say(_line(event, self.done[-1]["predicted_s"]))
+
+    def _of(self, step: int) -> dict[str, Any]:
+        first: int = self.done[0]["step"]
+        return self.done[step - first]
 
     def _say(self, text: str) -> None:
         if not self._as_json:
             print(text, flush=True)
-
-
-def _step(
-    event: dict[str, Any], steps: list[dict[str, Any]], predicted: list[float]
-) -> dict[str, Any]:
-    """A step that has ended; losses come late and belong to the step they are of."""
-    step = {
-        "step": event["step"],
-        "loss": None,
-        "measured_s": event["took_s"],
-        "predicted_s": predicted[event["step"] % len(predicted)],
-    }
-    if event["loss_step"] is not None:
-        [*steps, step][event["loss_step"]]["loss"] = event["loss"]
-    return step
 
 
 def _line(event: dict[str, Any], predicted_s: float) -> str:
@@ -220,8 +234,9 @@ def _summary(
         predicted = mine[0]["predicted_s"]
         what = "" if len(set(plan.cycle)) == 1 else f" ({plan.schedules[k].name})"
         print(
-            f"median of steps 1 to {len(steps) - 1}{what}: measured {middle:.3f} s, predicted on "
-            f"this machine {predicted:.3f} s ({middle / predicted - 1:+.0%}), planned on "
+            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
+            f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
+            f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
         )
 
@@ -242,6 +257,9 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--trace", asked.trace),
         ("--device", asked.device),
         ("--patience", asked.patience),
+        ("--checkpoint", asked.checkpoint),
+        ("--every", asked.every),
+        ("--resume", asked.resume),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -22,6 +22,7 @@ from torch.distributed import DistError
 from planner.clock.timeline import from_records
 from planner.executor.binding import WAIT_S, MissingError, join, own_name, patience_s
 from planner.executor.calibrate import calibrate
+from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.connections import ConnectionLost
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.helper import Helper
@@ -37,6 +38,14 @@ from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
+EVERY = 100
+ALIKE = (
+    *("steps", "every", "rest", "impose", "speed", "shrink"),
+    *("own_pace", "learning_rate", "optimizer"),
+)
+"""Options that all ranks must be given alike."""
+FILES = ("data", "calibrate", "trace", "checkpoint", "resume")
+"""Given to all ranks or to none; the files may have other names elsewhere."""
 SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
 
@@ -84,6 +93,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
     parser.add_argument("--data", type=Path, help="text file; default: synthetic")
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
+    parser.add_argument("--every", type=int, default=EVERY, help="steps between two checkpoints")
+    parser.add_argument(
+        "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
+    )
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument(
@@ -127,8 +141,12 @@ def _torch_device(choice: str) -> torch.device:
 def _run(args: argparse.Namespace, watch: Watch) -> int:
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
-    if args.impose and (args.own_pace or args.calibrate is not None):
-        raise ValueError("--impose runs no model; leave out --own-pace and --calibrate")
+    if args.impose and (args.own_pace or args.calibrate or args.checkpoint or args.resume):
+        raise ValueError(
+            "--impose runs no model; leave out --own-pace, --calibrate, --checkpoint and --resume"
+        )
+    if args.every < 1:
+        raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
         raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
     for option in ("wait", "patience"):
@@ -146,6 +164,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
+    first, checkpoints = 0, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -166,9 +185,10 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
+        first, checkpoints = _checkpoints(args, plan, ranks, learner, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-    steps = _steps(args, plan, worker)
+    steps = _steps(args, plan, worker, first, checkpoints)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
@@ -183,23 +203,56 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
 
 def _settings(args: argparse.Namespace) -> str:
     """What all ranks must be told alike: numbers, and what they do together or not at all."""
-    alike = ("steps", "rest", "impose", "speed", "shrink", "own_pace", "learning_rate", "optimizer")
-    said = {name: getattr(args, name) for name in alike}
-    # the files may have other names elsewhere
-    said |= {name: getattr(args, name) is not None for name in ("data", "calibrate", "trace")}
+    said = {name: getattr(args, name) for name in ALIKE}
+    said |= {name: getattr(args, name) is not None for name in FILES}
     return " ".join(f"{name}={value}" for name, value in said.items())
 
 
-def _steps(args: argparse.Namespace, plan: TrainingPlan, worker: Worker) -> list[StepRecord]:
+def _checkpoints(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    watch: Watch,
+) -> tuple[int, Checkpoints | None]:
+    """How many steps were done before, and what writes checkpoints."""
+
+    def written(steps: int) -> None:
+        watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
+
+    first = 0
+    if args.resume is not None:
+        first = resume(args.resume, plan, ranks, learner, args.optimizer)
+        if first >= args.steps:
+            raise ValueError(
+                f"--steps is {args.steps}, but {first} were done; give the number of all steps, "
+                "with those that were done"
+            )
+    if args.checkpoint is None:
+        return first, None
+    settings = {"optimizer": args.optimizer, "learning_rate": args.learning_rate}
+    more = (plan, ranks, learner, settings, written)
+    return first, Checkpoints(args.checkpoint, args.every, *more)
+
+
+def _steps(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    worker: Worker,
+    first: int,
+    checkpoints: Checkpoints | None,
+) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
     progress = Progress(plan.predicted.step_s / args.speed, args.events)
-    for record in worker.steps(args.steps, args.rest):
+    for record in worker.steps(args.steps - first, args.rest, first):
         if args.record is None:
             records.clear()
         records.append(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
+        if checkpoints is not None:
+            checkpoints.after(record.step)
     if worker.rank == 0:
         progress.end(worker.losses)
     return records

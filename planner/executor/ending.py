@@ -28,10 +28,13 @@ class Ending:
         The reason, None as long as the run goes on.
     code
         What the process ends with.
+    hint
+        Said behind the reason.
     """
 
     def __init__(self) -> None:
         self.line: str | None = None
+        self.hint = ""
         self.code = FAILED
         self._known = threading.Event()
         self._lock = threading.Lock()
@@ -85,7 +88,7 @@ class Ending:
             if self.line:
                 # straight to the descriptor: another thread may hold what Python writes through
                 with suppress(OSError):
-                    os.write(2, f"{PREFIX}{self.line}\n".encode())
+                    os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
         return self.code
 
     def force(self) -> None:

@@ -78,7 +78,7 @@ class Worker:
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
         self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
 
-    def steps(self, count: int, rest: int = 0) -> Iterator[StepRecord]:
+    def steps(self, count: int, rest: int = 0, first: int = 0) -> Iterator[StepRecord]:
         """Train; yields after every step.
 
         Parameters
@@ -87,6 +87,8 @@ class Worker:
             Steps that chain, each beginning when the one before has ended.
         rest
             Steps before them that all ranks begin together.
+        first
+            Number of the first of the steps that chain: those before it were done.
 
         Yields
         ------
@@ -101,7 +103,7 @@ class Worker:
             The run is over.
         """
         cycle = self.plan.cycle
-        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(count))]
+        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
             wanted = self._wiring.connections
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
@@ -110,10 +112,10 @@ class Worker:
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
                 grow_windows(_busy(connections), self._wiring.flight_bytes())
-            yield from self._walk(walk, rest, connections)
+            yield from self._walk(walk, rest, first, connections)
 
     def _walk(
-        self, walk: Sequence[int], rest: int, connections: Connections
+        self, walk: Sequence[int], rest: int, first: int, connections: Connections
     ) -> Iterator[StepRecord]:
         failure = Failure()
         if self.ranks.watch is not None:
@@ -122,12 +124,13 @@ class Worker:
         outbox = Outbox(pipeline, failure, self._wiring.rates())
         inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
-        teller = self._teller(_of(connections, Purpose.LOSSES), len(walk))
+        told = range(first, first + len(walk))
+        teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
                 self.began_s = time.monotonic()
-            step = serial if serial < rest else serial - rest
+            step = serial if serial < rest else first + serial - rest
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
@@ -187,7 +190,9 @@ class Worker:
                 store.set(f"{name}/moment", repr(moment))
             Sleeper().until(float(store.get(f"{name}/moment")))
 
-    def _teller(self, connections: dict[int, Connection], steps: int) -> Losses | LossSender | None:
+    def _teller(
+        self, connections: dict[int, Connection], steps: range
+    ) -> Losses | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
         tellers = self._wiring.tellers
         if self.rank == 0 and tellers:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.executor.launch import ROOT, torchrun
 torch = pytest.importorskip("torch")
 
 from planner.bench._fault_rank import PHASES  # noqa: E402
-from planner.bench.faults import cut  # noqa: E402
+from planner.bench.faults import MARK, cut, marked  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.pulse import Pulse, publish  # noqa: E402
@@ -177,6 +178,36 @@ def test_a_cut_is_named(victim: int, others: list[int]) -> None:
     assert row.seconds is not None and row.left == []
     assert row.codes == [FAILED] * 6 and sum(row.said.values()) == 6
     assert all(repr(row.victim) in reason for reason in row.said)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_who_started_them(tmp_path: Path) -> None:
+    """SIGKILL of the process that serves the store for all of one machine: nothing goes on."""
+    path, names = plan_of([[0, 1, 2]], tmp_path), ["0", "1", "2"]
+    given = {"device": "none", "fault": "kill", "phase": "forward", "step": 0, "folder": "/"}
+    words = hurt(path, given, "--device", "cpu", "--devices", *names)
+    mark = f"starter-{os.getpid()}"
+    with (tmp_path / "out").open("w") as out:
+        starter = subprocess.Popen(
+            [sys.executable, "-m", "planner.bench._fault_local", *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT), MARK: mark},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        until = time.monotonic() + 60
+        while len(marked(mark)) < 4 and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(5)
+        starter.kill()
+        starter.wait()
+        until = time.monotonic() + 60
+        while (left := marked(mark)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert left == []
+    finally:
+        for number in marked(mark):
+            os.kill(number, signal.SIGKILL)
 
 
 def test_a_missing_rank_is_named_after_the_wait(tmp_path: Path) -> None:
