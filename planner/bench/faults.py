@@ -47,7 +47,7 @@ NAMES = ("Oregon", "Ohio", "London", "Tokyo", "Paris", "Sydney")
 LATENCY_S, BYTES_PER_S = 0.01, 1e7
 STEP, STEPS = 3, "5000"
 """When it happens, and more than are ever done."""
-WAIT = "10"
+WAIT = "20"
 LIMIT_S = 90.0
 """After that a run is counted as hanging."""
 LOOK_S = 0.02
