@@ -26,8 +26,9 @@ from planner.executor.ranks import Ranks
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
 """Magic number, purpose and rank: the first bytes on a connection."""
-CONNECT_S = 10.0
-"""All ranks are there when connections are opened: who does not answer cannot be reached."""
+CONNECT_S, RANK_S = 10.0, 0.25
+"""All ranks are there when connections are opened: who does not answer for so long, and so much
+longer for each of them, cannot be reached."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """A silent connection is asked for a sign of life after so many seconds, again after so many, so
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
@@ -101,13 +102,14 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
     asked = sorted(set(wanted))
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
     lower = len(asked) - len(higher)
+    limit_s = CONNECT_S + RANK_S * ranks.world
     with _listen(own_address(), len(asked) + 1) as server:
         host, port = server.getsockname()[:2]
         addresses = ranks.share(f"{name}/address", f"{host} {port}")
         found: Connections = {}
         with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
             opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks, w[1]), higher)
-            server.settimeout(CONNECT_S)
+            server.settimeout(limit_s)
             try:
                 for _ in range(lower):
                     purpose, other, connection = _accept(server)
@@ -116,7 +118,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
                 missing = min(other for _, other in set(asked) - set(higher) - set(found))
                 raise ConnectionLost(
                     f"device {ranks.name(missing)!r} did not connect to "
-                    f"{ranks.name(ranks.rank)!r} within {CONNECT_S:g} s ({error})"
+                    f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})"
                 ) from None
             found |= dict(zip(higher, opened, strict=True))
     for (_, other), connection in found.items():
@@ -269,8 +271,9 @@ def _listen(host: str, backlog: int) -> socket.socket:
 
 def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connection:
     host, port = address.split()
+    limit_s = CONNECT_S + RANK_S * ranks.world
     try:
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection = socket.create_connection((host, int(port)), timeout=limit_s)
     except OSError as error:
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "

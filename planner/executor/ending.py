@@ -37,7 +37,7 @@ class Ending:
         self.hint = ""
         self.code = FAILED
         self._known = threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._out = threading.Lock(), threading.Lock()
         self._said = False
         self._wake: list[Callable[[], None]] = []
         self._undo: list[Callable[[], None]] = []
@@ -79,16 +79,16 @@ class Ending:
 
     def leave(self) -> int:
         """Say the reason, unless that was done; returns the exit code."""
-        with self._lock:
-            said, self._said = self._said, True
-        if not said:
-            for undo in self._undo:
-                with suppress(Exception):
-                    undo()
-            if self.line:
-                # straight to the descriptor: another thread may hold what Python writes through
-                with suppress(OSError):
-                    os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
+        with self._out:
+            if not self._said:
+                for undo in self._undo:
+                    with suppress(Exception):
+                        undo()
+                if self.line:
+                    # straight to the descriptor: a thread may hold what Python writes through
+                    with suppress(OSError):
+                        os.write(2, f"{PREFIX}{self.line}{self.hint}\n".encode())
+            self._said = True
         return self.code
 
     def force(self) -> None:

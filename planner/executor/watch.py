@@ -8,6 +8,7 @@ short looks: a machine that is busy, or a process that was stopped, takes none o
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import socket
@@ -34,8 +35,8 @@ PUBLISH_S = 3.0
 CAUSE_S = 2.0
 """A closed connection or a signal only follows from something: so long may the cause take."""
 GRACE_S = 2.0
-"""For the main thread to put things back; then the process ends from here."""
-LINGER_S = 2.0
+"""For the main thread to begin to leave; then the process ends from here."""
+LINGER_S = GRACE_S
 """Who serves the store stays so long, so that others can read the reason."""
 MOST_NAMES = 8
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -73,6 +74,7 @@ class Watch(threading.Thread):
         self._proposal = ("", FAILED)
         self._signal: tuple[int, float] | None = None
         self._over = False
+        self._leaving = False
         self._wakes, self._wake = socket.socketpair()
         for end in (self._wakes, self._wake):
             end.setblocking(False)
@@ -166,6 +168,7 @@ class Watch(threading.Thread):
         int
             Exit code.
         """
+        self._leaving = True
         if not self.ending.wait(CAUSE_S):
             self.propose(line)
             self.ending.wait(PUBLISH_S)
@@ -186,6 +189,7 @@ class Watch(threading.Thread):
         int
             Exit code.
         """
+        self._leaving = True
         self.ending.because(line, code)
         self.ending.leave()
         if self._pulse is not None and self._pulse.is_alive():
@@ -205,6 +209,7 @@ class Watch(threading.Thread):
         line
             The reason if there is none.
         """
+        self._leaving = True
         self.ending.because(line)
         code = self.ending.leave()
         if self._serves:
@@ -230,9 +235,7 @@ class Watch(threading.Thread):
             now = time.monotonic()
             passed, looked = min(now - looked, 2 * TICK_S), now
             if self.ending.line is not None:
-                if now - ended > GRACE_S:
-                    if self._serves:
-                        time.sleep(LINGER_S)
+                if now - ended > GRACE_S and not self._leaving:
                     self.ending.force()
                 continue
             ended = now
@@ -283,7 +286,9 @@ class Watch(threading.Thread):
         with self._lock:
             for line in self._lifelines.values():
                 line.silent_s += passed_s
-            silent = {x.name: x.silent_s for x in self._lifelines.values()}
+            silent: dict[str, float] = {}
+            for line in self._lifelines.values():  # of two to one device, the one that was heard
+                silent[line.name] = min(line.silent_s, silent.get(line.name, math.inf))
         longest_s = max(silent.values(), default=0.0)
         # one that is silent, or all of a site, or this device is cut off itself
         together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
