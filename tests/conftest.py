@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -19,6 +21,9 @@ from planner.workload.workload import Workload
 # machines are noisy: how long an example takes proves nothing
 settings.register_profile("planner", deadline=None, derandomize=True)
 settings.load_profile("planner")
+
+# whoever starts the tests in the background has them ignore interrupts, also those under test
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
