@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from planner.checker.plan_network import mean_links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import AveragingGroup, TrainingPlan
 
 if TYPE_CHECKING:
@@ -303,9 +303,10 @@ class _Clock:
     @staticmethod
     def _parts(group: AveragingGroup) -> Floats:
         """``float[m, m]``: what of the vector each member gives each other, sums included."""
-        share = np.array(group.shares)
-        gives = np.array(group.contributes, dtype=np.float64)
-        gets = np.array(group.receives, dtype=np.float64)
+        start, stop = group.slice
+        share = np.array(group.shares) * (stop - start)
+        gives = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
+        gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
         return np.asarray(np.outer(gives, share) + np.outer(share, gets))
 
     def _load(self, members: Sequence[int], sent: Floats) -> dict[int, float]:

@@ -54,8 +54,8 @@ def _group_s(
     group: AveragingGroup, gradient_bytes: float, latency: Floats, bandwidth: Floats
 ) -> float:
     pick = np.ix_(group.members, group.members)
-    share = np.array(group.shares)
-    gives, gets = np.array(group.contributes), np.array(group.receives)
+    share = np.array(group.shares) * group.width
+    gives, gets = np.array(group.gives), np.array(group.gets)
     off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums
     to_reducer = latency[pick] + share[None, :] * gradient_bytes / bandwidth[pick]

@@ -53,7 +53,8 @@ class Rounds(NamedTuple):
 def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     """Bytes that every member sends every other in a round.
 
-    Member i gives member k the share that k sums, and gets back its sum unless it is a helper.
+    Member i gives member k the share that k sums, and gets back its sum unless it is a helper. A
+    round may do one part of that only, with a slice of the vector.
 
     Parameters
     ----------
@@ -72,9 +73,10 @@ def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
     a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is a helper.
     """
-    share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
-    gets = np.array(group.receives, dtype=float)
-    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * vector_bytes
+    share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
+    gets = np.array(group.gets, dtype=float)
+    size = vector_bytes * group.width
+    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
 
@@ -125,6 +127,45 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
     for r, size in _shared_needs(index, sent, links).items():
         fullest = max(fullest, size / float(links.capacity_bytes_per_s[r]))
     return fullest + return_s(group, links)
+
+
+def rounds_s(
+    averaging: Sequence[Sequence[AveragingGroup]], vector_bytes: float, links: Links
+) -> float:
+    """Seconds of a stage's rounds, one after the other, on links that carry nothing else.
+
+    Parameters
+    ----------
+    averaging
+        Rounds of groups; the groups of a round go at the same time.
+    vector_bytes
+        Of the whole vector on the wire.
+    links
+        Where.
+
+    Returns
+    -------
+    float
+        Where groups share sites' lines, at least what these lines take for all of them.
+    """
+    total = 0.0
+    for groups in averaging:
+        longest, lines = (
+            0.0,
+            dict.fromkeys(range(2 * len(links), len(links.capacity_bytes_per_s)), 0.0),
+        )
+        for group in groups:
+            longest = max(longest, round_s(group, vector_bytes, links))
+            if lines and len(group.members) > 1:
+                sent = group_bytes(group, vector_bytes)
+                for r, size in _shared_needs(np.array(group.members), sent, links).items():
+                    if r in lines:
+                        lines[r] += size
+        busy = max(
+            (size / float(links.capacity_bytes_per_s[r]) for r, size in lines.items()), default=0.0
+        )
+        total += max(longest, busy)
+    return total
 
 
 def compile_rounds(

@@ -16,7 +16,7 @@ from torch import Tensor
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.transport import Outbox
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import AveragingGroup
 
 
@@ -30,8 +30,8 @@ class Averaging:
         This process.
     rounds
         Its group in every round. One round over all gives the sum, equal on all members bit for
-        bit. In several rounds every group takes its mean; a valid plan's rounds give the mean of
-        all.
+        bit, and so do the rounds of two levels. In other rounds every group takes its mean; a valid
+        plan's rounds give the mean of all.
     paces
         Of each round.
     devices
@@ -97,7 +97,7 @@ class Averaging:
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""
-        if len(self.rounds) == 1:
+        if len(self.rounds) == 1 or any(group.phase is not Phase.ALL for group in self.rounds):
             return 1.0
         last = number == len(self.rounds) - 1
         return (self.devices if last else 1) / len(self.rounds[number].members)

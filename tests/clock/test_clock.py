@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
 from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.training_plan.choices import Phase
 from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
@@ -81,6 +83,31 @@ def random_plan(seed: int) -> TrainingPlan:
     return plan.replace(averaging=tuple(averaging))
 
 
+def levels(
+    sites: Sequence[tuple[int, ...]], between: tuple[float, ...]
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    """Sums within sites, of which as many devices hold slices as the smallest site has."""
+    slices = min(map(len, sites))
+    ends = [k / slices for k in range(slices + 1)]
+    every = {len(site): (True,) * len(site) for site in (*sites, sites)}
+    shares = [(1 / slices,) * slices + (0.0,) * (len(site) - slices) for site in sites]
+    inner = [(site, share, every[len(site)]) for site, share in zip(sites, shares, strict=True)]
+    return (
+        tuple(AveragingGroup(*one, phase=Phase.REDUCE) for one in inner),
+        tuple(
+            AveragingGroup(
+                tuple(site[k] for site in sites),
+                between,
+                every[len(sites)],
+                slice=(ends[k], ends[k + 1]),
+                phase=Phase.EXCHANGE,
+            )
+            for k in range(slices)
+        ),
+        tuple(AveragingGroup(*one, phase=Phase.SPREAD) for one in inner),
+    )
+
+
 def _helped(group: AveragingGroup, device: int, share: float) -> AveragingGroup:
     return AveragingGroup(
         (*group.members, device),
@@ -97,6 +124,8 @@ def _rounds(
         a, b, c, d = group
         pairs = [[(a, b), (c, d)], [(a, c), (b, d)]]
         return tuple(tuple(AveragingGroup.equal(pair) for pair in one) for one in pairs)
+    if len(group) > 1 and rng.random() < 0.3:
+        return levels([group[: len(group) // 2], group[len(group) // 2 :]], (0.25, 0.75))
     share = rng.choice([0.0, 1.0, 2.0], len(group))
     share[0] += 1
     gives = rng.random(len(group)) < 0.7
