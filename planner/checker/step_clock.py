@@ -295,7 +295,9 @@ class _Clock:
     def _sent(self, stage: int, group: AveragingGroup) -> Floats:
         """``float[m, m]``: bytes that each member sends each other: its part, and sums."""
         # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-        wire = 1028 / 4096 if self.plan.codec is Codec.INT8 else 1.0
+        # within sites sums stay as they are
+        coded = self.plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
+        wire = 1028 / 4096 if coded else 1.0
         sent = self._gradient_bytes(stage) * wire * self._parts(group)
         np.fill_diagonal(sent, 0.0)
         return np.asarray(sent)

@@ -43,9 +43,9 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
-        sent = gradient[stage] * plan.codec.wire_ratio
+        size = {g: gradient[stage] * g.codec(plan.codec).wire_ratio for r in rounds for g in r}
         seconds[stage] = sum(
-            max(_group_s(g, sent, latency, bandwidth) for g in groups) for groups in rounds
+            max(_group_s(g, size[g], latency, bandwidth) for g in groups) for groups in rounds
         )
     return seconds
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
 
@@ -50,7 +51,7 @@ class Rounds(NamedTuple):
     round: Ints
 
 
-def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
+def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
     """Bytes that every member sends every other in a round.
 
     Member i gives member k the share that k sums, and gets back its sum unless it is a helper. A
@@ -61,7 +62,9 @@ def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     group
         The round's group.
     vector_bytes
-        Of the whole vector on the wire.
+        Of the whole vector.
+    codec
+        How it is written on the wire.
 
     Returns
     -------
@@ -75,7 +78,7 @@ def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     """
     share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
     gets = np.array(group.gets, dtype=float)
-    size = vector_bytes * group.width
+    size = vector_bytes * group.width * group.codec(codec).wire_ratio
     sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
@@ -102,7 +105,9 @@ def return_s(group: AveragingGroup, links: Links) -> float:
     return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
 
-def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
+def round_s(
+    group: AveragingGroup, vector_bytes: float, links: Links, codec: Codec = Codec.NONE
+) -> float:
     """Seconds of a round on links that carry nothing else.
 
     Parameters
@@ -110,9 +115,11 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
     group
         The round's group.
     vector_bytes
-        Of the whole vector on the wire.
+        Of the whole vector.
     links
         Where.
+    codec
+        How the vector is written on the wire.
 
     Returns
     -------
@@ -122,7 +129,7 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
     if len(group.members) == 1:
         return 0.0
     index = np.array(group.members)
-    sent = group_bytes(group, vector_bytes)
+    sent = group_bytes(group, vector_bytes, codec)
     fullest = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
     for r, size in _shared_needs(index, sent, links).items():
         fullest = max(fullest, size / float(links.capacity_bytes_per_s[r]))
@@ -130,7 +137,10 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
 
 
 def rounds_s(
-    averaging: Sequence[Sequence[AveragingGroup]], vector_bytes: float, links: Links
+    averaging: Sequence[Sequence[AveragingGroup]],
+    vector_bytes: float,
+    links: Links,
+    codec: Codec = Codec.NONE,
 ) -> float:
     """Seconds of a stage's rounds, one after the other, on links that carry nothing else.
 
@@ -139,9 +149,11 @@ def rounds_s(
     averaging
         Rounds of groups; the groups of a round go at the same time.
     vector_bytes
-        Of the whole vector on the wire.
+        Of the whole vector.
     links
         Where.
+    codec
+        How the vector is written on the wire.
 
     Returns
     -------
@@ -155,9 +167,9 @@ def rounds_s(
             dict.fromkeys(range(2 * len(links), len(links.capacity_bytes_per_s)), 0.0),
         )
         for group in groups:
-            longest = max(longest, round_s(group, vector_bytes, links))
+            longest = max(longest, round_s(group, vector_bytes, links, codec))
             if lines and len(group.members) > 1:
-                sent = group_bytes(group, vector_bytes)
+                sent = group_bytes(group, vector_bytes, codec)
                 for r, size in _shared_needs(np.array(group.members), sent, links).items():
                     if r in lines:
                         lines[r] += size
@@ -170,7 +182,8 @@ def rounds_s(
 
 def compile_rounds(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
-    wire_bytes: Sequence[float],
+    vector_bytes: Sequence[float],
+    codec: Codec,
     links: Links,
     pairs: Pairs,
 ) -> Rounds:
@@ -180,8 +193,10 @@ def compile_rounds(
     ----------
     averaging
         Per stage, rounds of groups.
-    wire_bytes
-        Per stage, bytes of its vector on the wire.
+    vector_bytes
+        Of every stage's vector.
+    codec
+        How it is written on the wire.
     links
         Where.
     pairs
@@ -209,7 +224,7 @@ def compile_rounds(
         for d in group.members:
             of[d].append(g)
         index = np.array(group.members)
-        sent = group_bytes(group, wire_bytes[stage])
+        sent = group_bytes(group, vector_bytes[stage], codec)
         used = number[np.ix_(index, index)]
         alone = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
         pair_s.append(float(alone[used == NONE].max(initial=0.0)))

@@ -12,6 +12,7 @@ from planner.compose.levels import two_levels
 from planner.compose.request import Shares
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import shares_of
 
@@ -24,6 +25,7 @@ def averaging_rounds(
     shares: str,
     group_size: int | None,
     vector_bytes: float,
+    codec: Codec = Codec.NONE,
 ) -> Rounds:
     """Rounds of one stage, in which every device contributes.
 
@@ -42,7 +44,9 @@ def averaging_rounds(
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
     vector_bytes
-        The stage's gradients, in bytes on the wire.
+        The stage's gradients.
+    codec
+        How they are written on the wire.
 
     Returns
     -------
@@ -73,14 +77,14 @@ def averaging_rounds(
     def make(m: tuple[int, ...]) -> AveragingGroup:
         if shares == Shares.EQUAL:
             return AveragingGroup.equal(m)
-        return adaptive_group(cluster, m, vector_bytes)
+        return adaptive_group(cluster, m, vector_bytes * codec.wire_ratio)
 
     made = tuple(tuple(make(m) for m in groups) for groups in rounds)
     if shares == Shares.EQUAL or group_size is not None:
         return made
     levels, links = two_levels(cluster, group), Links.of(cluster)
     found = [made] if levels is None else [made, levels]
-    return min(found, key=lambda one: rounds_s(one, vector_bytes, links))
+    return min(found, key=lambda one: rounds_s(one, vector_bytes, links, codec))
 
 
 def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:

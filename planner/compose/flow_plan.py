@@ -22,7 +22,7 @@ from planner.compose.straight import eagerly_served
 from planner.lp.flow import FlowRates, SharedLines, StageFlow, solve_flow
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.choices import Head
+from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import StageCosts, split_costs
@@ -291,12 +291,13 @@ def drafted(
         links,
         room,
     )
+    codec = Codec(question.request.codec)
     seconds = 0.0
     late = np.ones(len(flow.stage))
     for group, its_nodes, (rounds, size) in zip(
         groups, node_of, stage_averaging(asked, shape, groups), strict=True
     ):
-        averaging = rounds_s(rounds, size, links)
+        averaging = rounds_s(rounds, size, links, codec)
         here, at = list(group), np.array(its_nodes)
         busy = end[here] > 0
         update = max(times.update_s[d] for d in group)

@@ -18,6 +18,7 @@ from planner.compose.pricing import compute_times, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Codec
 
 Floats = NDArray[np.float64]
 
@@ -67,7 +68,8 @@ def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -
         return np.zeros(shape.stages)
     links = Links.of(question.cluster)
     averaging = stage_averaging(question, shape, assignment.groups)
-    return np.array([round_s(rounds[0][0], vector, links) for rounds, vector in averaging])
+    codec = Codec(question.request.codec)
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in averaging])
 
 
 class _Way:

@@ -81,7 +81,8 @@ class Averaging:
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
-                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, room)
+                codec = group.codec(self.codec)
+                exchange = Exchange(vector, group, self.rank, peers, codec, pace, scale, room)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)

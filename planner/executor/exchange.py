@@ -290,6 +290,7 @@ class Exchange:
         self._due = [sum(self._sizes[k][c] > 0 for k in reducers) for c in range(pace.chunks)]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
+        self._answers = self._open > 0
         # without answers nothing holds back those who are ahead but who does not read on
         self._unsummed = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
         self._memory = peers.memory(message_length(max(self._sizes[self._me]), codec))
@@ -312,7 +313,8 @@ class Exchange:
             self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
         self._peers.wait_until(lambda: self._pace.early or not self._unready)
-        contributions = deque(range(min(self._pace.window, self._pace.chunks)))
+        window = self._pace.window if self._answers else self._pace.chunks
+        contributions = deque(range(min(window, self._pace.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
         self._begin_slowly(contributions, sums, *self._room())
         for c in contributions:
@@ -353,7 +355,7 @@ class Exchange:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
                         values += self._sizes[k][c]
-            if self._answered[c]:
+            if self._answered[c] or not self._answers:
                 break
             c += self._pace.window
         return message_length(values, self._codec)

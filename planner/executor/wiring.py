@@ -117,7 +117,7 @@ class Wiring:
         paces = [
             pace_of(
                 group,
-                gradient * plan.codec.wire_ratio / imposed.shrink,
+                gradient * group.codec(plan.codec).wire_ratio / imposed.shrink,
                 plan.cluster,
                 speed=imposed.speed,
                 shrink=imposed.shrink,

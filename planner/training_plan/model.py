@@ -225,6 +225,14 @@ class AveragingGroup:
         """The part of the vector that the group works on."""
         return self.slice[1] - self.slice[0]
 
+    def codec(self, codec: Codec) -> Codec:
+        """How it writes on the wire where gradients are written so.
+
+        Sums within a site stay as they are, and what all of a site get is bit for bit what others
+        do.
+        """
+        return codec if self.phase in (Phase.ALL, Phase.EXCHANGE) else Codec.NONE
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; what says nothing is left out: all receive, the whole slice, phase."""
         data: dict[str, Any] = {

@@ -15,11 +15,11 @@ Pair = tuple[int, int]
 CLOSE = 1e-12
 
 
-def resources(cluster: Cluster) -> dict[str, tuple[float, set[Pair]]]:
+def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
     """Capacity and pairs of every resource that pairs share."""
     n, bandwidth = len(cluster), cluster.network.bandwidth_bytes_per_s
     everybody = range(n)
-    found: dict[str, tuple[float, set[Pair]]] = {}
+    found: dict[object, tuple[float, set[Pair]]] = {}
     for d in everybody:
         out = {(d, e) for e in everybody if e != d}
         back = {(e, d) for e in everybody if e != d}
@@ -172,7 +172,7 @@ class Reference:
             self.end_round(g, self.now, self.now)
             return
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
-        vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage] * plan.codec.wire_ratio
+        vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
         share = dict(zip(group.members, group.shares, strict=True))
         gives = dict(zip(group.members, group.contributes, strict=True))
         gets = dict(zip(group.members, group.receives, strict=True))
@@ -180,6 +180,7 @@ class Reference:
             gets = dict.fromkeys(gets, False)
         if group.phase == "spread":
             gives = dict.fromkeys(gives, False)
+        vector *= group.codec(plan.codec).wire_ratio
         vector *= group.slice[1] - group.slice[0]
         sent = {
             (i, j): vector * (share[j] * gives[i] + share[i] * gets[j])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +15,13 @@ from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
 from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.choices import Phase
 from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.clock.reference import Reference
-from tests.conftest import make_plan, tiny_workload
+from tests.conftest import levels, make_plan, tiny_workload
 
 SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
 
@@ -81,31 +79,6 @@ def random_plan(seed: int) -> TrainingPlan:
         if len(averaging[j]) == 1:
             averaging[j] = ((_helped(averaging[j][0][0], d, float(rng.choice([0.2, 0.5, 1.0]))),),)
     return plan.replace(averaging=tuple(averaging))
-
-
-def levels(
-    sites: Sequence[tuple[int, ...]], between: tuple[float, ...]
-) -> tuple[tuple[AveragingGroup, ...], ...]:
-    """Sums within sites, of which as many devices hold slices as the smallest site has."""
-    slices = min(map(len, sites))
-    ends = [k / slices for k in range(slices + 1)]
-    every = {len(site): (True,) * len(site) for site in (*sites, sites)}
-    shares = [(1 / slices,) * slices + (0.0,) * (len(site) - slices) for site in sites]
-    inner = [(site, share, every[len(site)]) for site, share in zip(sites, shares, strict=True)]
-    return (
-        tuple(AveragingGroup(*one, phase=Phase.REDUCE) for one in inner),
-        tuple(
-            AveragingGroup(
-                tuple(site[k] for site in sites),
-                between,
-                every[len(sites)],
-                slice=(ends[k], ends[k + 1]),
-                phase=Phase.EXCHANGE,
-            )
-            for k in range(slices)
-        ),
-        tuple(AveragingGroup(*one, phase=Phase.SPREAD) for one in inner),
-    )
 
 
 def _helped(group: AveragingGroup, device: int, share: float) -> AveragingGroup:
