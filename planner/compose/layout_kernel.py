@@ -188,8 +188,14 @@ def averaging_s(
             least = min(least, held[s])
     if used <= 1:
         return seconds
+    back_s = 0.0
+    for c in range(len(row)):
+        for d in range(len(row)):
+            if row[c] > 0 and row[d] > 0 and (c != d or row[c] > 1):
+                back_s = max(back_s, links.there_and_back_s[c, d])
     for s in range(sites):
-        seconds = max(seconds, 2 * held[s] * (members - held[s]) / members * size / links.line[s])
+        crossing = 2 * held[s] * (members - held[s]) / members * size
+        seconds = max(seconds, crossing / links.line[s] + back_s)
     levels = np.inf
     if used < members and not links.equal:
         levels = _two_levels_s(size, row, links, held, used, least)

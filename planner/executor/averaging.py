@@ -16,8 +16,8 @@ from torch import Tensor
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.transport import Outbox
-from planner.training_plan.choices import Codec, Phase
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import AveragingGroup, in_levels
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Averaging:
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""
-        if len(self.rounds) == 1 or any(group.phase is not Phase.ALL for group in self.rounds):
+        if len(self.rounds) == 1 or in_levels([self.rounds]):
             return 1.0
         last = number == len(self.rounds) - 1
         return (self.devices if last else 1) / len(self.rounds[number].members)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import WHOLE, AveragingGroup, TrainingPlan
+from planner.training_plan.model import WHOLE, AveragingGroup, TrainingPlan, in_levels
 from planner.training_plan.shares import fraction_ends
 
 Floats = NDArray[np.float64]
@@ -142,8 +142,8 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     has_gradient = [
         place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
     ]
-    in_levels = rounds[0][0].phase is Phase.REDUCE
-    for weights in _weights_in_levels(rounds, place) if in_levels else [_weights(rounds, place)]:
+    levels = in_levels(rounds)
+    for weights in _weights_in_levels(rounds, place) if levels else [_weights(rounds, place)]:
         off = np.abs(weights[:, has_gradient] - 1)
         if off.size and off.max() > WEIGHT_TOLERANCE:
             i, k = np.unravel_index(int(off.argmax()), off.shape)

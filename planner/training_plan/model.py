@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from typing import Any
@@ -269,6 +269,17 @@ class AveragingGroup:
             raise PlanError("an averaging group has no members; give at least one")
         n = len(members)
         return cls(members, (1.0 / n,) * n, (True,) * n)
+
+
+def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage averages in two levels.
+
+    Parameters
+    ----------
+    rounds
+        Of a stage.
+    """
+    return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
 
 
 @dataclass(frozen=True)

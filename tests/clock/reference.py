@@ -127,7 +127,8 @@ class Reference:
         while any(t < len(self.steps) for t in self.step_of.values()):
             while sum(self.start(d) for d in range(n)) > 0:
                 pass
-            self.advance()
+            if any(t < len(self.steps) for t in self.step_of.values()):
+                self.advance()
         return self
 
     def chain(self, t: int, b: int) -> list[tuple[str, int]]:
