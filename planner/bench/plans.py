@@ -62,6 +62,35 @@ def _mixed() -> Cluster:
     return Cluster(network, Devices(flops, np.array([gpu.memory_bytes for gpu in gpus])))
 
 
+MACHINE_S, LAN_S, WAN_S = 5e-6, 1e-4, 0.015
+INSIDE, LAN_LINE, WAN_PAIR = 150e9, 25e9 / 8, 5e9 / 8
+"""Latencies in seconds and bytes per second: within a machine, from one to another of a region, and
+from one region to another."""
+
+
+def _machines(regions: Sequence[int]) -> Cluster:
+    """Machines of eight A100 behind one line each; ``regions`` says where each stands."""
+    machine = np.repeat(np.arange(len(regions)), 8)
+    region = np.array(regions)[machine]
+    same, near = machine[:, None] == machine, region[:, None] == region
+    network = Network(
+        np.where(same, MACHINE_S, np.where(near, LAN_S, WAN_S)),
+        np.where(same, INSIDE, np.where(near, LAN_LINE, WAN_PAIR)),
+        regions=[f"region {k}" for k in region],
+    )
+    sites = [f"machine {k}" for k in machine]
+    lines = dict.fromkeys(sites, LAN_LINE)
+    gpu = Devices.of_gpu("A100")
+    devices = Devices(
+        gpu.flops,
+        gpu.memory_bytes,
+        sites=sites,
+        site_upload_bytes_per_s=lines,
+        site_download_bytes_per_s=lines,
+    )
+    return Cluster(network, devices)
+
+
 @dataclass(frozen=True)
 class Instance:
     """Where and what to train.
@@ -132,6 +161,16 @@ INSTANCES = {
     "fluidstack": Instance(
         "fluidstack_32 (two sites of 16) A40, gpt3-1.3b",
         lambda: _regions("fluidstack_32", 1, "A40"),
+        "gpt3-1.3b",
+    ),
+    "machines": Instance(
+        "eight machines of 8 A100, 25 Gb/s each, gpt3-1.3b",
+        lambda: _machines([0] * 8),
+        "gpt3-1.3b",
+    ),
+    "machines-wan": Instance(
+        "eight machines of 8 A100, 25 Gb/s each, in three regions, 5 Gb/s a pair, gpt3-1.3b",
+        lambda: _machines([0, 0, 0, 1, 1, 1, 2, 2]),
         "gpt3-1.3b",
     ),
 }
