@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     environment = threads(len(names), cores())
     code, _ = run_local(
         *([sys.executable, *argv], names, environment),
-        print,
+        lambda line: print(line, flush=True),
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     return code

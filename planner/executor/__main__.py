@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -272,6 +273,7 @@ def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: S
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody may read any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

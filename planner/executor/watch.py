@@ -36,6 +36,8 @@ CAUSE_S = 2.0
 """A closed connection or a signal only follows from something: so long may the cause take."""
 GRACE_S = 2.0
 """For the main thread to begin to leave; then the process ends from here."""
+LEAVE_S = 8.0
+"""For the main thread to leave once it has begun to, telling others included."""
 LINGER_S = GRACE_S
 """Who serves the store stays so long, so that others can read the reason."""
 MOST_NAMES = 8
@@ -235,7 +237,7 @@ class Watch(threading.Thread):
             now = time.monotonic()
             passed, looked = min(now - looked, 2 * TICK_S), now
             if self.ending.line is not None:
-                if now - ended > GRACE_S and not self._leaving:
+                if now - ended > (LEAVE_S if self._leaving else GRACE_S):
                     self.ending.force()
                 continue
             ended = now

@@ -195,10 +195,7 @@ def test_ranks_end_with_who_started_them(tmp_path: Path) -> None:
             stderr=out,
         )
     try:
-        until = time.monotonic() + 60
-        while len(marked(mark)) < 4 and time.monotonic() < until:
-            time.sleep(0.1)
-        time.sleep(5)
+        wait_for(tmp_path / "out", "step")
         starter.kill()
         starter.wait()
         until = time.monotonic() + 60
