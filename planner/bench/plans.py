@@ -27,7 +27,7 @@ from planner.compose.planning import plan
 from planner.compose.rank_order import one_region, ranks_by_region
 from planner.compose.request import PlanRequest, Question
 from planner.network.atomic import write_text
-from planner.network.catalogue import intra_link, load_network
+from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems import ProblemError
@@ -176,6 +176,34 @@ INSTANCES = {
 }
 
 
+PRESETS = ("gpt2-small", "gpt2-large", "gpt3-1.3b", "gpt3-1.3b-40l", "llama-500m", "llama-1.5b")
+"""Small and large ones of each family."""
+
+
+def catalogue(gpu: str = "V100") -> dict[str, Instance]:
+    """Every shipped network, its complete part, with every one of `PRESETS`.
+
+    Parameters
+    ----------
+    gpu
+        That each of its devices has.
+
+    Returns
+    -------
+    dict[str, Instance]
+        By ``network/preset``.
+    """
+
+    def at(name: str) -> Callable[[], Cluster]:
+        return lambda: _regions(name, 1, gpu)
+
+    return {
+        f"{name}/{preset}": Instance(f"a {gpu} each", at(name), preset)
+        for name in list_networks()
+        for preset in PRESETS
+    }
+
+
 @dataclass(frozen=True)
 class Baseline:
     """One of what a plan is compared with.
@@ -190,6 +218,11 @@ class Baseline:
 
     step_s: float | None
     about: str
+
+
+def instances() -> dict[str, Instance]:
+    """All, by name."""
+    return INSTANCES | catalogue()
 
 
 @dataclass(frozen=True)
@@ -349,7 +382,7 @@ def measure(
     Row
         Where planning is refused, the reason stands in its place.
     """
-    instance = INSTANCES[name]
+    instance = instances()[name]
     cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
     step_s = bound_s = gap = None
@@ -403,7 +436,7 @@ def report(rows: Sequence[Row], before: str) -> str:
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/clock.md). Ratio: "
         "the plan's step over the best baseline's; below 1 the plan is faster.",
         "",
-        *(f"- {name}: {INSTANCES[name].about}" for name in shown),
+        *(f"- {name}: {instances()[name].about}" for name in shown),
         "",
         f"| instance | seed | plan | bound | gap | {' | '.join(NAMES)} | ratio | planning, s |",
         f"|{'---|' * (7 + len(NAMES))}",
@@ -484,8 +517,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-plans-{today}.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
     parser.add_argument(
-        "--instances", nargs="*", default=list(INSTANCES), choices=list(INSTANCES), metavar="NAME"
+        "--instances",
+        nargs="*",
+        choices=list(instances()),
+        metavar="NAME",
+        help=f"default: these {len(INSTANCES)}: {', '.join(INSTANCES)}; also NETWORK/PRESET",
     )
+    parser.add_argument("--catalogue", action="store_true", help="every NETWORK/PRESET instead")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--effort", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, help="end each search then, whatever the effort")
@@ -506,12 +544,12 @@ def main(argv: Sequence[str]) -> int:
     before = f"{os.getloadavg()[0]:.1f}"
     kept = _kept(args.results)
     rows = []
-    for name in args.instances:
+    for name in args.instances or (catalogue() if args.catalogue else INSTANCES):
         same: dict[str, Baseline] = {}
         for seed in args.seeds:
             row = kept.get((name, seed, asked))
             if row is None:
-                question = INSTANCES[name].question(request, seed)
+                question = instances()[name].question(request, seed)
                 same = same or seedless(question)
                 baselines = same | seeded(question, args.rule_effort)
                 row = measure(name, request, stop, seed, asked, baselines)
