@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -84,6 +85,17 @@ def positive(text: str) -> int:
     if count(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, found {text}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, found {text}")
+    return value
 
 
 def sizes(text: str) -> list[int]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,17 @@ from typing import Any
 import numpy as np
 
 from planner.checker.dispatch import check
-from planner.cli.arguments import positive
-from planner.cli.output import INVALID_PLAN, require_writable
+from planner.cli.arguments import positive, seconds
+from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
+from planner.workload.workload import Workload
+
+WAIT_S, START_S = 60.0, 4.0
+"""For ranks to come: altogether, and more for each."""
 
 NAME = "run"
 ABOUT = "run a plan on this machine, one local process a device"
@@ -37,8 +40,21 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
+    sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
+    sub.add_argument("--every", type=positive, help="steps between two checkpoints; default 100")
+    sub.add_argument(
+        "--resume",
+        type=Path,
+        help="go on from the newest checkpoint of this folder; --steps counts those before too",
+    )
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    sub.add_argument(
+        "--patience",
+        type=seconds,
+        help="seconds of a device's silence that end the run; default 10, and more where the plan "
+        "has long latencies",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
         args.calibration,
         args.trace,
         args.device,
+        args.patience,
+        args.checkpoint,
+        args.every,
+        args.resume,
     )
     return launch(asked, as_json=args.json)
 
@@ -72,6 +92,10 @@ class LocalRun:
         Where the executed iteration goes.
     device
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    patience
+        Seconds of a device's silence that end the run; None: the executor's own.
+    checkpoint, every, resume
+        Where checkpoints go and after how many steps, and where they were.
     """
 
     plan: Path
@@ -82,10 +106,18 @@ class LocalRun:
     calibration: Path | None
     trace: Path | None
     device: str
+    patience: float | None = None
+    checkpoint: Path | None = None
+    every: int | None = None
+    resume: Path | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
+    # torch is loaded for a run only
+    from planner.executor.calibrate import cores
+    from planner.executor.local import run_local, threads
+
     plan = load_plan(asked.plan)
     workload = as_executed(plan)
     violations = check(plan)
@@ -97,58 +129,83 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     if asked.calibration is not None:
         predicted = predict(plan, workload, Calibration.load(asked.calibration))
     require_memory(plan, workload)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _ended_by_signals():
         path = asked.calibrate or Path(folder) / "calibration.json"
-        command = _command(asked, plan, None if asked.calibration else path)
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=_environment(len(plan.cluster))
+        steps = _Steps(plan, workload, path, predicted, as_json)
+        ids = plan.cluster.network.ids
+        code, reason = run_local(
+            _command(asked, plan, None if asked.calibration else path),
+            ids,
+            threads(len(ids), cores()),
+            steps.take,
+            lambda line: print(line, file=sys.stderr, flush=True),
         )
-        assert process.stdout is not None
-        steps: list[dict[str, Any]] = []
-        try:
-            for line in process.stdout:
-                if not line.startswith('{"event"'):
-                    print(line, end="", file=sys.stderr)
-                    continue
-                event = json.loads(line)
-                if event["event"] == "calibrated":
-                    predicted = predict(plan, workload, Calibration.load(path))
-                elif event["event"] == "loss":
-                    steps[event["step"]]["loss"] = event["loss"]
-                    if not as_json:
-                        print(f"loss of step {event['step']}: {event['loss']:.4f}")
-                else:
-                    assert predicted is not None
-                    steps.append(_step(event, steps, predicted))
-                    if not as_json:
-                        print(_line(event, steps[-1]["predicted_s"]))
-            code = process.wait()
-        except BaseException:
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-            process.kill()
-            raise
-    if code != 0:
-        print("planner run: a rank failed, see above", file=sys.stderr)
-        return INVALID_PLAN
-    _summary(plan, steps, as_json)
-    return 0
+    _summary(plan, steps.done, reason, as_json)
+    return code
 
 
-def _step(
-    event: dict[str, Any], steps: list[dict[str, Any]], predicted: list[float]
-) -> dict[str, Any]:
-    """A step that has ended; losses come late and belong to the step they are of."""
-    step = {
-        "step": event["step"],
-        "loss": None,
-        "measured_s": event["took_s"],
-        "predicted_s": predicted[event["step"] % len(predicted)],
-    }
-    if event["loss_step"] is not None:
-        [*steps, step][event["loss_step"]]["loss"] = event["loss"]
-    return step
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Who is told to end by SIGTERM leaves nothing behind either."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Steps:
+    """What the ranks tell, as it comes."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        workload: Workload,
+        calibration: Path,
+        predicted: list[float] | None,
+        as_json: bool,
+    ) -> None:
+        self.done: list[dict[str, Any]] = []
+        self._plan, self._workload, self._path = plan, workload, calibration
+        self._predicted, self._as_json = predicted, as_json
+
+    def take(self, line: str) -> None:
+        """A line of a rank's standard output."""
+        if not line.startswith('{"event"'):
+            print(line, file=sys.stderr)
+            return
+        event = json.loads(line)
+        if event["event"] == "calibrated":
+            self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+        elif event["event"] == "loss":
+            self._of(event["step"])["loss"] = event["loss"]
+            self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
+        else:
+            assert self._predicted is not None
+            self.done.append(
+                {
+                    "step": event["step"],
+                    "loss": None,
+                    "measured_s": event["took_s"],
+                    "predicted_s": self._predicted[event["step"] % len(self._predicted)],
+                }
+            )
+            # losses come late and belong to the step they are of
+            if event["loss_step"] is not None:
+                self._of(event["loss_step"])["loss"] = event["loss"]
+            self._say(_line(event, self.done[-1]["predicted_s"]))
+
+    def _of(self, step: int) -> dict[str, Any]:
+        first: int = self.done[0]["step"]
+        return self.done[step - first]
+
+    def _say(self, text: str) -> None:
+        if not self._as_json:
+            print(text, flush=True)
 
 
 def _line(event: dict[str, Any], predicted_s: float) -> str:
@@ -160,9 +217,13 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     )
 
 
-def _summary(plan: TrainingPlan, steps: list[dict[str, Any]], as_json: bool) -> None:
+def _summary(
+    plan: TrainingPlan, steps: list[dict[str, Any]], failed: str | None, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps({"planned_step_s": plan.predicted.step_s, "steps": steps}, indent=1))
+        data = {"planned_step_s": plan.predicted.step_s, "steps": steps, "failed": failed}
+        print(json.dumps(data, indent=1))
+    if as_json or failed is not None:
         return
     # the first step also warms up caches and connections
     for k in dict.fromkeys(plan.cycle):
@@ -173,37 +234,32 @@ def _summary(plan: TrainingPlan, steps: list[dict[str, Any]], as_json: bool) -> 
         predicted = mine[0]["predicted_s"]
         what = "" if len(set(plan.cycle)) == 1 else f" ({plan.schedules[k].name})"
         print(
-            f"median of steps 1 to {len(steps) - 1}{what}: measured {middle:.3f} s, predicted on "
-            f"this machine {predicted:.3f} s ({middle / predicted - 1:+.0%}), planned on "
+            f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
+            f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
+            f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
         )
-
-
-def _environment(ranks: int) -> dict[str, str]:
-    from planner.executor.calibrate import cores
-
-    environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
-    if sys.platform == "linux":  # else gloo may look for a host name nobody can resolve
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return environment
 
 
 def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
     ids = plan.cluster.network.ids
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(len(ids))),
-        *("-m", "planner.executor", str(asked.plan), "--events"),
+        *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
         *("--learning-rate", str(asked.learning_rate)),
+        # processes that share a few processors are slow to start
+        *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
     for flag, value in (
         ("--data", asked.data),
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
         ("--device", asked.device),
+        ("--patience", asked.patience),
+        ("--checkpoint", asked.checkpoint),
+        ("--every", asked.every),
+        ("--resume", asked.resume),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -36,6 +36,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM = 0x01
+SIOCDELRT = 0x890C
 SIOCADDRT, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFMTU = 0x890B, 0x8914, 0x8916, 0x8922
 SIOCSIFTXQLEN = 0x8943
 IFF_UP = 0x1
@@ -136,6 +137,27 @@ def enter(handle: int) -> None:
         The kernel refuses.
     """
     _call("setns", handle, CLONE_NEWNET)
+
+
+def cut(others: Sequence[int]) -> None:
+    """In the namespace of this process: no way to other devices any more, as if a cable was cut.
+
+    Connections stay open; what is sent over them is lost.
+
+    Parameters
+    ----------
+    others
+        Devices.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses.
+    """
+    through = ctypes.create_string_buffer(INTERFACE.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for other in others:
+            fcntl.ioctl(control, SIOCDELRT, _route(other, 0, through))
 
 
 def _call(name: str, *arguments: int) -> None:

@@ -19,8 +19,10 @@ from planner.emulate.network import EmulatedNetwork, package_path
 from planner.training_plan.model import TrainingPlan
 
 PORT = 29_500
-POINTS_ELSEWHERE = "see what that rank printed"
-"""How the executor ends when another rank is gone."""
+FAILED = 3
+"""The executor's exit code where the run has failed, wherever that was."""
+WAIT_S = 600.0
+"""For ranks to come: here many may share a few processors."""
 LOOK_S = 0.5
 """How often it is seen whether a rank has failed."""
 
@@ -96,7 +98,8 @@ def run_ranks(
         for rank, name in enumerate(plan.cluster.network.ids):
             command = [
                 *(sys.executable, "-m", "planner.executor", str(path.resolve())),
-                *("--devices", name, "--device", "cpu", *asked.arguments()),
+                *("--devices", name, "--device", "cpu", "--wait", str(WAIT_S)),
+                *asked.arguments(),
                 *("--record", str(folder / f"record-{rank}.json"), *more),
             ]
             with _errors(folder, rank).open("w") as errors:
@@ -164,8 +167,8 @@ def _require_success(codes: Sequence[int | None], folder: Path) -> None:
     if not failed:
         return
     said = {rank: _said(folder, rank, code or 0) for rank, code in failed.items()}
-    # who lost a connection only points at another one, which failed before it
-    rank = min(failed, key=lambda r: said[r].endswith(POINTS_ELSEWHERE))
+    # who ended with the others says what they say; a rank of its own kind of failure knows better
+    rank = min(failed, key=lambda r: failed[r] == FAILED)
     raise EmulationError(f"rank {rank} failed: {said[rank]}")
 
 

@@ -9,29 +9,44 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch.distributed import DistError
 
 from planner.clock.timeline import from_records
-from planner.executor.binding import join
+from planner.executor.binding import WAIT_S, MissingError, join, own_name, patience_s
 from planner.executor.calibrate import calibrate
+from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.connections import ConnectionLost
+from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, Optimizer
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
+from planner.executor.store import StoreMissingError
+from planner.executor.watch import PATIENCE_S, Watch
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
+EVERY = 100
+ALIKE = (
+    *("steps", "every", "rest", "impose", "speed", "shrink"),
+    *("own_pace", "learning_rate", "optimizer"),
+)
+"""Options that all ranks must be given alike."""
+FILES = ("data", "calibrate", "trace", "checkpoint", "resume")
+"""Given to all ranks or to none; the files may have other names elsewhere."""
 SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
 
@@ -40,29 +55,34 @@ def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = _arguments(argv)
     sys.setswitchinterval(SWITCH_S)
-    # whoever ends us lets us put things back first
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    name = own_name(args.devices)
+    watch = Watch(name, Ending())
     try:
-        return _run(args)
-    except ValueError as error:
-        print(f"planner.executor: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"planner.executor: {error}; check paths and permissions", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # whoever started the ranks says so once
+        return _run(args, watch)
+    except EndedError:
+        return watch.leave()
     except ConnectionLost as error:
-        print(f"planner.executor: {error}; see what that rank printed", file=sys.stderr)
-        return 1
+        return watch.fail(str(error))
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]
-        print(
-            f"planner.executor: the ranks do not meet ({said}); see whether all were started, and "
-            "what the others printed",
-            file=sys.stderr,
-        )
-        return 1
+        return watch.fail(f"device {name!r} lost the store ({said})")
+    except (StoreMissingError, MissingError) as error:
+        return watch.refuse(str(error), FAILED)
+    except ValueError as error:
+        return watch.refuse(_of(name, str(error)), REFUSED)
+    except OSError as error:
+        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+    except Exception as error:
+        traceback.print_exc()
+        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+
+
+def _of(name: str, said: str) -> str:
+    """In one line, with the device's name unless it says it."""
+    said = " ".join(said.split())
+    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -74,8 +94,25 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
     parser.add_argument("--data", type=Path, help="text file; default: synthetic")
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
+    parser.add_argument("--every", type=int, default=EVERY, help="steps between two checkpoints")
+    parser.add_argument(
+        "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
+    )
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        help="seconds for ranks that have not come; default %(default)g",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help=f"seconds of a device's silence that end the run; default {PATIENCE_S:g}, and more "
+        "where the plan has long latencies",
+    )
     parser.add_argument(
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
@@ -102,16 +139,33 @@ def _torch_device(choice: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, watch: Watch) -> int:
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
-    if args.impose and (args.own_pace or args.calibrate is not None):
-        raise ValueError("--impose runs no model; leave out --own-pace and --calibrate")
+    if args.impose and (args.own_pace or args.calibrate or args.checkpoint or args.resume):
+        raise ValueError(
+            "--impose runs no model; leave out --own-pace, --calibrate, --checkpoint and --resume"
+        )
+    if args.every < 1:
+        raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
         raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
+    for option in ("wait", "patience"):
+        if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{option} is {value:g}; give seconds above 0")
     plan = load_plan(args.plan)
+    ranks = join(
+        plan,
+        args.devices,
+        _settings(args),
+        watch=watch,
+        wait_s=args.wait,
+        # imposed times are divided, those of the watch are not: latencies as they are here
+        patience_s=args.patience or patience_s(plan, args.speed),
+    )
+    # once others can be told that it is refused
     device = _torch_device(args.device)
-    ranks = join(plan, args.devices, _settings(args))
+    first, checkpoints = 0, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -132,9 +186,10 @@ def _run(args: argparse.Namespace) -> int:
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
+        first, checkpoints = _checkpoints(args, plan, ranks, learner, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-    steps = _steps(args, plan, worker)
+    steps = _steps(args, plan, worker, first, checkpoints)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
@@ -149,23 +204,56 @@ def _run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> str:
     """What all ranks must be told alike: numbers, and what they do together or not at all."""
-    alike = ("steps", "rest", "impose", "speed", "shrink", "own_pace", "learning_rate", "optimizer")
-    said = {name: getattr(args, name) for name in alike}
-    # the files may have other names elsewhere
-    said |= {name: getattr(args, name) is not None for name in ("data", "calibrate", "trace")}
+    said = {name: getattr(args, name) for name in ALIKE}
+    said |= {name: getattr(args, name) is not None for name in FILES}
     return " ".join(f"{name}={value}" for name, value in said.items())
 
 
-def _steps(args: argparse.Namespace, plan: TrainingPlan, worker: Worker) -> list[StepRecord]:
+def _checkpoints(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    watch: Watch,
+) -> tuple[int, Checkpoints | None]:
+    """How many steps were done before, and what writes checkpoints."""
+
+    def written(steps: int) -> None:
+        watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
+
+    first = 0
+    if args.resume is not None:
+        first = resume(args.resume, plan, ranks, learner, args.optimizer)
+        if first >= args.steps:
+            raise ValueError(
+                f"--steps is {args.steps}, but {first} were done; give the number of all steps, "
+                "with those that were done"
+            )
+    if args.checkpoint is None:
+        return first, None
+    settings = {"optimizer": args.optimizer, "learning_rate": args.learning_rate}
+    more = (plan, ranks, learner, settings, written)
+    return first, Checkpoints(args.checkpoint, args.every, *more)
+
+
+def _steps(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    worker: Worker,
+    first: int,
+    checkpoints: Checkpoints | None,
+) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
     progress = Progress(plan.predicted.step_s / args.speed, args.events)
-    for record in worker.steps(args.steps, args.rest):
+    for record in worker.steps(args.steps - first, args.rest, first):
         if args.record is None:
             records.clear()
         records.append(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
+        if checkpoints is not None:
+            checkpoints.after(record.step)
     if worker.rank == 0:
         progress.end(worker.losses)
     return records
@@ -185,6 +273,7 @@ def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: S
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody may read any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -6,18 +6,54 @@ command line names its devices, ``LOCAL_RANK`` picks one of them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+import numpy as np
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
 
-from planner.executor.ranks import TIMEOUT, Ranks
+from planner.executor.connections import Purpose, connections_to
+from planner.executor.ending import Ending
+from planner.executor.ranks import Ranks
+from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError
+from planner.executor.watch import LATENCIES, PATIENCE_S, Watch
 from planner.training_plan.model import TrainingPlan
+
+WAIT_S = 60.0
+"""For ranks that have not come yet."""
+NODE = "GROUP_RANK"
+"""In the environment under torchrun: the number of the node; the store is on the first."""
+MOST_NAMES = 8
+TAKEN_S = 3.0
 
 
 class BindingError(ValueError):
     """Processes and plan do not fit together."""
+
+
+class MissingError(RuntimeError):
+    """Not all ranks came."""
+
+
+def own_name(devices: Sequence[str]) -> str:
+    """What this process is called before it is known whether the plan has such a device.
+
+    Parameters
+    ----------
+    devices
+        Names of this node's devices, in the order of its processes.
+
+    Returns
+    -------
+    str
+        Its device, or its number.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return devices[local] if local < len(devices) else f"local process {local}"
 
 
 def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
@@ -59,7 +95,34 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
-def join(plan: TrainingPlan, devices: Sequence[str], settings: str = "") -> Ranks:
+def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
+    """What silence ends a run by default: 10 s, or more where news takes long to come.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    speed
+        Its latencies are divided by it.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    latency = plan.cluster.network.latency_s
+    return max(PATIENCE_S, LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed)
+
+
+def join(
+    plan: TrainingPlan,
+    devices: Sequence[str],
+    settings: str = "",
+    *,
+    watch: Watch | None = None,
+    wait_s: float = WAIT_S,
+    patience_s: float = PATIENCE_S,
+) -> Ranks:
     """Meet the other processes as the named device.
 
     Parameters
@@ -70,6 +133,12 @@ def join(plan: TrainingPlan, devices: Sequence[str], settings: str = "") -> Rank
         Names of this node's devices, in the order of its processes.
     settings
         What all processes must have been told alike.
+    watch
+        Of this process.
+    wait_s
+        For the store, and then for ranks that have not come yet.
+    patience_s
+        A silence that is longer ends the run.
 
     Returns
     -------
@@ -81,29 +150,91 @@ def join(plan: TrainingPlan, devices: Sequence[str], settings: str = "") -> Rank
     BindingError
         A device is claimed twice, the number of processes is not the number of devices, or another
         process has another plan or other settings.
+    StoreMissingError, MissingError
+        The store, or a rank, is not there in time.
     """
     rank = rank_of(plan, devices, int(os.environ.get("LOCAL_RANK", "0")))
-    world = len(plan.cluster)
+    names = plan.cluster.network.ids
+    world, name = len(names), names[rank]
     started = int(os.environ.get("WORLD_SIZE", world))
     if started != world:
         raise BindingError(
             f"the plan has {world} devices but torchrun starts {started} processes; start one a "
             "device"
         )
-    # read what torchrun says of the address, but not which rank it gave us
-    store, _, _ = next(rendezvous("env://", rank, world, timeout=TIMEOUT))
-    store = PrefixStore("planner", store)
-    name = plan.cluster.network.ids[rank]
+    watch = watch or Watch(name, Ending())
+    watch.patience_s = patience_s
+    address = StoreAddress.of_environment()
+    serves = rank == 0 and not address.by_starter
+    watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
+    store, serves = _connect(address, wait_s, serves, names[0])
+    watch.begin(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
-    for what, mine, remedy in (
-        ("plan", plan.content_hash[:12], "give every node the same plan file"),
-        ("settings", settings, "start every node with the same options"),
+    watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
+    _require_alike(store, name, plan.content_hash[:12], settings)
+    _wait_for_all(store, rank, names, wait_s)
+    if address.by_starter:
+        on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
+        watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
+    held = ExitStack()
+    ranks = Ranks(rank, world, store, names, watch, held)
+    beside = {(rank + 1) % world, (rank - 1) % world} - {rank}
+    ring = held.enter_context(
+        connections_to(ranks, {(Purpose.LIFELINE, r) for r in beside}, "ring")
+    )
+    held.enter_context(watch.over({c: names[r] for (_, r), c in ring.items()}))
+    return ranks
+
+
+def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:
+    """The store, and whether this process serves it."""
+    if serves:
+        try:
+            return address.connect(wait_s, serve=True), True
+        except PortTakenError as error:
+            # another process may be the first device already, and say so
+            with suppress(StoreMissingError):
+                return address.connect(min(wait_s, TAKEN_S)), False
+            raise error
+    try:
+        return address.connect(wait_s), False
+    except StoreMissingError as error:
+        where = "" if address.by_starter else f"; device {first!r} serves it: start that one too"
+        raise StoreMissingError(f"{error}{where}") from None
+
+
+def _require_alike(store: Store, name: str, plan: str, settings: str) -> None:
+    """All must have been told what the first that came was told."""
+    mine = {"plan": plan, "settings": settings}
+    told = store.compare_set("told", "", json.dumps(mine | {"device": name}))
+    first = json.loads(told.decode())
+    for what, remedy in (
+        ("plan", "give every node the same plan file"),
+        ("settings", "start every node with the same options"),
     ):
-        store.set(f"{what}/{rank}", mine)
-        first = store.get(f"{what}/0").decode()
-        if first != mine:
+        if first[what] != mine[what]:
             raise BindingError(
-                f"device {name!r} has {what} {mine} but device 0 has {first}; {remedy}"
+                f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
+                f"{first[what]}; {remedy}"
             )
-    return Ranks(rank, world, store)
+
+
+def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:
+    store.set(f"here/{rank}", os.environ.get(NODE, "0"))
+    keys = [f"here/{r}" for r in range(len(names))]
+    try:
+        store.wait(keys, timedelta(seconds=wait_s))
+    except DistNetworkError:
+        raise
+    except DistStoreError:
+        missing = [
+            repr(name) for name, key in zip(names, keys, strict=True) if not store.check([key])
+        ]
+        if missing:
+            more = ", ..." if len(missing) > MOST_NAMES else ""
+            raise MissingError(
+                f"device {', '.join(missing[:MOST_NAMES])}{more} did not come within {wait_s:g} s "
+                f"({len(missing)} of {len(names)} missing); start all, and see what they print; "
+                "--wait allows for longer"
+            ) from None

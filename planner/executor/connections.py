@@ -26,7 +26,9 @@ from planner.executor.ranks import Ranks
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
 """Magic number, purpose and rank: the first bytes on a connection."""
-CONNECT_S = 60.0
+CONNECT_S, RANK_S = 10.0, 0.25
+"""All ranks are there when connections are opened: who does not answer for so long, and so much
+longer for each of them, cannot be reached."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """A silent connection is asked for a sign of life after so many seconds, again after so many, so
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
@@ -43,9 +45,17 @@ class Purpose(enum.IntEnum):
     AVERAGING = 1
     LOSSES = 2
     CALIBRATION = 3
+    LIFELINE = 4
 
 
-Connections = dict[tuple[Purpose, int], socket.socket]
+class Connection(socket.socket):
+    """A connection that knows whose it is."""
+
+    name = "another rank"
+    """Of the device at the other end."""
+
+
+Connections = dict[tuple[Purpose, int], Connection]
 """By purpose and the other rank."""
 
 
@@ -92,22 +102,27 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
     asked = sorted(set(wanted))
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
     lower = len(asked) - len(higher)
+    limit_s = CONNECT_S + RANK_S * ranks.world
     with _listen(own_address(), len(asked) + 1) as server:
         host, port = server.getsockname()[:2]
         addresses = ranks.share(f"{name}/address", f"{host} {port}")
         found: Connections = {}
         with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
-            opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks.rank, w[1]), higher)
-            server.settimeout(CONNECT_S)
-            for _ in range(lower):
-                purpose, other, connection = _accept(server)
-                found[purpose, other] = connection
+            opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks, w[1]), higher)
+            server.settimeout(limit_s)
+            try:
+                for _ in range(lower):
+                    purpose, other, connection = _accept(server)
+                    found[purpose, other] = connection
+            except OSError as error:
+                missing = min(other for _, other in set(asked) - set(higher) - set(found))
+                raise ConnectionLost(
+                    f"device {ranks.name(missing)!r} did not connect to "
+                    f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})"
+                ) from None
             found |= dict(zip(higher, opened, strict=True))
-    missing = set(asked) - set(found)
-    if missing:
-        raise ConnectionLost(
-            f"rank {min(other for _, other in missing)} did not connect; see what it printed"
-        )
+    for (_, other), connection in found.items():
+        connection.name = f"device {ranks.name(other)!r}"
     return found
 
 
@@ -254,28 +269,25 @@ def _listen(host: str, backlog: int) -> socket.socket:
     return socket.create_server((host, 0), family=family, backlog=backlog)
 
 
-def _connect(address: str, purpose: Purpose, rank: int, other: int) -> socket.socket:
+def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connection:
     host, port = address.split()
+    limit_s = CONNECT_S + RANK_S * ranks.world
     try:
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection = socket.create_connection((host, int(port)), timeout=limit_s)
     except OSError as error:
         raise ConnectionLost(
-            f"rank {other} cannot be reached at {host} ({error}); name the interface of each node "
-            f"in {INTERFACE}, and let ranks open connections to one another"
+            f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
+            f"{host} ({error}); name the interface of each node in {INTERFACE}, and let ranks open "
+            "connections to one another"
         ) from None
-    connection.sendall(HELLO.pack(MAGIC, purpose, rank))
+    connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
     return _ready(connection)
 
 
-def _accept(server: socket.socket) -> tuple[Purpose, int, socket.socket]:
+def _accept(server: socket.socket) -> tuple[Purpose, int, Connection]:
     """The next that greets properly; whoever else knocks is sent away."""
     while True:
-        try:
-            connection, _ = server.accept()
-        except OSError as error:
-            raise ConnectionLost(
-                f"not all ranks connected within {CONNECT_S:g} s ({error}); see what they printed"
-            ) from None
+        connection, _ = server.accept()
         connection.settimeout(CONNECT_S)
         with suppress(OSError):
             greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
@@ -286,7 +298,8 @@ def _accept(server: socket.socket) -> tuple[Purpose, int, socket.socket]:
         connection.close()
 
 
-def _ready(connection: socket.socket) -> socket.socket:
+def _ready(opened: socket.socket) -> Connection:
+    connection = Connection(fileno=opened.detach())
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a host that vanished is noticed after a few minutes; systems by themselves ask after two hours
@@ -298,7 +311,4 @@ def _ready(connection: socket.socket) -> socket.socket:
 
 
 def _name(connection: socket.socket) -> str:
-    try:
-        return f"the rank at {connection.getpeername()[0]}"
-    except (OSError, IndexError):  # closed, or no network at all
-        return "another rank"
+    return getattr(connection, "name", Connection.name)

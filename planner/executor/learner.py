@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,6 +170,42 @@ class Learner:
     def loss(self) -> float | None:
         """Of the step so far."""
         return self._loss
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters, and what the optimizer keeps of each; all that training goes on from."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._named().items():
+            found[f"parameter/{name}"] = parameter
+            for what, value in self.optimizer.state[parameter].items():
+                found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `state` gave, of the same part of the model.
+
+        Parameters
+        ----------
+        state
+            By name; every parameter is there.
+        """
+        with torch.no_grad():
+            for name, parameter in self._named().items():
+                parameter.copy_(state[f"parameter/{name}"])
+                end = f"/{name}"
+                self.optimizer.state[parameter] = {
+                    # a count, and not of the parameter's shape, stays on the CPU
+                    key.split("/")[1]: value if value.dim() == 0 else value.to(parameter.device)
+                    for key, value in state.items()
+                    if key.startswith("optimizer/") and key.endswith(end)
+                }
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        parts = {"stage": self.stage} | ({} if self.head is None else {"head": self.head})
+        return {
+            f"{part}.{name}": parameter
+            for part, module in parts.items()
+            for name, parameter in module.named_parameters()
+        }
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

@@ -41,16 +41,16 @@ class Losses:
     own
         Whether rank 0 has losses too.
     steps
-        How many each will tell.
+        That each will tell of.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: int) -> None:
+    def __init__(self, connections: Mapping[int, socket.socket], own: bool, steps: range) -> None:
         self._ranks = sorted({*connections, *([0] if own else [])})
         self.steps = steps
-        self._found: list[dict[int, float]] = [{} for _ in range(steps)]
+        self._found: dict[int, dict[int, float]] = {step: {} for step in steps}
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._listen, args=(r, c, steps), daemon=True)
+            threading.Thread(target=self._listen, args=(r, c, len(steps)), daemon=True)
             for r, c in connections.items()
         ]
         for thread in self._threads:
@@ -71,7 +71,8 @@ class Losses:
 
     def newest(self, step: int) -> int | None:
         """The last step up to this one whose loss is known."""
-        return next((t for t in range(step, -1, -1) if self.of(t) is not None), None)
+        known = range(step, self.steps.start - 1, -1)
+        return next((t for t in known if self.of(t) is not None), None)
 
     def wait(self) -> None:
         """Until all are known, or those who know them are gone."""

@@ -38,7 +38,8 @@ class Progress:
             What is known of them; None: there are none.
         """
         # steps chain: each takes from the end of the one before
-        began = record.begin_s if record.rest or record.step == 0 else self._ended_s
+        first = record.rest or record.step == 0 or not self._ended_s
+        began = record.begin_s if first else self._ended_s
         self._ended_s = record.end_s
         took = record.end_s - began
         of = None if losses is None or record.rest else losses.newest(record.step)
@@ -67,7 +68,7 @@ class Progress:
         losses
             All of them; None: there are none.
         """
-        for step in range(0 if losses is None else losses.steps):
+        for step in () if losses is None else losses.steps:
             if step in self._told or losses is None:
                 continue
             if (loss := losses.of(step)) is not None:

@@ -5,12 +5,20 @@ Only before the first step and after the last one: within steps ranks wait for m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.watch import Watch
+
 TIMEOUT = timedelta(minutes=10)
+"""Where nobody notices who is gone."""
+WATCHED = timedelta(days=1)
+"""Where somebody does: others may compute for long."""
+PARTING = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,28 @@ class Ranks:
         How many there are.
     store
         Shared by all.
+    names
+        Of the devices; empty: they are called by their ranks.
+    watch
+        Looks after the others; None: nobody does.
+    held
+        Ended with the run.
     """
 
     rank: int
     world: int
     store: Store
+    names: tuple[str, ...] = ()
+    watch: Watch | None = None
+    held: ExitStack = field(default_factory=ExitStack, compare=False)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return TIMEOUT if self.watch is None else WATCHED
+
+    def name(self, rank: int) -> str:
+        """Of a rank's device."""
+        return self.names[rank] if self.names else str(rank)
 
     def share(self, name: str, text: str) -> list[str]:
         """What every rank gave, in order of ranks; waits for all.
@@ -48,7 +73,7 @@ class Ranks:
         """
         self.store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{r}" for r in range(self.world)]
-        self.store.wait(keys, TIMEOUT)
+        self.store.wait(keys, self._timeout)
         return [value.decode() for value in self.store.multi_get(keys)]
 
     def meet(self, name: str) -> None:
@@ -61,12 +86,17 @@ class Ranks:
         """
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
-        self.store.wait([f"{name}/all"], TIMEOUT)
+        self.store.wait([f"{name}/all"], self._timeout)
 
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""
         self.meet("parting")
+        self.held.close()
+        if self.watch is not None:
+            self.watch.finish()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
         if self.rank == 0:
-            self.store.wait(["parted/all"], TIMEOUT)
+            # all work is done: who has gone without a word is waited for no longer
+            with suppress(DistError):
+                self.store.wait(["parted/all"], PARTING)

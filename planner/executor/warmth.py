@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,13 +23,17 @@ LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
 
 
 @contextmanager
-def kept_warm(file: Path = FILE) -> Iterator[None]:
+def kept_warm(
+    file: Path = FILE, before_end: Callable[[Callable[[], None]], None] = lambda undo: None
+) -> Iterator[None]:
     """No slow start after a pause, as long as the block runs.
 
     Parameters
     ----------
     file
         Of the setting.
+    before_end
+        Takes what puts the setting back, for processes that end without leaving the block.
 
     Yields
     ------
@@ -37,12 +41,17 @@ def kept_warm(file: Path = FILE) -> Iterator[None]:
         Once.
     """
     changed = _write_zero(file)
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         if changed:
             with suppress(OSError):
                 file.write_text("1\n")
+
+    before_end(undo)
+    try:
+        yield
+    finally:
+        undo()
 
 
 def grow_windows(connections: Connections, flight_bytes: Mapping[int, float]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.compute import Compute
-from planner.executor.connections import Connections, Purpose, connections_to
+from planner.executor.connections import Connection, Connections, Purpose, connections_to
+from planner.executor.ending import EndedError
 from planner.executor.exchange import Peers
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
@@ -78,7 +78,7 @@ class Worker:
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
         self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
 
-    def steps(self, count: int, rest: int = 0) -> Iterator[StepRecord]:
+    def steps(self, count: int, rest: int = 0, first: int = 0) -> Iterator[StepRecord]:
         """Train; yields after every step.
 
         Parameters
@@ -87,6 +87,8 @@ class Worker:
             Steps that chain, each beginning when the one before has ended.
         rest
             Steps before them that all ranks begin together.
+        first
+            Number of the first of the steps that chain: those before it were done.
 
         Yields
         ------
@@ -97,31 +99,38 @@ class Worker:
         ------
         ConnectionLost
             Another rank is gone.
+        EndedError
+            The run is over.
         """
         cycle = self.plan.cycle
-        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(count))]
+        walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
             wanted = self._wiring.connections
+            wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
+            held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
-                held.enter_context(kept_warm())
-                grow_windows(_but_losses(connections), self._wiring.flight_bytes())
-            yield from self._walk(walk, rest, connections)
+                held.enter_context(kept_warm(before_end=self._before_end))
+                grow_windows(_busy(connections), self._wiring.flight_bytes())
+            yield from self._walk(walk, rest, first, connections)
 
     def _walk(
-        self, walk: Sequence[int], rest: int, connections: Connections
+        self, walk: Sequence[int], rest: int, first: int, connections: Connections
     ) -> Iterator[StepRecord]:
         failure = Failure()
+        if self.ranks.watch is not None:
+            self.ranks.watch.ending.on_end(lambda: failure(EndedError()))
         pipeline = _of(connections, Purpose.PIPELINE)
         outbox = Outbox(pipeline, failure, self._wiring.rates())
         inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
-        teller = self._teller(_of(connections, Purpose.LOSSES), len(walk))
+        told = range(first, first + len(walk))
+        teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
                 self.began_s = time.monotonic()
-            step = serial if serial < rest else serial - rest
+            step = serial if serial < rest else first + serial - rest
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
@@ -134,6 +143,16 @@ class Worker:
         failure.check()
         if self.losses is not None:
             self.losses.wait()
+
+    def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
+        """Those at the other ends are looked after, if anybody is."""
+        if self.ranks.watch is None:
+            return nullcontext()
+        return self.ranks.watch.over({c: self.ranks.name(r) for r, c in lifelines.items()})
+
+    def _before_end(self, undo: Callable[[], None]) -> None:
+        if self.ranks.watch is not None:
+            self.ranks.watch.ending.before_end(undo)
 
     def _operations(
         self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox
@@ -172,7 +191,7 @@ class Worker:
             Sleeper().until(float(store.get(f"{name}/moment")))
 
     def _teller(
-        self, connections: dict[int, socket.socket], steps: int
+        self, connections: dict[int, Connection], steps: range
     ) -> Losses | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
         tellers = self._wiring.tellers
@@ -183,12 +202,14 @@ class Worker:
         return self.losses or LossSender(connections[0])
 
 
-def _of(connections: Connections, purpose: Purpose) -> dict[int, socket.socket]:
+def _of(connections: Connections, purpose: Purpose) -> dict[int, Connection]:
     return {other: c for (what, other), c in connections.items() if what is purpose}
 
 
-def _but_losses(connections: Connections) -> Connections:
-    return {key: c for key, c in connections.items() if key[0] is not Purpose.LOSSES}
+def _busy(connections: Connections) -> Connections:
+    """Those that carry much."""
+    busy = (Purpose.PIPELINE, Purpose.AVERAGING)
+    return {key: c for key, c in connections.items() if key[0] in busy}
 
 
 def _taken(tickets: Store, serial: int, microbatches: int) -> Iterator[int]:

@@ -118,14 +118,14 @@ def test_a_step_as_predicted_has_ratios_of_one() -> None:
 
 
 def test_the_rank_that_failed_first_is_told_of(tmp_path: Path) -> None:
-    """Not those that lost their connection to it; one that was killed says nothing itself."""
-    said = {0: "planner.executor: 10.77.0.2 is gone; see what that rank printed", 1: "a warning"}
+    """Not those that ended with it; one that was killed says nothing itself."""
+    said = {0: "planner.executor: ended: device 'b' is gone", 1: "a warning"}
     for rank, line in said.items():
         (tmp_path / f"errors-{rank}.txt").write_text(f"{line}\n")
     _require_success([None, 0], tmp_path)
     with pytest.raises(EmulationError, match="rank 1 failed: killed by signal 9"):
-        _require_success([1, -9], tmp_path)
+        _require_success([3, -9], tmp_path)
     with pytest.raises(EmulationError, match="rank 1 failed: a warning"):
-        _require_success([1, 2], tmp_path)
-    with pytest.raises(EmulationError, match=r"rank 0 failed: .* see what that rank printed"):
-        _require_success([1, None], tmp_path)
+        _require_success([3, 2], tmp_path)
+    with pytest.raises(EmulationError, match=r"rank 0 failed: .* device 'b' is gone"):
+        _require_success([3, None], tmp_path)

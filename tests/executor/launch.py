@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,9 @@ def torchrun(ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+def free_port() -> int:
+    """Of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -45,6 +45,7 @@ def main() -> None:
         first=gradients[0],
         last=gradients[-1],
     )
+    ranks.part()
 
 
 def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
@@ -59,6 +60,7 @@ def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: s
         given=[len([op for op in record.ops if op[2] in "FHB"]) for record in records],
         last=helper.gradients().numpy().copy(),
     )
+    ranks.part()
 
 
 main()

@@ -1,0 +1,111 @@
+"""One rank that something happens to: ``python -m planner.bench._fault_rank {...} plan.json ...``.
+
+The first word is JSON: `device` to which it happens, `fault`, `phase`, `step`, and `folder`, where
+the moment is noted. What follows is for the executor. Used by `planner.bench.faults` and tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import planner.executor.__main__ as entry
+import planner.executor.binding as binding
+from planner.executor.learner import Learner
+
+PHASES = ("join", "forward", "backward", "averaging", "update")
+FAULTS = ("kill", "stop", "cut", "hold")
+HOLD_S = 6
+"""Seconds for which Python's lock is held, so that no thread of the rank does anything."""
+LOOK_S = 0.05
+JOIN_S = 2.0
+"""After a rank has claimed its device: others have seen signs of its life."""
+
+
+class Fault:
+    """What happens, once.
+
+    Parameters
+    ----------
+    given
+        As the first word has it.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given, self._folder = given, Path(given["folder"])
+        self._steps = -1
+        self._done = False
+
+    def prepare(self) -> None:
+        """Let it happen in its phase."""
+        phase = self._given["phase"]
+        if phase == "join":
+            self._before(binding, "_wait_for_all", lambda *_: True)
+            return
+        self._before(Learner, "begin", self._count)
+        name, kind = {
+            "forward": ("operate", "F"),
+            "backward": ("operate", "B"),
+            "averaging": ("gradients", None),
+            "update": ("update", None),
+        }[phase]
+        self._before(Learner, name, lambda *a: self._due() and (kind is None or a[1] == kind))
+
+    def _before(self, owner: Any, name: str, when: Callable[..., bool]) -> None:
+        usual = getattr(owner, name)
+
+        def hurt(*args: Any, **more: Any) -> Any:
+            if when(*args) and not self._done:
+                self._done = True
+                self._happen()
+            return usual(*args, **more)
+
+        setattr(owner, name, hurt)
+
+    def _count(self, *_: Any) -> bool:
+        self._steps += 1
+        return False
+
+    def _due(self) -> bool:
+        return self._steps >= int(self._given["step"])
+
+    def _happen(self) -> None:
+        if self._given["phase"] == "join":
+            time.sleep(JOIN_S)
+        (self._folder / "when").write_text(repr(time.monotonic()))
+        fault = self._given["fault"]
+        if fault == "cut":  # by somebody else, while this phase lasts
+            while not (self._folder / "cut").exists():
+                time.sleep(LOOK_S)
+        elif fault == "hold":
+            ctypes.PyDLL(None).sleep(HOLD_S)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def main() -> int:
+    """Run the rank; returns the exit code."""
+    torch.set_num_threads(1)
+    given, words = json.loads(sys.argv[1]), sys.argv[2:]
+    devices = entry._arguments(words).devices
+    if binding.own_name(devices) == given["device"]:
+        Fault(given).prepare()
+    return entry.main(words)
+
+
+if __name__ == "__main__":
+    code = main()
+    with suppress(OSError):  # nobody may read any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,212 @@
+"""Checkpoints: a file of tensors a device, and an index that is written when all of them are there.
+
+``FOLDER/step-000020/`` holds what is needed to go on after 20 steps. The folder may be one that all
+nodes share, or each node's own: every rank writes the same index beside its shard.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from planner.executor.learner import Learner
+from planner.executor.ranks import Ranks
+from planner.executor.tensor_file import read_tensors, write_tensors
+from planner.network.atomic import write_text
+from planner.training_plan.model import TrainingPlan
+
+INDEX = "index.json"
+VERSION = 1
+KEPT = 2
+"""Complete checkpoints in the folder."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be gone on from."""
+
+
+class Checkpoints:
+    """Writes what training needs to go on.
+
+    Parameters
+    ----------
+    folder
+        Where to.
+    every
+        Steps between two.
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: it holds nothing.
+    settings
+        What the index tells beside.
+    written
+        Takes the number of steps of each checkpoint that is complete.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        learner: Learner | None,
+        settings: dict[str, Any],
+        written: Callable[[int], None],
+    ) -> None:
+        self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
+        self._index = {"version": VERSION, "plan": plan.content_hash, **settings}
+        self._written = written
+
+    def after(self, step: int) -> None:
+        """A step has ended; all ranks come here together where a checkpoint is due.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+        """
+        done = step + 1
+        if done % self._every:
+            return
+        here = _place(self._folder, done)
+        told = [json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here))]
+        failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
+        if not failed:
+            shards = {_shard(r): t for r, t in enumerate(told) if t}
+            index = self._index | {"steps": done, "shards": shards}
+            failed = self._complete(here, json.dumps(index, indent=1))
+        if failed:
+            self._give_up(here, done, *failed[0])
+            return
+        self._written(done)
+        for old in _complete(self._folder)[:-KEPT]:
+            shutil.rmtree(_place(self._folder, old), ignore_errors=True)
+
+    def _shard(self, here: Path) -> str:
+        """Write this rank's; what the others are told."""
+        if self._learner is None:
+            return "{}"
+        try:
+            here.mkdir(parents=True, exist_ok=True)
+            return json.dumps(
+                {"sha256": write_tensors(here / _shard(self._ranks.rank), self._learner.state())}
+            )
+        except OSError as error:
+            return json.dumps({"error": error.strerror or str(error)})
+
+    def _complete(self, here: Path, index: str) -> list[tuple[int, str]]:
+        try:
+            here.mkdir(parents=True, exist_ok=True)
+            write_text(here / INDEX, index)
+        except OSError as error:
+            return [(self._ranks.rank, error.strerror or str(error))]
+        return []
+
+    def _give_up(self, here: Path, done: int, rank: int, why: str) -> None:
+        """The run goes on without."""
+        with suppress(OSError):
+            (here / _shard(self._ranks.rank)).unlink(missing_ok=True)
+        with suppress(OSError):
+            here.rmdir()  # by the last one
+        if self._ranks.rank in (0, rank):
+            print(
+                f"planner.executor: no checkpoint after {done} steps: device "
+                f"{self._ranks.name(rank)!r}: {why}; the run goes on",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def resume(
+    folder: Path, plan: TrainingPlan, ranks: Ranks, learner: Learner | None, optimizer: str
+) -> int:
+    """Load the newest checkpoint that all ranks have.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        Takes what this rank held.
+    optimizer
+        Of this run.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it is of another plan or optimizer.
+    TensorFileError
+        Its file is damaged.
+    """
+    own = [s for s in _complete(folder) if learner is None or _has(folder, s, ranks.rank)]
+    everywhere: list[set[int]] = [
+        set(json.loads(t)) for t in ranks.share("checkpoints", json.dumps(own))
+    ]
+    # a device without a stage needs none, and may have no folder
+    holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
+    common = set.intersection(*holders)
+    if not common:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint that all devices have; name the folder "
+            "that was given with --checkpoint"
+        )
+    done: int = max(common)
+    if learner is None:
+        return done
+    path = _place(folder, done) / INDEX
+    try:
+        index = json.loads(path.read_text())
+        of, with_, shards = index["plan"], index["optimizer"], index["shards"]
+        version, sha256 = index["version"], shards[_shard(ranks.rank)]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); delete this checkpoint, so that an earlier one is "
+            "taken"
+        ) from None
+    if version != VERSION:
+        raise CheckpointError(f"{path}: has version {version}, this release reads {VERSION}")
+    if of != plan.content_hash:
+        raise CheckpointError(
+            f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "
+            "plan that was run"
+        )
+    if with_ != optimizer:
+        raise CheckpointError(
+            f"{path}: was trained with {with_}, this run has {optimizer}; give --optimizer {with_}"
+        )
+    learner.load_state(read_tensors(_place(folder, done) / _shard(ranks.rank), sha256))
+    return done
+
+
+def _place(folder: Path, steps: int) -> Path:
+    return folder / f"step-{steps:06d}"
+
+
+def _shard(rank: int) -> str:
+    return f"device-{rank:04d}.safetensors"
+
+
+def _has(folder: Path, steps: int, rank: int) -> bool:
+    return (_place(folder, steps) / _shard(rank)).is_file()
+
+
+def _complete(folder: Path) -> list[int]:
+    """Numbers of steps of the checkpoints that have an index, ascending."""
+    return sorted(
+        int(path.parent.name.removeprefix("step-"))
+        for path in folder.glob(f"step-*/{INDEX}")
+        if path.parent.name.removeprefix("step-").isdecimal()
+    )

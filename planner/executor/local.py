@@ -1,0 +1,206 @@
+"""All ranks of a plan on this machine: started, listened to and ended by this process.
+
+It serves their store, so that the loss of any rank leaves the others one to read the reason from.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from planner.executor.ending import FAILED, PREFIX, REFUSED
+from planner.executor.pulse import publish
+from planner.executor.store import SERVED, StoreAddress
+
+HOST = "127.0.0.1"
+TICK_S = 0.2
+END_S = 5.0
+"""After the first rank has failed the others end by themselves; then they are killed."""
+CONNECT_S = 10.0
+
+
+@dataclass
+class _Rank:
+    name: str
+    process: subprocess.Popen[bytes]
+    begun: dict[int, bytes] = field(default_factory=dict)
+    """By descriptor, what has come of a line."""
+
+
+def run_local(
+    command: Sequence[str],
+    names: Sequence[str],
+    environment: dict[str, str],
+    told: Callable[[str], None],
+    said: Callable[[str], None],
+) -> tuple[int, str | None]:
+    """Run a process a device to their end.
+
+    Parameters
+    ----------
+    command
+        Of every process.
+    names
+        Of the devices.
+    environment
+        All of its variables, but those that tell a rank who and where it is.
+    told
+        Takes lines of the ranks' standard output.
+    said
+        Takes lines of their standard error; the reason of a failure comes once.
+
+    Returns
+    -------
+    code : int
+        0, `FAILED`, or `REFUSED` where a rank was given what cannot be used.
+    reason : str or None
+        Why the run has failed.
+    """
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    where = {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(len(names)),
+        SERVED: "True",
+    }
+    ranks: list[_Rank] = []
+    run = _Run(ranks, StoreAddress(HOST, store.port, True), told, said)
+    try:
+        for local, name in enumerate(names):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment | where | {"LOCAL_RANK": str(local)},
+            )
+            ranks.append(_Rank(name, process))
+        return run.follow()
+    except BaseException:
+        run.interrupt()
+        raise
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            rank.process.wait()
+            for stream in (rank.process.stdout, rank.process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+class _Run:
+    """Ranks that run: what they say, and how they end."""
+
+    def __init__(
+        self,
+        ranks: Sequence[_Rank],
+        address: StoreAddress,
+        told: Callable[[str], None],
+        said: Callable[[str], None],
+    ) -> None:
+        self._ranks, self._address, self._told, self._said = ranks, address, told, said
+        self._reason: str | None = None
+        self._killed: str | None = None
+
+    def follow(self) -> tuple[int, str | None]:
+        """Until all have ended; returns exit code and reason."""
+        failed_s: float | None = None
+        with selectors.DefaultSelector() as ready:
+            for rank in self._ranks:
+                for stream in (rank.process.stdout, rank.process.stderr):
+                    assert stream is not None
+                    ready.register(stream, selectors.EVENT_READ, rank)
+            while ready.get_map():
+                for key, _ in ready.select(TICK_S):
+                    if not self._read(key.data, key.fd):
+                        ready.unregister(key.fileobj)
+                failed = [rank for rank in self._ranks if rank.process.poll()]
+                for rank in failed:
+                    self._tell_of(rank)
+                if failed and failed_s is None:
+                    failed_s = time.monotonic()
+                if failed_s is not None and time.monotonic() - failed_s > END_S:
+                    for rank in self._ranks:
+                        rank.process.kill()
+        codes = [rank.process.wait() for rank in self._ranks]
+        if not any(codes):
+            return 0, None
+        for rank in self._ranks:
+            self._tell_of(rank)
+        if self._reason is None:
+            self._reason = self._killed or "a rank has failed and said nothing"
+            self._said(PREFIX + self._reason)
+        return REFUSED if REFUSED in codes else FAILED, self._reason
+
+    def interrupt(self) -> None:
+        """Let all put things back and end."""
+        for rank in self._ranks:
+            rank.process.send_signal(signal.SIGINT)
+        until = time.monotonic() + END_S
+        for rank in self._ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, until - time.monotonic()))
+
+    def _read(self, rank: _Rank, descriptor: int) -> bool:
+        """Take what has come; returns whether more may."""
+        data = os.read(descriptor, 1 << 16)
+        *lines, rest = (rank.begun.get(descriptor, b"") + data).split(b"\n")
+        if not data and rest:
+            lines.append(rest)
+        rank.begun[descriptor] = rest
+        assert rank.process.stdout is not None
+        standard = descriptor == rank.process.stdout.fileno()
+        for line in lines:
+            text = line.decode(errors="replace")
+            if standard:
+                self._told(text)
+            elif not text.startswith(PREFIX):
+                self._said(text)
+            elif self._reason is None:
+                self._reason = text.removeprefix(PREFIX)
+                self._said(text)
+        return bool(data)
+
+    def _tell_of(self, rank: _Rank) -> None:
+        """Others cannot know by which signal a rank has ended."""
+        code = rank.process.returncode
+        if code is None or code >= 0 or self._killed is not None or self._reason is not None:
+            return
+        name = signal.Signals(-code).name
+        self._killed = f"device {rank.name!r} was ended by {name}" + (
+            "; see whether memory ran out" if name == "SIGKILL" else ""
+        )
+        with suppress(DistError, RuntimeError):
+            publish(self._address.connect(CONNECT_S), self._killed)
+
+
+def threads(ranks: int, processors: int) -> dict[str, str]:
+    """The environment, with processors shared among ranks.
+
+    Parameters
+    ----------
+    ranks
+        How many there are.
+    processors
+        Of this machine.
+
+    Returns
+    -------
+    dict[str, str]
+        Variables for `run_local`.
+    """
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
+    if sys.platform == "linux":  # else a host name may be looked for that nobody can resolve
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment

@@ -1,0 +1,135 @@
+"""Signs of life in the store, and the key that ends all: a thread with a connection of its own.
+
+Every rank counts up its own number and reads two things: whether somebody ended the run, and the
+number of the next rank. So each rank is watched by one other, and a round costs the same whatever
+the number of ranks. Somebody alive always has the first of those that are gone as its next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+ABORT, RUNNING = "abort", "running"
+"""The key that ends all, and what it holds until somebody writes a reason."""
+PERIOD_S = 0.5
+MOST_CREDIT_S = 3.0
+"""Of silence between two looks: who was stopped itself must not take that for others' silence."""
+
+
+def publish(store: Store, line: str) -> str:
+    """Write a reason, if nobody did before.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks.
+    line
+        The reason.
+
+    Returns
+    -------
+    str
+        The reason that counts.
+    """
+    store.compare_set(ABORT, "", RUNNING)
+    return store.compare_set(ABORT, RUNNING, line).decode()
+
+
+class Pulse(threading.Thread):
+    """This rank's signs of life, and its look at the next rank's.
+
+    Parameters
+    ----------
+    store
+        A connection that nobody else uses.
+    ended
+        Takes the reason that somebody wrote.
+    lost
+        Called when the store is gone.
+
+    Attributes
+    ----------
+    rounds
+        How often the store has answered.
+    """
+
+    def __init__(
+        self, store: Store, ended: Callable[[str], None], lost: Callable[[], None]
+    ) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self.rounds = 0
+        self._store, self._ended, self._lost = store, ended, lost
+        self._own: str | None = None
+        self._next: str | None = None
+        self._silent: Callable[[float], None] = lambda silent_s: None
+        self._line: str | None = None
+        self._stopped = False
+        self._look = threading.Event()
+
+    def look_after(self, rank: int, other: int, silent: Callable[[float], None]) -> None:
+        """Give signs of life, and look for another rank's from its first one on.
+
+        Parameters
+        ----------
+        rank, other
+            This one, and the one to look after.
+        silent
+            Takes the seconds since its last sign of life, at every look.
+        """
+        self._silent, self._next, self._own = silent, _key(other), _key(rank)
+
+    def propose(self, line: str) -> None:
+        """End the run for this reason, unless there is one already."""
+        self._line = self._line or line
+        self._look.set()
+
+    def stop(self) -> None:
+        """No more signs of life."""
+        self._stopped = True
+        self._look.set()
+
+    def run(self) -> None:
+        """Until `stop`, or until there is a reason to end."""
+        try:
+            self._store.compare_set(ABORT, "", RUNNING)
+            self._rounds()
+        except DistError:
+            if not self._stopped:
+                self._lost()
+
+    def _rounds(self) -> None:
+        count, seen, silent_s, looked = 0, "", 0.0, time.monotonic()
+        while not self._stopped:
+            if self._line is not None:
+                self._ended(publish(self._store, self._line))
+                return
+            if self._own is not None:
+                count += 1
+                self._store.set(self._own, str(count))
+            # reading what is not there yet would block
+            keys = [ABORT]
+            if self._next is not None and (seen or self._store.check([self._next])):
+                keys.append(self._next)
+            reason, *beats = [value.decode() for value in self._store.multi_get(keys)]
+            self.rounds += 1
+            if reason != RUNNING:
+                self._ended(reason)
+                return
+            now = time.monotonic()
+            silent_s += min(now - looked, MOST_CREDIT_S)
+            looked = now
+            if beats:
+                if beats[0] != seen:
+                    seen, silent_s = beats[0], 0.0
+                self._silent(silent_s)
+            self._look.wait(PERIOD_S)
+            self._look.clear()
+
+
+def _key(rank: int) -> str:
+    return f"beat/{rank}"

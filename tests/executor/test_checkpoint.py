@@ -1,0 +1,163 @@
+"""Training goes on from a checkpoint as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.training_plan.file import save_plan
+from tests.conftest import make_plan, tiny_workload
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.checkpoint import INDEX, CheckpointError, Checkpoints, resume  # noqa: E402
+from planner.executor.learner import Learner  # noqa: E402
+from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.ranks import Ranks  # noqa: E402
+from planner.executor.tensor_file import (  # noqa: E402
+    TensorFileError,
+    read_tensors,
+    write_tensors,
+)
+
+PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
+
+
+def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
+    """Four ranks; exit code, losses by step, and what was said on stderr."""
+    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", "0", "1", "2", "3"]
+    events: list[str] = []
+    said: list[str] = []
+    code, _ = run_local(
+        *([*words, "--device", "cpu", "--events", *more], ["0", "1", "2", "3"], threads(4, 1)),
+        *(events.append, said.append),
+    )
+    told = [json.loads(line) for line in events]
+    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
+    losses.pop(None, None)
+    return code, losses, said
+
+
+def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    """20 steps at once; 10 and, from the checkpoint, 10 more, with AdamW and two replicas."""
+    path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
+    save_plan(PLAN, path)
+    code, whole, _ = train(path, "--steps", "20")
+    assert code == 0 and sorted(whole) == list(range(20))
+    code, first, _ = train(path, "--steps", "10", "--checkpoint", str(folder), "--every", "5")
+    assert code == 0
+    assert sorted(p.name for p in folder.iterdir()) == ["step-000005", "step-000010"]
+    code, second, said = train(path, "--steps", "20", "--resume", str(folder))
+    assert code == 0, said
+    assert sorted(second) == list(range(10, 20))
+    assert first | second == whole
+
+
+def rank(learner_of: int = 0, count: int = 1) -> tuple[Ranks, Learner]:
+    """One rank alone, with a stage of the plan."""
+    store = torch.distributed.HashStore()
+    return Ranks(0, count, store, ("0", "1", "2", "3")[:count]), learner(learner_of)
+
+
+def learner(device: int, optimizer: str = "adamw") -> Learner:
+    """A stage that has taken a step."""
+    found = Learner(PLAN, device, torch.device("cpu"), learning_rate=1e-3, optimizer=optimizer)
+    for parameter in found.parameters:
+        parameter.grad.fill_(0.5)
+    found.optimizer.step()
+    return found
+
+
+def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
+    """Checkpoints of one rank; returns those that were written."""
+    written: list[int] = []
+    for step in steps:
+        ranks, made = rank()
+        settings = {"optimizer": "adamw"}
+        checkpoints = Checkpoints(folder, every, PLAN, ranks, made, settings, written.append)
+        checkpoints.after(step - 1)
+    return written
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    """And only every so many steps."""
+    assert write(tmp_path, [2, 3, 4, 6, 8], every=2) == [2, 4, 6, 8]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000008"]
+
+
+def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
+    """One without an index was not finished; parameters and moments come back."""
+    write(tmp_path, [2, 4])
+    (tmp_path / "step-000004" / INDEX).unlink()
+    ranks, made = rank()
+    expected = {name: value.clone() for name, value in made.state().items()}
+    for parameter in made.parameters:
+        parameter.data.zero_()
+    made.optimizer.state.clear()
+    assert resume(tmp_path, PLAN, ranks, made, "adamw") == 2
+    found = made.state()
+    assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
+    """Nothing there, another plan or optimizer, a damaged shard, an index that is none."""
+    ranks, made = rank()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        resume(tmp_path / "nowhere", PLAN, ranks, made, "adamw")
+    write(tmp_path, [2])
+    place = tmp_path / "step-000002"
+    with pytest.raises(CheckpointError, match="trained with adamw, this run has sgd"):
+        resume(tmp_path, PLAN, rank()[0], made, "sgd")
+    other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
+    with pytest.raises(CheckpointError, match=r"is of plan .*; resume with the plan"):
+        resume(tmp_path, other, rank()[0], made, "adamw")
+    shard = next(place.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(TensorFileError, match="not those that were written"):
+        resume(tmp_path, PLAN, rank()[0], made, "adamw")
+    (place / INDEX).write_text("[]")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        resume(tmp_path, PLAN, rank()[0], made, "adamw")
+
+
+def test_a_full_disk_costs_the_checkpoint_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said; the one before stays, and nothing half written."""
+    assert write(tmp_path, [1]) == [1]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("planner.executor.tensor_file.os.fsync", full)
+    assert write(tmp_path, [2]) == []
+    assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
+    assert resume(tmp_path, PLAN, *rank(), "adamw") == 1
+
+
+def test_tensors_in_a_file(tmp_path: Path) -> None:
+    """Every type and shape comes back, and the header is what safetensors has."""
+    tensors = {
+        "a": torch.randn(3, 5),
+        "count": torch.tensor(7.0),
+        "half": torch.randn(7).to(torch.bfloat16),
+        "none": torch.zeros(0, 4),
+        "whole": torch.arange(6).view(2, 3),
+    }
+    path = tmp_path / "t.safetensors"
+    found = read_tensors(path, write_tensors(path, tensors))
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header["a"] == {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}
+    assert len(data) == 8 + length + header["whole"]["data_offsets"][1]

@@ -1,0 +1,376 @@
+"""A run that fails ends everywhere, with one line that names the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.faults import PREFIX, Started, hurt, saved, whole
+from tests.executor.launch import ROOT, torchrun
+
+torch = pytest.importorskip("torch")
+
+from planner.bench._fault_rank import PHASES  # noqa: E402
+from planner.bench.faults import MARK, cut, marked  # noqa: E402
+from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
+from planner.executor.local import run_local  # noqa: E402
+from planner.executor.pulse import Pulse, publish  # noqa: E402
+from planner.executor.store import StoreAddress  # noqa: E402
+from planner.executor.watch import Watch  # noqa: E402
+from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
+
+SIX = [[0, 1, 2], [3, 4, 5]]
+KILLED = -signal.SIGKILL
+STORE = r"the store at 127.0.0.1:"
+
+
+def wait_for(path: Path, text: str = "") -> None:
+    """Until a file is there, and holds a text."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (path.exists() and text in path.read_text()):
+        time.sleep(0.1)
+
+
+def plan_of(grid: list[list[int]], folder: Path, seed: int = 0) -> Path:
+    """Three stages that train in milliseconds."""
+    plan = make_plan(grid, workload=tiny_workload(batch_samples=8), seed=seed)
+    return saved(plan, folder / f"plan{seed}.json")
+
+
+def all_hurt(
+    run: Started, folder: Path, grid: list[list[int]], device: int, phase: str, fault: str = "kill"
+) -> list[str]:
+    """Start all ranks; returns the others than the one to which it happens."""
+    path = plan_of(grid, folder)
+    given = {"device": str(device), "fault": fault, "phase": phase, "step": 2}
+    devices = [str(d) for row in grid for d in row]
+    for d in devices:
+        run.start(d, d, hurt(path, given | {"folder": str(folder)}))
+    return [d for d in devices if d != str(device)]
+
+
+def require_named(run: Started, others: list[str], device: int) -> None:
+    """All end with the code of a failed run, and with a line that names the device."""
+    assert set(run.codes(others).values()) == {FAILED}
+    reasons = {run.reason(name) for name in others}
+    assert len(reasons) == 1, reasons
+    (reason,) = reasons
+    if device == 0 and reason.startswith(STORE):
+        assert reason.endswith("which device '0' serves, is gone")
+    else:
+        assert reason == f"device '{device}' is gone: its process has ended"
+
+
+def test_kill_of_the_rank_that_serves_the_store(tmp_path: Path) -> None:
+    """In the middle of a step of six ranks: nobody has a store to read the reason from."""
+    with Started(tmp_path) as run:
+        others = all_hurt(run, tmp_path, SIX, 0, "forward")
+        require_named(run, others, 0)
+        assert run.codes(["0"]) == {"0": KILLED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES[1:])
+@pytest.mark.parametrize("device", [0, 4])
+def test_kill_in_every_phase(device: int, phase: str, tmp_path: Path) -> None:
+    """Rank 0 and another one."""
+    with Started(tmp_path) as run:
+        require_named(run, all_hurt(run, tmp_path, SIX, device, phase), device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["forward", "backward", "update"])
+def test_kill_of_a_stages_only_device(phase: str, tmp_path: Path) -> None:
+    """Three stages of one device each, which average nothing."""
+    with Started(tmp_path) as run:
+        require_named(run, all_hurt(run, tmp_path, [[0, 1, 2]], 1, phase), 1)
+
+
+@pytest.mark.slow
+def test_kill_while_others_have_not_come(tmp_path: Path) -> None:
+    """It gave signs of life before, and gives none any more."""
+    with Started(tmp_path) as run:
+        path = plan_of([[0, 1, 2]], tmp_path)
+        given = {"device": "1", "fault": "kill", "phase": "join", "step": 0}
+        for d in ("0", "1"):
+            run.start(d, d, hurt(path, given | {"folder": str(tmp_path)}))
+        assert run.codes(["0"]) == {"0": FAILED}
+        assert run.reason("0").startswith("device '1' gave no sign of life for 10 s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES[1:])
+@pytest.mark.parametrize("device", [0, 2])
+def test_a_stopped_process_is_named(device: int, phase: str, tmp_path: Path) -> None:
+    """SIGSTOP: the others do not wait for ever; when it goes on it ends too."""
+    with Started(tmp_path) as run:
+        others = all_hurt(run, tmp_path, SIX, device, phase, fault="stop")
+        assert set(run.codes(others).values()) == {FAILED}
+        for name in others:
+            reason = run.reason(name)
+            if reason.startswith(STORE):
+                assert "which device '0' serves" in reason and device == 0
+            else:
+                assert reason.startswith(f"device '{device}' gave no sign of life")
+        assert run.processes[str(device)].poll() is None
+        run.processes[str(device)].send_signal(signal.SIGCONT)
+        assert run.codes([str(device)]) == {str(device): FAILED}
+        assert run.reason(str(device))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["stop", "hold"])
+def test_a_short_silence_is_survived(fault: str, tmp_path: Path) -> None:
+    """A process stopped for some seconds, or whose threads all wait for Python's lock."""
+    with Started(tmp_path) as run:
+        others = all_hurt(run, tmp_path, [[0, 1, 2]], 1, "backward", fault=fault)
+        wait_for(tmp_path / "when")
+        time.sleep(6)
+        if fault == "stop":
+            run.processes["1"].send_signal(signal.SIGCONT)
+        lines = (tmp_path / "0.out").read_text().count("\n")
+        time.sleep(6)
+        assert (tmp_path / "0.out").read_text().count("\n") > lines
+        assert [run.processes[d].poll() for d in (*others, "1")] == [None] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGTERM, 143, "device '1' was told to end (SIGTERM)"),
+        (signal.SIGINT, 130, "device '1' was told to end (SIGINT)"),
+    ],
+)
+def test_who_is_told_to_end_tells_the_others(
+    number: signal.Signals, code: int, said: str, tmp_path: Path
+) -> None:
+    """Who was interrupted need not read it."""
+    with Started(tmp_path) as run:
+        path = plan_of([[0, 1, 2]], tmp_path)
+        for d in ("0", "1", "2"):
+            run.start(d, d, whole(path))
+        wait_for(tmp_path / "0.out", "step")
+        run.processes["1"].send_signal(number)
+        assert run.codes(["0", "1", "2"]) == {"0": FAILED, "1": code, "2": FAILED}
+        assert [run.reason(d) for d in ("0", "2")] == [said] * 2
+        if number == signal.SIGINT:
+            assert (tmp_path / "1.err").read_text() == ""
+        else:
+            assert run.reason("1") == said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(NO_NETWORK), reason=NO_NETWORK)
+@pytest.mark.parametrize(("victim", "others"), [(0, [1, 2, 3, 4, 5]), (4, [5])])
+def test_a_cut_is_named(victim: int, others: list[int]) -> None:
+    """All links of rank 0, and the link of two neighbours: connections stay open, nothing comes."""
+    row = cut("cut", victim, others, "forward")
+    assert row.seconds is not None and row.left == []
+    assert row.codes == [FAILED] * 6 and sum(row.said.values()) == 6
+    assert all(repr(row.victim) in reason for reason in row.said)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_who_started_them(tmp_path: Path) -> None:
+    """SIGKILL of the process that serves the store for all of one machine: nothing goes on."""
+    path, names = plan_of([[0, 1, 2]], tmp_path), ["0", "1", "2"]
+    given = {"device": "none", "fault": "kill", "phase": "forward", "step": 0, "folder": "/"}
+    words = hurt(path, given, "--device", "cpu", "--devices", *names)
+    mark = f"starter-{os.getpid()}"
+    with (tmp_path / "out").open("w") as out:
+        starter = subprocess.Popen(
+            [sys.executable, "-m", "planner.bench._fault_local", *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT), MARK: mark},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        wait_for(tmp_path / "out", "step")
+        starter.kill()
+        starter.wait()
+        until = time.monotonic() + 60
+        while (left := marked(mark)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert left == []
+    finally:
+        for number in marked(mark):
+            os.kill(number, signal.SIGKILL)
+
+
+def test_a_missing_rank_is_named_after_the_wait(tmp_path: Path) -> None:
+    """By all who came; the wait is an option."""
+    with Started(tmp_path) as run:
+        run.start("0", "0", whole(plan_of([[0, 1, 2]], tmp_path), "--wait", "2"))
+        assert run.codes(["0"]) == {"0": FAILED}
+        assert run.reason("0").startswith("device '1', '2' did not come within 2 s (2 of 3 miss")
+
+
+def test_another_plan_ends_all(tmp_path: Path) -> None:
+    """Who was refused says so with its own exit code, and the others say it too."""
+    with Started(tmp_path) as run:
+        path, other = plan_of([[0, 1]], tmp_path), plan_of([[0, 1]], tmp_path, seed=1)
+        for d, given in (("0", path), ("1", other)):
+            run.start(d, d, whole(given))
+        codes = run.codes(["0", "1"])
+        reasons = {run.reason(d) for d in codes}
+        assert len(reasons) == 1
+        assert reasons.pop().endswith("; give every node the same plan file")
+        assert sorted(codes.values()) == [REFUSED, FAILED]  # who came first is right
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "said"),
+    [
+        ("0", (), "device '0' is claimed by two processes; name each device once"),
+        pytest.param(
+            *("7", (), "device '7': --devices: the plan has no device '7'; it has 0, 1"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("1", ("--device", "cuda"), "device '1': --device cuda: this machine has no usable"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_refused_rank_ends_the_others(
+    device: str, more: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Claimed twice, unknown, without its GPU: told to all, at once."""
+    if more and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with Started(tmp_path) as run:
+        path = plan_of([[0, 1]], tmp_path)
+        run.start("first", "0", whole(path))
+        until = time.monotonic() + 60
+        while not _listens(int(run.environment["MASTER_PORT"])) and time.monotonic() < until:
+            time.sleep(0.1)
+        run.start("second", device, whole(path), *more)
+        assert run.codes(["first", "second"]) == {"first": FAILED, "second": REFUSED}
+        assert run.reason("second").startswith(said)
+        assert run.reason("first").startswith(said)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_ranks_of_one_machine_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
+    """As ``planner run`` starts them: one line, exit code 3, no process and no file left."""
+    path, names = plan_of([[0, 1, 2]], tmp_path), ["0", "1", "2"]
+    given = {"device": "1", "fault": "kill", "phase": "backward", "step": 2}
+    words = hurt(path, given | {"folder": str(tmp_path)}, "--devices", *names, "--device", "cpu")
+    told: list[str] = []
+    said: list[str] = []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, *words]
+    code, reason = run_local(words, names, environment, told.append, said.append)
+    assert code == FAILED
+    assert reason is not None and reason.startswith("device '1' ")
+    assert said == [PREFIX + reason]
+    assert len(told) >= 1
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path: Path) -> None:
+    """Its agent tells the others to end: they say which device is gone, not that they were told."""
+    path, names = plan_of(SIX, tmp_path), [str(d) for d in range(6)]
+    given = {"device": "4", "fault": "kill", "phase": "backward", "step": 2}
+    words = hurt(path, given | {"folder": str(tmp_path)}, "--devices", *names, "--device", "cpu")
+    done = torchrun(6, *words)
+    assert done.returncode != 0
+    found = [line for line in done.stderr.splitlines() if line.startswith(PREFIX)]
+    assert found == [f"{PREFIX}device '4' is gone: its process has ended"] * 5
+
+
+def test_the_first_reason_counts() -> None:
+    """In the store, and in a process; those who wait are woken once."""
+    store = torch.distributed.HashStore()
+    assert publish(store, "a") == "a"
+    assert publish(store, "b") == "a"
+    ending, woken = Ending(), []
+    ending.on_end(lambda: woken.append(1))
+    ending.because("a", 5)
+    ending.because("b")
+    ending.on_end(lambda: woken.append(2))
+    assert (ending.line, ending.code, woken) == ("a", 5, [1, 2])
+
+
+def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was stopped itself for an hour takes none of it for the silence of others."""
+    clock = [0.0]
+    monkeypatch.setattr("planner.executor.pulse.time.monotonic", lambda: clock[0])
+    store = torch.distributed.HashStore()
+    store.set("beat/1", "7")
+    heard: list[float] = []
+    pulse = Pulse(store, lambda reason: None, lambda: None)
+
+    def look(silent_s: float) -> None:
+        heard.append(silent_s)
+        clock[0] += 3600.0 if len(heard) == 2 else 1.0
+        if len(heard) == 5:
+            store.set("beat/1", "8")
+        if len(heard) == 7:
+            pulse.stop()
+
+    pulse.look_after(0, 1, look)
+    monkeypatch.setattr("planner.executor.pulse.PERIOD_S", 0.0)
+    pulse.run()
+    assert heard == [0.0, 1.0, 4.0, 5.0, 6.0, 0.0, 1.0]
+    assert store.get("beat/0") == b"7"
+
+
+def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A farewell is nothing, silence is named after the limit, and an end at once."""
+    watch = Watch("here", Ending(), 1.0)
+    proposed: list[str] = []
+    monkeypatch.setattr(watch, "propose", lambda line, code=FAILED: proposed.append(line))
+    pairs = [socket.socketpair() for _ in range(3)]
+    with watch.over({pair[0]: f"there {k}" for k, pair in enumerate(pairs)}):
+        pairs[0][1].sendall(b"\1\0")
+        pairs[0][1].close()
+        watch._listen()
+        watch._count(0.9)
+        assert proposed == []
+        pairs[1][1].sendall(b"\1")
+        watch._listen()
+        watch._count(0.2)
+        assert len(proposed) == 1
+        assert proposed[0].startswith("device 'there 2' gave no sign of life to 'here' for 1 s")
+        pairs[1][1].close()
+        watch._listen()
+        assert proposed[1:] == ["device 'there 1' is gone: its process has ended"]
+    assert pairs[2][1].recv(1) == b"\0"
+
+
+def test_nobody_serves_the_store() -> None:
+    """The address is said."""
+    from planner.executor.store import StoreMissingError
+
+    with pytest.raises(StoreMissingError, match=r"127.0.0.1:1 did not answer within 1 s"):
+        StoreAddress("127.0.0.1", 1, True).connect(1.0)
+
+
+def test_json_stays_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``planner run --json`` of a run that fails: what was done, the reason, exit code 3."""
+    from planner.cli.main import main
+
+    def fails(*_: object) -> tuple[int, str]:
+        return FAILED, "device '1' is gone"
+
+    monkeypatch.setattr("planner.executor.local.run_local", fails)
+    assert main(["run", str(plan_of([[0, 1]], tmp_path)), "--json"]) == FAILED
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] == "device '1' is gone" and found["steps"] == []
