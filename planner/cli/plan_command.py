@@ -28,6 +28,7 @@ from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
 from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
+from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan
@@ -58,6 +59,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
+    sub.add_argument(
+        "--path-method",
+        default=PathMethod.AUTO.value,
+        choices=[method.value for method in PathMethod],
+        help="how paths are found; cbs is SkipPipe's own, default %(default)s",
+    )
     sub.add_argument("--stage-sizes", type=sizes, help="with --path-stages, such as 5,3,3,3")
     sub.add_argument(
         "--recompute", type=_recompute, help="stages that run F again in B: 0,2 or all or none"
@@ -136,6 +143,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         codec=args.codec,
         boundary_codec=args.boundary_codec,
         method=args.method,
+        path_method=args.path_method,
         calibration=calibration,
         network_name=args.network,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
+from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
 from planner.workload.boundary_codec import BoundaryCodec
@@ -99,6 +100,8 @@ class PlanRequest:
         stages. Priced; the executor refuses it so far.
     method
         Of `planner.solve_assignment`.
+    path_method
+        Of `planner.solve_paths`, with ``path_stages``; ``"cbs"`` is the paper's.
     calibration
         Measured compute times; by default they follow from FLOPs.
     network_name
@@ -127,6 +130,7 @@ class PlanRequest:
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
     method: str = "auto"
+    path_method: str = PathMethod.AUTO
     calibration: Calibration | None = None
     network_name: str = ""
     wiring: str | None = None
@@ -156,6 +160,7 @@ class PlanRequest:
             ),
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
+            "path_method": choice(PathMethod, "path_method", self.path_method),
             "head": None if self.head is None else choice(Head, "head", self.head),
             "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
         }
@@ -199,6 +204,11 @@ class PlanRequest:
                     f"{name} is {value} without path_stages; give path_stages, the number of "
                     "stages for full paths"
                 )
+        if self.path_method != PathMethod.AUTO:
+            raise ProblemError(
+                f"path_method '{self.path_method}' finds paths that skip stages; give path_stages, "
+                "or leave it out"
+            )
         if self.stages == "auto":
             for name in ("pipelines", "stage_layers"):
                 if getattr(self, name) is not None:
@@ -251,6 +261,11 @@ class PlanRequest:
         if stages is not None and not 1 <= self.path_stages <= stages:
             raise ProblemError(
                 f"path_stages is {self.path_stages}; it must be 1 to the {stages} stages"
+            )
+        if self.path_method == PathMethod.STRAIGHT and self.path_stages != stages:
+            raise ProblemError(
+                f"path_method 'straight' visits all {stages} stages, found path_stages "
+                f"{self.path_stages}; take dtfm-skip"
             )
         every = self.full_every
         if every is not None and (every < 0 or every == 1):

@@ -13,7 +13,7 @@ from planner.compose.shape import Shape, memory_room
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathPlan
-from planner.search.certificate import Certificate
+from planner.search.certificate import Certificate, Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, StopRun
@@ -73,11 +73,14 @@ def skipping_schedules(
     solved: list[Result[PathPlan]] = []
     schedules = []
     for asked in questions:
-        result = solve_paths(asked, next_stop(solved), question.seed)
+        method = question.request.path_method
+        result = solve_paths(asked, next_stop(solved), question.seed, method)
         if result.plan is None:
+            remedy = "give stages more devices, or devices more memory"
+            if result.status != Status.INFEASIBLE:
+                remedy = f"'{method}' found none; give it more effort, or take 'auto'"
             raise ProblemError(
-                f"no paths of {asked.path_stages} stages: {result.stop_reason}; give stages more "
-                "devices, or devices more memory"
+                f"no paths of {asked.path_stages} stages: {result.stop_reason}; {remedy}"
             )
         solved.append(result)
         schedules.append(

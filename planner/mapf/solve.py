@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.mapf.arrays import Ints, PathArrays
@@ -23,6 +23,7 @@ from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
+from planner.problems.path_method import PathMethod
 from planner.problems.quantities import of_kind
 from planner.search.certificate import Status
 from planner.search.result import Result
@@ -47,6 +48,8 @@ class PathParams:
         Microbatches up to which several waves are not built from one.
     wave
         Share of the limit for the first wave.
+    cbs_waves
+        ``cbs``: shares of what is left of the limit for the smallest and the largest wave.
     annealing
         Share of a limit in seconds for annealing before CP-SAT begins.
     settled_annealing
@@ -77,6 +80,7 @@ class PathParams:
 
     few: int = 12
     wave: float = 0.35
+    cbs_waves: tuple[float, float] = (0.2, 0.7)
     annealing: float = 0.25
     settled_annealing: float = 0.6
     short_annealing_s: float = 6.0
@@ -101,25 +105,9 @@ LEAST_EFFORT = 1e-3
 """A neighbourhood is never counted as less, so that every loop ends."""
 
 ITERATIONS_PER_EFFORT = 9.0
-NODES_PER_EFFORT = 500.0
-"""Annealing iterations of full size, and nodes of ``cbs``, in a unit of effort."""
-
-
-class PathMethod(enum.StrEnum):
-    """How to find paths.
-
-    ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
-    choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
-    other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
-    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
-    """
-
-    AUTO = "auto"
-    STRAIGHT = "straight"
-    DTFM_SKIP = "dtfm-skip"
-    NO_TC2 = "no-tc2"
-    REUSE = "reuse"
-    CBS = "cbs"
+NODES_PER_EFFORT, NODE_AGENTS, NODE_STAGES = 1500.0, 24, 4
+"""Annealing iterations of full size, and nodes of ``cbs`` with so many agents on paths of so many
+stages, in a unit of effort."""
 
 
 def solve_paths(
@@ -166,7 +154,7 @@ def solve_paths(
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
     arrays = PathArrays.of(problem)
-    per_effort = NODES_PER_EFFORT if chosen is PathMethod.CBS else steps_per_effort(arrays)
+    per_effort = (nodes_per_effort if chosen is PathMethod.CBS else steps_per_effort)(arrays)
     run = started(stop, per_effort)
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
     reason = arrays.impossible()
@@ -180,7 +168,7 @@ def solve_paths(
         if chosen is PathMethod.AUTO:
             _auto(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.CBS:
-            PathSearch(arrays, incumbent, run).search()
+            _conflict_based(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
             _reuse(problem, arrays, incumbent, run, seed)
         else:
@@ -198,6 +186,24 @@ def steps_per_effort(arrays: PathArrays) -> float:
     params = SearchParams()
     size = arrays.microbatches * arrays.steps * arrays.microbatches
     return ITERATIONS_PER_EFFORT * max(1.0, params.work / (params.most_moves * size))
+
+
+def nodes_per_effort(arrays: PathArrays) -> float:
+    """Nodes of ``cbs`` in one unit of `planner.search.stop.Effort`: routes of long paths are many.
+
+    Parameters
+    ----------
+    arrays
+        Of the problem.
+
+    Returns
+    -------
+    float
+        At least one.
+    """
+    agents = min(1.0, NODE_AGENTS / arrays.microbatches)
+    stages = min(1.0, NODE_STAGES / arrays.path_stages) ** 6
+    return max(1.0, NODES_PER_EFFORT * agents * stages)
 
 
 def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
@@ -258,6 +264,33 @@ def _auto(
         if run.check() is not None:
             return
     improve(search, Exact(problem, arrays, incumbent, seed), run, params)
+
+
+def _conflict_based(
+    problem: PathProblem,
+    arrays: PathArrays,
+    incumbent: PathIncumbent,
+    run: StopRun,
+    seed: int,
+    params: PathParams = PARAMS,
+) -> None:
+    """Algorithm 1; an iteration of several waves begins with the paths of one, repeated (D.1).
+
+    First those of the smallest wave, whose paths are there soon, then of the largest.
+    """
+    found = (wave_problem(problem, 1), wave_problem(problem))
+    waves = {wave.microbatches_per_start: wave for wave in found if wave is not None}
+    # where there is only one size, it gets the larger share
+    for wave, share in zip(waves.values(), params.cbs_waves[-len(waves) :], strict=False):
+        inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
+        own = PathArrays.of(wave)
+        best = PathIncumbent(own, inner, wave, seed=seed)
+        PathSearch(own, best, inner).search()
+        run.update(inner.iterations)
+        if best.plan is not None:
+            offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
+    if run.check() is None:
+        PathSearch(arrays, incumbent, run).search()
 
 
 def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:
