@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from planner.mapf.arrays import Ints, PathArrays
 from planner.mapf.baselines import (
     collision_blind_paths,
@@ -18,9 +20,11 @@ from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import PathSearch
 from planner.mapf.compile import compile_kernels
 from planner.mapf.exact import Exact
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
+from planner.mapf.moves import count_swaps, in_order
 from planner.mapf.search import Search, SearchParams, first_plans
-from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
+from planner.mapf.waves import even, in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.problems.path_method import PathMethod
@@ -115,6 +119,7 @@ def solve_paths(
     stop: StoppingCriterion,
     seed: int = 0,
     method: str | PathMethod = PathMethod.AUTO,
+    first: PathPlan | None = None,
 ) -> Result[PathPlan]:
     """Paths under CC1, CC2, CC3 and TC1 and a schedule under TC2 with the smallest makespan.
 
@@ -128,6 +133,9 @@ def solve_paths(
         Of the random generators.
     method
         See `PathMethod`.
+    first
+        Paths of this problem to begin with, in the order of their times, such as those of a
+        shorter solve; with ``auto`` only. They are improved in place of other starts.
 
     Returns
     -------
@@ -162,11 +170,12 @@ def solve_paths(
         found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
         return found
     with run.interruptible():
-        if chosen is PathMethod.AUTO:
+        if chosen is PathMethod.AUTO and (first is None or not _begun(arrays, incumbent, first)):
+            first = None
             first_plans(arrays, incumbent)
         raise_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
-            _auto(problem, arrays, incumbent, run, seed)
+            _auto(problem, arrays, incumbent, run, seed, settled=first is not None)
         elif chosen is PathMethod.CBS:
             _conflict_based(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
@@ -250,13 +259,16 @@ def _auto(
     run: StopRun,
     seed: int,
     params: PathParams = PARAMS,
+    *,
+    settled: bool = False,
 ) -> None:
     """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
     # F, H and B of one device without transfers: any order without gaps is best
     if run.check() is not None or arrays.path_stages == 1:
         return
     search = Search(arrays, incumbent, seed)
-    wave = wave_problem(problem)
+    search.settled = settled
+    wave = None if settled else wave_problem(problem)
     if wave is not None and arrays.microbatches > params.few:
         best = _solve_wave(wave, run, seed, params.wave)
         offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
@@ -264,6 +276,25 @@ def _auto(
         if run.check() is not None:
             return
     improve(search, Exact(problem, arrays, incumbent, seed), run, params)
+
+
+def _begun(arrays: PathArrays, incumbent: PathIncumbent, first: PathPlan) -> bool:
+    """Offer given paths, dispatched anew in the order of their times; whether that could be."""
+    shape = (arrays.microbatches, arrays.path_stages)
+    rows = np.array([path for path in first.paths if len(path) == shape[1]], dtype=np.int64)
+    fits = rows.shape == shape and rows.min() >= 0 and rows.max() < len(arrays.stage)
+    fits = fits and bool((rows[:, 0] == arrays.starts).all()) and even(arrays, rows)
+    used = np.bincount(rows.ravel(), minlength=len(arrays.room)) if fits else arrays.room
+    if not fits or (used > arrays.room).any():
+        return False
+    swaps = [count_swaps(row, arrays.stage) for row in rows]
+    if not all(in_order(row, arrays.stage, arrays.max_swaps) for row in rows):
+        return False
+    if sum(swaps) > arrays.max_total_swaps:
+        return False
+    makespan, begin = scheduled(arrays, rows, incumbent.begins(first), FOLLOW)
+    incumbent.offer_times(rows, begin, makespan)
+    return incumbent.plan is not None
 
 
 def _conflict_based(
