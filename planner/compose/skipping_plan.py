@@ -136,7 +136,7 @@ class _Trials:
             best.shape,
             {"assignment": certificate, "paths": paths},
             f"{certificate.method}, paths {paths.method}",
-            f"paths: {paths.stop_reason}",
+            "paths: interrupted" if self.interrupted else f"paths: {paths.stop_reason}",
         )
 
     def _try_layers(self, groups: Groups) -> None:
