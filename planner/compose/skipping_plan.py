@@ -8,6 +8,7 @@ iterations included; the best one's paths get what is left.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ class _Trials:
     ) -> None:
         self.question, self.shape, self.stop, self.run = question, shape, stop, run
         self.interrupted = False
+        self.pricing_s = 0.0  # that the clock took last; a limit in seconds leaves it
         self.best: _Trial | None = None
         self.refused: ProblemError | None = None
         self.tried: dict[tuple[Groups, Layers], _Trial] = {}
@@ -161,8 +163,9 @@ class _Trials:
 
     @property
     def over(self) -> bool:
-        """Whether what is there will do."""
-        return self.best is not None and (self.interrupted or self.run.check() is not None)
+        """Whether what is there will do; another would not be priced in time."""
+        late = self.run.check() is not None or self.run.remaining_s < self.pricing_s
+        return self.best is not None and (self.interrupted or late)
 
     def _try(self, groups: Groups, layers: Layers, share: float) -> None:
         """Price a plan with this share of the limit for its paths; keep it if it is better."""
@@ -213,13 +216,17 @@ class _Trials:
             if self.interrupted:
                 return MaxIterations(0)  # its first paths will do
             part = share * (FULL if found else 1 - FULL)
-            return self.stop.portion(part, min(part * self.stop.seconds(), self.run.remaining_s))
+            left_s = max(0.0, self.run.remaining_s - self.pricing_s)
+            return self.stop.portion(part, min(part * self.stop.seconds(), left_s))
 
         schedules, solved = skipping_schedules(
             question, shape, assignment, times, next_stop, before
         )
+        began = time.perf_counter()
         made = priced(question, shape, assignment, times, schedules)
-        if question.request.path_method == PathMethod.AUTO:
+        self.pricing_s = time.perf_counter() - began
+        in_time = self.run.check() is None and self.run.remaining_s > self.pricing_s
+        if question.request.path_method == PathMethod.AUTO and in_time:
             served = self._served(shape, assignment, times, schedules)
             other = priced(question, shape, assignment, times, served)
             made = min(made, other, key=lambda plan: plan.predicted.step_s)
