@@ -153,6 +153,8 @@ def solve_paths(
     Networks, 2025, sections 3 and 4.
     """
     of_kind(PathProblem, problem)
+    if first is not None:
+        of_kind(PathPlan, first, "first")
     try:
         chosen = PathMethod(method)
     except ValueError:

@@ -242,3 +242,5 @@ def test_a_search_goes_on_from_given_paths() -> None:
     fewer = problem.replace(microbatches_per_start=2)
     other = pl.solve_paths(fewer, pl.MaxIterations(1), first=short.plan)
     assert other.plan is not None and pl.check(other, fewer) == []
+    with pytest.raises(ValueError, match="first must be of type PathPlan"):
+        pl.solve_paths(problem, pl.MaxIterations(1), first=[(0, 1)])  # type: ignore[arg-type]
