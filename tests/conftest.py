@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -12,13 +15,17 @@ from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.choices import Phase
+from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
 # machines are noisy: how long an example takes proves nothing
 settings.register_profile("planner", deadline=None, derandomize=True)
 settings.load_profile("planner")
+
+# whoever starts the tests in the background has them ignore interrupts, also those under test
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -59,3 +66,28 @@ def make_plan(
     request = PlanRequest(stages=len(grid[0]), schedule=schedule, head=head, network_name="random")
     question = Question(cluster, workload, request, seed)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
+
+
+def levels(
+    sites: Sequence[tuple[int, ...]], between: tuple[float, ...]
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    """Sums within sites, of which as many devices hold slices as the smallest site has."""
+    slices = min(map(len, sites))
+    ends = [k / slices for k in range(slices + 1)]
+    every = {len(site): (True,) * len(site) for site in (*sites, sites)}
+    shares = [(1 / slices,) * slices + (0.0,) * (len(site) - slices) for site in sites]
+    inner = [(site, share, every[len(site)]) for site, share in zip(sites, shares, strict=True)]
+    return (
+        tuple(AveragingGroup(*one, phase=Phase.REDUCE) for one in inner),
+        tuple(
+            AveragingGroup(
+                tuple(site[k] for site in sites),
+                between,
+                every[len(sites)],
+                slice=(ends[k], ends[k + 1]),
+                phase=Phase.EXCHANGE,
+            )
+            for k in range(slices)
+        ),
+        tuple(AveragingGroup(*one, phase=Phase.SPREAD) for one in inner),
+    )

@@ -1,6 +1,6 @@
 """``planner bench fidelity``: predicted steps against executed ones, on emulated networks.
 
-Needs Linux and root (see ``planner emulate``). Plans of every kind on four networks: measured ones,
+Needs Linux and root (see ``planner emulate``). Plans of every kind on five networks: measured ones,
 with bandwidths or limits changed where said, so that bandwidth, latency, averaging or the devices'
 own limits decide. Compute times are imposed.
 """
@@ -83,6 +83,16 @@ def _limits() -> tuple[Cluster, Workload]:
     return Cluster(network, _devices(4e12, **limits)), _workload(64, 2, 1024)
 
 
+def _sites() -> tuple[Cluster, Workload]:
+    two = load_network("aws8_dtfm_worldwide_2022")
+    near = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 5e8}
+    network = two.replicate({"Oregon": 5, "Virginia": 3}, **near)
+    sites = [str(region) for region in network.regions]
+    lines = {"Oregon": 6e7, "Virginia": 4e7}
+    shared = {"site_upload_bytes_per_s": lines, "site_download_bytes_per_s": lines}
+    return Cluster(network, _devices(4e12, sites=sites, **shared)), _workload(64, 2, 1024)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A network and what is trained on it."""
@@ -98,6 +108,7 @@ SETTINGS = {
     "limits": Setting(
         "aws8_dtfm_worldwide_2022, uploads of 15 to 60 MB/s, downloads of 22 to 90", _limits
     ),
+    "sites": Setting("five devices behind a line of 60 MB/s, three behind one of 40", _sites),
 }
 
 
@@ -149,6 +160,11 @@ CASES = (
     Case(
         "limits", "2 x 4, adaptive, int8", {"stages": 2, "averaging": "adaptive", "codec": "int8"}
     ),
+    Case("sites", "1 x 8", {"stages": 1}),
+    Case("sites", "1 x 8, adaptive", {"stages": 1, "averaging": "adaptive"}),
+    Case("sites", "1 x 8, adaptive, int8", {"stages": 1, "averaging": "adaptive", "codec": "int8"}),
+    Case("sites", "2 x 4", {"stages": 2}),
+    Case("sites", "everything open", {}),
 )
 
 

@@ -27,7 +27,7 @@ from planner.compose.planning import plan
 from planner.compose.rank_order import one_region, ranks_by_region
 from planner.compose.request import PlanRequest, Question
 from planner.network.atomic import write_text
-from planner.network.catalogue import intra_link, load_network
+from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems import ProblemError
@@ -60,6 +60,35 @@ def _mixed() -> Cluster:
     gpus = [Devices.of_gpu(MIXED[region]) for region in network.regions]
     flops = np.array([gpu.flops for gpu in gpus])
     return Cluster(network, Devices(flops, np.array([gpu.memory_bytes for gpu in gpus])))
+
+
+MACHINE_S, LAN_S, WAN_S = 5e-6, 1e-4, 0.015
+INSIDE, LAN_LINE, WAN_PAIR = 150e9, 25e9 / 8, 5e9 / 8
+"""Latencies in seconds and bytes per second: within a machine, from one to another of a region, and
+from one region to another."""
+
+
+def _machines(regions: Sequence[int]) -> Cluster:
+    """Machines of eight A100 behind one line each; ``regions`` says where each stands."""
+    machine = np.repeat(np.arange(len(regions)), 8)
+    region = np.array(regions)[machine]
+    same, near = machine[:, None] == machine, region[:, None] == region
+    network = Network(
+        np.where(same, MACHINE_S, np.where(near, LAN_S, WAN_S)),
+        np.where(same, INSIDE, np.where(near, LAN_LINE, WAN_PAIR)),
+        regions=[f"region {k}" for k in region],
+    )
+    sites = [f"machine {k}" for k in machine]
+    lines = dict.fromkeys(sites, LAN_LINE)
+    gpu = Devices.of_gpu("A100")
+    devices = Devices(
+        gpu.flops,
+        gpu.memory_bytes,
+        sites=sites,
+        site_upload_bytes_per_s=lines,
+        site_download_bytes_per_s=lines,
+    )
+    return Cluster(network, devices)
 
 
 @dataclass(frozen=True)
@@ -134,7 +163,45 @@ INSTANCES = {
         lambda: _regions("fluidstack_32", 1, "A40"),
         "gpt3-1.3b",
     ),
+    "machines": Instance(
+        "eight machines of 8 A100, 25 Gb/s each, gpt3-1.3b",
+        lambda: _machines([0] * 8),
+        "gpt3-1.3b",
+    ),
+    "machines-wan": Instance(
+        "eight machines of 8 A100, 25 Gb/s each, in three regions, 5 Gb/s a pair, gpt3-1.3b",
+        lambda: _machines([0, 0, 0, 1, 1, 1, 2, 2]),
+        "gpt3-1.3b",
+    ),
 }
+
+
+PRESETS = ("gpt2-small", "gpt2-large", "gpt3-1.3b", "gpt3-1.3b-40l", "llama-500m", "llama-1.5b")
+"""Small and large ones of each family."""
+
+
+def catalogue(gpu: str = "V100") -> dict[str, Instance]:
+    """Every shipped network, its complete part, with every one of `PRESETS`.
+
+    Parameters
+    ----------
+    gpu
+        That each of its devices has.
+
+    Returns
+    -------
+    dict[str, Instance]
+        By ``network/preset``.
+    """
+
+    def at(name: str) -> Callable[[], Cluster]:
+        return lambda: _regions(name, 1, gpu)
+
+    return {
+        f"{name}/{preset}": Instance(f"a {gpu} each", at(name), preset)
+        for name in list_networks()
+        for preset in PRESETS
+    }
 
 
 @dataclass(frozen=True)
@@ -151,6 +218,11 @@ class Baseline:
 
     step_s: float | None
     about: str
+
+
+def instances() -> dict[str, Instance]:
+    """All, by name."""
+    return INSTANCES | catalogue()
 
 
 @dataclass(frozen=True)
@@ -310,7 +382,7 @@ def measure(
     Row
         Where planning is refused, the reason stands in its place.
     """
-    instance = INSTANCES[name]
+    instance = instances()[name]
     cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
     step_s = bound_s = gap = None
@@ -364,7 +436,7 @@ def report(rows: Sequence[Row], before: str) -> str:
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/clock.md). Ratio: "
         "the plan's step over the best baseline's; below 1 the plan is faster.",
         "",
-        *(f"- {name}: {INSTANCES[name].about}" for name in shown),
+        *(f"- {name}: {instances()[name].about}" for name in shown),
         "",
         f"| instance | seed | plan | bound | gap | {' | '.join(NAMES)} | ratio | planning, s |",
         f"|{'---|' * (7 + len(NAMES))}",
@@ -445,8 +517,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-plans-{today}.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
     parser.add_argument(
-        "--instances", nargs="*", default=list(INSTANCES), choices=list(INSTANCES), metavar="NAME"
+        "--instances",
+        nargs="*",
+        choices=list(instances()),
+        metavar="NAME",
+        help=f"default: these {len(INSTANCES)}: {', '.join(INSTANCES)}; also NETWORK/PRESET",
     )
+    parser.add_argument("--catalogue", action="store_true", help="every NETWORK/PRESET instead")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--effort", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, help="end each search then, whatever the effort")
@@ -467,12 +544,12 @@ def main(argv: Sequence[str]) -> int:
     before = f"{os.getloadavg()[0]:.1f}"
     kept = _kept(args.results)
     rows = []
-    for name in args.instances:
+    for name in args.instances or (catalogue() if args.catalogue else INSTANCES):
         same: dict[str, Baseline] = {}
         for seed in args.seeds:
             row = kept.get((name, seed, asked))
             if row is None:
-                question = INSTANCES[name].question(request, seed)
+                question = instances()[name].question(request, seed)
                 same = same or seedless(question)
                 baselines = same | seeded(question, args.rule_effort)
                 row = measure(name, request, stop, seed, asked, baselines)

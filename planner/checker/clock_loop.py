@@ -393,6 +393,12 @@ def run(
                     alone_s[g], over_s[g] = _kept(alone), 0.0
                     pace[g], paced[g], flies[g] = 1.0, now, now + alone_s[g]
                     sends[g] = True
+                    for k in range(load_first[g], load_first[g + 1]):
+                        line = load_line[k]
+                        if not changed[line]:
+                            changed[line] = True
+                            changed_ones[changes] = line
+                            changes += 1
                     running[sending] = g
                     sending += 1
                     heapq.heappush(events, (flies[g], number, FLOWN, g))
@@ -403,6 +409,47 @@ def run(
                     step_end[t] = max(step_end[t], now)
                     finished[d], place[d], turn_of[d] = t + 1, 0, 0
         stirs = 0
+        # messages that joined after a round's begin keep their rates; rounds share the rest
+        for c in range(changes):
+            line = changed_ones[c]
+            changed[line] = False
+            for k in range(touch_first[line], touch_first[line + 1]):
+                g, entry = touch[k]
+                if not sends[g]:
+                    continue
+                taken, others, company = 0.0, 0.0, False
+                for j in range(touch_first[line], touch_first[line + 1]):
+                    other, its = touch[j]
+                    if sends[other] and other != g:
+                        company = True
+                        if alone_s[other] > 0:
+                            others += _kept(load[its] / alone_s[other])
+                for p in active[begin[line] : begin[line] + users[line]]:
+                    if joined[head[p]] > begun[g]:
+                        taken += rate[p]
+                allowed[entry] = math.inf
+                if taken > 0 or company:
+                    rest = max(room[line] - taken, 0.0)
+                    all_of_them = carried[entry] + others * alone_s[g]
+                    allowed[entry] = rest * alone_s[g] / all_of_them
+                again[g] = True
+        changes = 0
+        for k in range(sending):
+            g = running[k]
+            if not again[g]:
+                continue
+            again[g] = False
+            most_now = 1.0
+            for entry in range(load_first[g], load_first[g + 1]):
+                most_now = min(most_now, allowed[entry])
+            if most_now == pace[g]:
+                continue
+            over_s[g] += pace[g] * (now - paced[g])
+            pace[g], paced[g], flies[g] = most_now, now, math.inf
+            if most_now > 0:
+                flies[g] = now + max(alone_s[g] - over_s[g], 0.0) / most_now
+                number += 1
+                heapq.heappush(events, (flies[g], number, FLOWN, g))
         if len(events) == 0:
             break
         now = events[0][0]
@@ -478,6 +525,12 @@ def run(
                 if not sends[what] or flies[what] != now:
                     continue
                 sends[what] = False
+                for k in range(load_first[what], load_first[what + 1]):
+                    line = load_line[k]
+                    if not changed[line]:
+                        changed[line] = True
+                        changed_ones[changes] = line
+                        changes += 1
                 sending -= 1
                 for k in range(sending):
                     if running[k] == what:
@@ -563,37 +616,3 @@ def run(
                         changed[line] = True
                         changed_ones[changes] = line
                         changes += 1
-        # messages that joined after a round's begin keep their rates
-        for c in range(changes):
-            line = changed_ones[c]
-            changed[line] = False
-            for k in range(touch_first[line], touch_first[line + 1]):
-                g, entry = touch[k]
-                if not sends[g]:
-                    continue
-                taken = 0.0
-                for p in active[begin[line] : begin[line] + users[line]]:
-                    if joined[head[p]] > begun[g]:
-                        taken += rate[p]
-                allowed[entry] = math.inf
-                if taken > 0:
-                    rest = max(room[line] - taken, 0.0)
-                    allowed[entry] = rest * alone_s[g] / carried[entry]
-                again[g] = True
-        changes = 0
-        for k in range(sending):
-            g = running[k]
-            if not again[g]:
-                continue
-            again[g] = False
-            most_now = 1.0
-            for entry in range(load_first[g], load_first[g + 1]):
-                most_now = min(most_now, allowed[entry])
-            if most_now == pace[g]:
-                continue
-            over_s[g] += pace[g] * (now - paced[g])
-            pace[g], paced[g], flies[g] = most_now, now, math.inf
-            if most_now > 0:
-                flies[g] = now + max(alone_s[g] - over_s[g], 0.0) / most_now
-                number += 1
-                heapq.heappush(events, (flies[g], number, FLOWN, g))

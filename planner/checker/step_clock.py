@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from planner.checker.plan_network import mean_links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.choices import Codec, Head
+from planner.training_plan.choices import Codec, Head, Phase
 from planner.training_plan.model import AveragingGroup, TrainingPlan
 
 if TYPE_CHECKING:
@@ -295,7 +295,9 @@ class _Clock:
     def _sent(self, stage: int, group: AveragingGroup) -> Floats:
         """``float[m, m]``: bytes that each member sends each other: its part, and sums."""
         # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-        wire = 1028 / 4096 if self.plan.codec is Codec.INT8 else 1.0
+        # within sites sums stay as they are
+        coded = self.plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
+        wire = 1028 / 4096 if coded else 1.0
         sent = self._gradient_bytes(stage) * wire * self._parts(group)
         np.fill_diagonal(sent, 0.0)
         return np.asarray(sent)
@@ -303,9 +305,10 @@ class _Clock:
     @staticmethod
     def _parts(group: AveragingGroup) -> Floats:
         """``float[m, m]``: what of the vector each member gives each other, sums included."""
-        share = np.array(group.shares)
-        gives = np.array(group.contributes, dtype=np.float64)
-        gets = np.array(group.receives, dtype=np.float64)
+        start, stop = group.slice
+        share = np.array(group.shares) * (stop - start)
+        gives = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
+        gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
         return np.asarray(np.outer(gives, share) + np.outer(share, gets))
 
     def _load(self, members: Sequence[int], sent: Floats) -> dict[int, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.plan_network import pair_rates
-from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
 from planner.workload.workload import Workload
 
@@ -44,13 +44,14 @@ def whole_step_bound_s(
         ``kind`` "whole step". ``devices``: classes with their ``count``; ``return_s``: pairs of a
         number of devices and the least seconds there and back in a group of so many or more;
         ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``helped``: whether other devices may
-        sum parts of gradients (they count in ``return_s`` only); ``price``: weights of FLOP/s,
+        sum parts of gradients (they count in ``return_s`` only); ``levels``: whether stages may
+        average in two levels; ``price``: weights of FLOP/s,
         uploads and number of devices; ``microbatch_samples``, of which microbatches are multiples;
         ``recompute``: whether stages may.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
         that the bound is about: compute times by FLOPs, all stages visited, the head last, one
-        round a stage in which all contribute, averaging in every step.
+        round a stage, or two levels, in which all contribute, averaging in every step.
     claimed_s
         The bound that it is said to prove.
 
@@ -94,11 +95,29 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if plan.averages_for and witness.get("helped") is not True:
         return False
+    levels = witness.get("levels") is True
     return all(
-        len(rounds) == 1
-        and len(rounds[0]) == 1
-        and rounds[0][0].contributes == rounds[0][0].receives
+        (levels and _exchanges_at_once(rounds))
+        or (
+            len(rounds) == 1
+            and len(rounds[0]) == 1
+            and rounds[0][0].contributes == rounds[0][0].receives
+        )
         for rounds in plan.averaging
+    )
+
+
+def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage averages in two levels, and every site has a part in every exchange."""
+    if [{group.phase for group in groups} for groups in rounds] != [
+        {Phase.REDUCE},
+        {Phase.EXCHANGE},
+        {Phase.SPREAD},
+    ]:
+        return False
+    within, between, _ = rounds
+    return all(
+        len(set(group.members) & set(site.members)) == 1 for group in between for site in within
     )
 
 
@@ -187,10 +206,14 @@ class _Stages:
         self.again = (False, True) if witness["recompute"] is True else (False,)
         self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         self.helped = witness.get("helped") is True
+        self.levels = witness.get("levels") is True
         self.count = plan.workload.batch_samples // self.samples
         self.last = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
-        both = [min(key[2], key[3]) for key in devices.classes.elements()]
+        # before an exchange is over some may have got nothing, but all have sent their vector
+        both = [
+            key[2] if self.levels else min(key[2], key[3]) for key in devices.classes.elements()
+        ]
         self.line = np.sort(np.array(both))[::-1]
         # of the best m devices together, and of the least
         self.all_lines, self.all_down = self.line.cumsum(), self.down.cumsum()
@@ -242,8 +265,10 @@ class _Stage:
         owned = sum(x.parameters for x in w.layers[a:b])
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         vector = owned * w.gradient_bytes_per_parameter * of.wire
-        # with helpers those who train still send m vectors in all, if they sum nothing themselves
-        self.averaged = (np.where(m > 1, m, 0) if of.helped else 2 * (m - 1)) * vector
+        # with helpers those who train still send m vectors in all, if they sum nothing themselves;
+        # so do they until sites have exchanged
+        least = of.helped or of.levels
+        self.averaged = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
         slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # the way of a first microbatch here, of the last one home, and of one through the last

@@ -32,7 +32,7 @@ from planner.compose.request import EVEN, Order, PlanRequest, Question, Shares, 
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -289,6 +289,7 @@ def _report(
         *_candidate_lines(candidates),
         _shape_line(made, request.skips or request.open),
         *_recompute_line(made),
+        *_levels_line(made),
     ]
     if "assignment" in parts:
         lines.append(certificate_line("assignment cost", parts["assignment"]))
@@ -359,10 +360,10 @@ def _directions_line(made: TrainingPlan) -> list[str]:
 
 
 def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> list[str]:
-    """What no plan beats over many steps, where averaging is one round a stage."""
+    """What no plan beats over many steps; rounds of small groups are not bounded."""
     from planner.compose.whole_bound import long_run_s
 
-    if any(len(rounds) > 1 for rounds in made.averaging):
+    if asked.request.group_size is not None:
         return []
     data["long_run_bound_s"] = long_run_s(
         asked.cluster, made.workload, made.codec.wire_ratio, helped_in=asked.helped_in
@@ -391,6 +392,15 @@ def _recompute_line(made: TrainingPlan) -> list[str]:
         return []
     which = "every stage keeps its" if all(made.recompute) else f"stage {', '.join(stages)}: keeps"
     return [f"{'':24}{which} input only and B runs F again"]
+
+
+def _levels_line(made: TrainingPlan) -> list[str]:
+    two = [str(j) for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
+    if not two:
+        return []
+    which = "every stage averages" if len(two) == len(made.averaging) else f"stage {', '.join(two)}"
+    verb = "" if which.startswith("every") else ": averages"
+    return [f"{'':24}{which}{verb} in two levels: within sites, then between them"]
 
 
 def _alternative_lines(table: Sequence[Alternative], step_s: float) -> list[str]:

@@ -100,7 +100,10 @@ class Run:
         n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
         devices = _devices(n, ops * len(rules.steps), groups)
         times = _times(len(rules.steps), rules.recorded, ops, n, groups)
-        flows, averaging = _flows(pairs, len(devices.there)), _averaging(rounds)
+        flows, averaging = (
+            _flows(pairs, len(devices.there)),
+            _averaging(rounds, len(pairs.capacity)),
+        )
         run(pairs, work, rounds, rules, devices, flows, averaging, times)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:
@@ -193,7 +196,7 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
     )
 
 
-def _averaging(rounds: Rounds) -> Averaging:
+def _averaging(rounds: Rounds, resources: int) -> Averaging:
     groups = len(rounds.size)
     return Averaging(
         np.zeros(groups, dtype=np.int64),
@@ -205,6 +208,8 @@ def _averaging(rounds: Rounds) -> Averaging:
         np.zeros(groups),
         np.zeros(groups),
         np.zeros(len(rounds.need)),
+        np.zeros(resources),
+        np.zeros(resources, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
     )

@@ -239,6 +239,12 @@ def _unsent(flows: Any, p: int, now: float) -> float:
     )
 
 
+@within
+def _asked(rounds: Any, alone_s: float, k: int) -> float:
+    """Bytes per second of a round over a resource, if it is the only one."""
+    return float(_kept(rounds.need[k] / alone_s)) if alone_s > 0.0 else 0.0
+
+
 @compiled
 def _begin_round(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
@@ -262,6 +268,12 @@ def _begin_round(
         averaging.load[k] = _kept(size)
         longest = max(longest, averaging.load[k] / pairs.capacity[r])
     longest = _kept(longest)
+    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+        r = rounds.resource[k]
+        averaging.asked[r] += _asked(rounds, longest, k)
+        averaging.users[r] += 1
+        if averaging.users[r] > 1:
+            flows.moved[0] = 1
     averaging.begun[g] = now
     averaging.alone_s[g] = longest
     averaging.done[g] = 0.0
@@ -275,8 +287,14 @@ def _begin_round(
 
 
 @compiled
-def _end_round(averaging: Any, g: int) -> None:
+def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
     """The round's last byte has left."""
+    for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
+        r = rounds.resource[k]
+        averaging.asked[r] -= _asked(rounds, averaging.alone_s[g], k)
+        averaging.users[r] -= 1
+        if averaging.users[r] > 0:
+            flows.moved[0] = 1
     averaging.groups[0] -= 1
     last = averaging.running[averaging.groups[0]]
     averaging.running[averaging.place[g]] = last
@@ -287,7 +305,8 @@ def _end_round(averaging: Any, g: int) -> None:
 def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
     """How fast a round goes, as a part of its speed alone.
 
-    Messages that were handed over after its begin keep their rates; the rest is the round's.
+    Messages that were handed over after its begin keep their rates. The rest is the round's, or all
+    rounds' in proportion to what each would send alone, where they share a site's line.
     """
     rate = 1.0
     for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
@@ -297,9 +316,11 @@ def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> 
             p = flows.active[a]
             if flows.handed[flows.head[p]] > averaging.begun[g]:
                 taken += flows.rate[p]
-        if taken > 0.0:
+        if taken > 0.0 or averaging.users[r] > 1:
+            alone_s = averaging.alone_s[g]
             left = max(pairs.capacity[r] - taken, 0.0)
-            rate = min(rate, left * averaging.alone_s[g] / averaging.load[k])
+            others = averaging.asked[r] - _asked(rounds, alone_s, k)
+            rate = min(rate, left * alone_s / (averaging.load[k] + others * alone_s))
     return rate
 
 
@@ -648,7 +669,7 @@ def run(
                 touched = _touch(devices, touched, work.device[work.after[o]])
             elif kind == FLOWN:
                 if version == averaging.version[subject]:
-                    _end_round(averaging, subject)
+                    _end_round(rounds, flows, averaging, subject)
                     t, over = averaging.step[subject], now + rounds.return_s[subject]
                     if t < rules.recorded:
                         times.round_end[t, subject] = over
@@ -683,6 +704,9 @@ def run(
                 d,
                 now,
             )
+        if flows.moved[0] > 0:
+            # rounds that have begun
+            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
     for d in range(n):
         # not who waits for others to average, but who waits for an operation
         waits = devices.step[d] < len(rules.steps) and _has_more(work, rules, devices, d)

@@ -43,9 +43,9 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
-        sent = gradient[stage] * plan.codec.wire_ratio
+        size = {g: gradient[stage] * g.codec(plan.codec).wire_ratio for r in rounds for g in r}
         seconds[stage] = sum(
-            max(_group_s(g, sent, latency, bandwidth) for g in groups) for groups in rounds
+            max(_group_s(g, size[g], latency, bandwidth) for g in groups) for groups in rounds
         )
     return seconds
 
@@ -54,8 +54,8 @@ def _group_s(
     group: AveragingGroup, gradient_bytes: float, latency: Floats, bandwidth: Floats
 ) -> float:
     pick = np.ix_(group.members, group.members)
-    share = np.array(group.shares)
-    gives, gets = np.array(group.contributes), np.array(group.receives)
+    share = np.array(group.shares) * group.width
+    gives, gets = np.array(group.gives), np.array(group.gets)
     off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums
     to_reducer = latency[pick] + share[None, :] * gradient_bytes / bandwidth[pick]

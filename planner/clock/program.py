@@ -85,8 +85,8 @@ def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Progra
     sent = message_bytes(plan, workload)
     pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    wire = [size * plan.codec.wire_ratio for size in gradient]
-    return Program(pairs, work, compile_rounds(plan.averaging, wire, links, pairs))
+    rounds = compile_rounds(plan.averaging, gradient, plan.codec, links, pairs)
+    return Program(pairs, work, rounds)
 
 
 def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:

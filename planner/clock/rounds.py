@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
 
@@ -50,17 +51,20 @@ class Rounds(NamedTuple):
     round: Ints
 
 
-def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
+def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
     """Bytes that every member sends every other in a round.
 
-    Member i gives member k the share that k sums, and gets back its sum unless it is a helper.
+    Member i gives member k the share that k sums, and gets back its sum unless it is a helper. A
+    round may do one part of that only, with a slice of the vector.
 
     Parameters
     ----------
     group
         The round's group.
     vector_bytes
-        Of the whole vector on the wire.
+        Of the whole vector.
+    codec
+        How it is written on the wire.
 
     Returns
     -------
@@ -72,9 +76,10 @@ def group_bytes(group: AveragingGroup, vector_bytes: float) -> Floats:
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2:
     a_ik = c_i r_k, g_ki = r_k; here g_ki = 0 where i is a helper.
     """
-    share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
-    gets = np.array(group.receives, dtype=float)
-    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * vector_bytes
+    share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
+    gets = np.array(group.gets, dtype=float)
+    size = vector_bytes * group.width * group.codec(codec).wire_ratio
+    sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
 
@@ -100,7 +105,9 @@ def return_s(group: AveragingGroup, links: Links) -> float:
     return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
 
-def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
+def round_s(
+    group: AveragingGroup, vector_bytes: float, links: Links, codec: Codec = Codec.NONE
+) -> float:
     """Seconds of a round on links that carry nothing else.
 
     Parameters
@@ -108,9 +115,11 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
     group
         The round's group.
     vector_bytes
-        Of the whole vector on the wire.
+        Of the whole vector.
     links
         Where.
+    codec
+        How the vector is written on the wire.
 
     Returns
     -------
@@ -120,16 +129,61 @@ def round_s(group: AveragingGroup, vector_bytes: float, links: Links) -> float:
     if len(group.members) == 1:
         return 0.0
     index = np.array(group.members)
-    sent = group_bytes(group, vector_bytes)
+    sent = group_bytes(group, vector_bytes, codec)
     fullest = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
     for r, size in _shared_needs(index, sent, links).items():
         fullest = max(fullest, size / float(links.capacity_bytes_per_s[r]))
     return fullest + return_s(group, links)
 
 
+def rounds_s(
+    averaging: Sequence[Sequence[AveragingGroup]],
+    vector_bytes: float,
+    links: Links,
+    codec: Codec = Codec.NONE,
+) -> float:
+    """Seconds of a stage's rounds, one after the other, on links that carry nothing else.
+
+    Parameters
+    ----------
+    averaging
+        Rounds of groups; the groups of a round go at the same time.
+    vector_bytes
+        Of the whole vector.
+    links
+        Where.
+    codec
+        How the vector is written on the wire.
+
+    Returns
+    -------
+    float
+        Where groups share sites' lines, at least what these lines take for all of them.
+    """
+    total = 0.0
+    for groups in averaging:
+        longest, lines = (
+            0.0,
+            dict.fromkeys(range(2 * len(links), len(links.capacity_bytes_per_s)), 0.0),
+        )
+        for group in groups:
+            longest = max(longest, round_s(group, vector_bytes, links, codec))
+            if lines and len(group.members) > 1:
+                sent = group_bytes(group, vector_bytes, codec)
+                for r, size in _shared_needs(np.array(group.members), sent, links).items():
+                    if r in lines:
+                        lines[r] += size
+        busy = max(
+            (size / float(links.capacity_bytes_per_s[r]) for r, size in lines.items()), default=0.0
+        )
+        total += max(longest, busy)
+    return total
+
+
 def compile_rounds(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
-    wire_bytes: Sequence[float],
+    vector_bytes: Sequence[float],
+    codec: Codec,
     links: Links,
     pairs: Pairs,
 ) -> Rounds:
@@ -139,8 +193,10 @@ def compile_rounds(
     ----------
     averaging
         Per stage, rounds of groups.
-    wire_bytes
-        Per stage, bytes of its vector on the wire.
+    vector_bytes
+        Of every stage's vector.
+    codec
+        How it is written on the wire.
     links
         Where.
     pairs
@@ -168,7 +224,7 @@ def compile_rounds(
         for d in group.members:
             of[d].append(g)
         index = np.array(group.members)
-        sent = group_bytes(group, wire_bytes[stage])
+        sent = group_bytes(group, vector_bytes[stage], codec)
         used = number[np.ix_(index, index)]
         alone = sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]
         pair_s.append(float(alone[used == NONE].max(initial=0.0)))

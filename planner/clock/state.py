@@ -149,6 +149,9 @@ class Averaging(NamedTuple):
         then.
     load
         Per entry of ``Rounds.need``, its bytes and what was queued there at the begin.
+    asked, users
+        ``float[R]``, ``int[R]``: bytes per second that the running rounds would send over each
+        resource if they had it for themselves, and how many use it.
     step
         ``int[G]``: the step it belongs to.
     version
@@ -164,6 +167,8 @@ class Averaging(NamedTuple):
     rate: Floats
     since: Floats
     load: Floats
+    asked: Floats
+    users: Ints
     step: Ints
     version: Ints
 

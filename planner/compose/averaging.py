@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.clock.links import Links
-from planner.clock.rounds import round_s
+from planner.clock.rounds import round_s, rounds_s
+from planner.compose.levels import two_levels
 from planner.compose.request import Shares
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import shares_of
 
@@ -23,6 +25,7 @@ def averaging_rounds(
     shares: str,
     group_size: int | None,
     vector_bytes: float,
+    codec: Codec = Codec.NONE,
 ) -> Rounds:
     """Rounds of one stage, in which every device contributes.
 
@@ -35,12 +38,15 @@ def averaging_rounds(
     shares
         ``"equal"``: everybody sums the same part. ``"adaptive"``: the parts that make averaging
         fastest when all messages flow at the same time (`planner.lp`), by the devices' limits or,
-        where they have none, their fastest link, and by the pairs' bandwidth.
+        where they have none, their fastest link, and by the pairs' bandwidth. In two levels where
+        sites' lines make that faster (`planner.compose.levels`).
     group_size
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
     vector_bytes
-        The stage's gradients, in bytes on the wire.
+        The stage's gradients.
+    codec
+        How they are written on the wire.
 
     Returns
     -------
@@ -71,9 +77,14 @@ def averaging_rounds(
     def make(m: tuple[int, ...]) -> AveragingGroup:
         if shares == Shares.EQUAL:
             return AveragingGroup.equal(m)
-        return adaptive_group(cluster, m, vector_bytes)
+        return adaptive_group(cluster, m, vector_bytes * codec.wire_ratio)
 
-    return tuple(tuple(make(m) for m in groups) for groups in rounds)
+    made = tuple(tuple(make(m) for m in groups) for groups in rounds)
+    if shares == Shares.EQUAL or group_size is not None:
+        return made
+    levels, links = two_levels(cluster, group), Links.of(cluster)
+    found = [made] if levels is None else [made, levels]
+    return min(found, key=lambda one: rounds_s(one, vector_bytes, links, codec))
 
 
 def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:

@@ -61,7 +61,7 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
     if request.calibration is not None:
         return None
     if request.skips:
-        if request.group_size is not None:
+        if not question.ends_together:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)
         visited = {0: request.path_stages or 0, 1: shape.stages}
@@ -129,7 +129,7 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
         Seconds.
     """
     cluster, costs = question.cluster, shape.costs(question.workload)
-    together = question.request.group_size is None and shape.starts > 1
+    together = question.ends_together and shape.starts > 1
     fewest, more = divmod(shape.microbatches, shape.starts)
     count = fewest + (1 if together and more else 0)
     walk = _Walk.of(cluster, costs, count, shape.head_stage)

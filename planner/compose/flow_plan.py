@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.clock.links import Links
-from planner.clock.rounds import round_s
+from planner.clock.rounds import rounds_s
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.places import Floats, Ints, Places
@@ -19,10 +19,10 @@ from planner.compose.pricing import chained_s, compute_times, priced, stage_aver
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
-from planner.lp.flow import FlowRates, StageFlow, solve_flow
+from planner.lp.flow import FlowRates, SharedLines, StageFlow, solve_flow
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.choices import Head
+from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import StageCosts, split_costs
@@ -117,7 +117,19 @@ def flow_of(
         places.there_and_back_s[here, there] + both,
         count * np.array(held, dtype=float),
         in_flight,
+        _lines(places, here, there, size),
     )
+
+
+def _lines(places: Places, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
+    """Edges between sites, over the lines of both: activations one way, gradients the other."""
+    if len(places.line) == 0:
+        return None
+    site = places.site
+    edge = np.tile(np.flatnonzero(site[here] != site[there]), 2)
+    half = len(edge) // 2
+    line = np.concatenate([site[here[edge[:half]]], site[there[edge[half:]]]])
+    return SharedLines(line, edge, size[edge] / places.line[line])
 
 
 def _most_held(question: Question) -> float:
@@ -279,12 +291,13 @@ def drafted(
         links,
         room,
     )
+    codec = Codec(question.request.codec)
     seconds = 0.0
     late = np.ones(len(flow.stage))
     for group, its_nodes, (rounds, size) in zip(
         groups, node_of, stage_averaging(asked, shape, groups), strict=True
     ):
-        averaging = sum(max(round_s(one, size, links) for one in each) for each in rounds)
+        averaging = rounds_s(rounds, size, links, codec)
         here, at = list(group), np.array(its_nodes)
         busy = end[here] > 0
         update = max(times.update_s[d] for d in group)

@@ -86,6 +86,8 @@ class Links(NamedTuple):
     flops: Floats
     memory_bytes: Floats
     sums: Bools
+    site: Ints
+    line: Floats
     order: Ints
     equal: bool
 
@@ -113,7 +115,8 @@ class State(NamedTuple):
 
 class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
-    place; delays, compute and rooms by stage."""
+    place; delays, compute and rooms by stage; by site, bytes of each stage's messages over its
+    line, bytes of averaging, and a stage's devices."""
 
     share: Floats
     left: Floats
@@ -121,6 +124,9 @@ class Scratch(NamedTuple):
     delay_s: Floats
     own_s: Floats
     room: Floats
+    crossing: Floats
+    averaged_bytes: Floats
+    held: Floats
 
 
 @jit
@@ -158,8 +164,79 @@ def _most_shared(
 
 
 @jit
-def averaging_s(size: float, row: Any, links: Any, share: Floats, enough: float) -> float:
+def averaging_s(
+    size: float, row: Any, links: Any, share: Floats, held: Floats, sent: Floats, enough: float
+) -> float:
     """Seconds in which a stage of such devices averages so many bytes.
+
+    In one round of all or, where sites' lines are shared, in two levels if that is faster; see
+    `planner.compose.levels`. ``sent``, by site, gets the bytes over its line added. ``share`` and
+    ``held`` are room to work in; nothing faster than ``enough`` seconds is looked for.
+    """
+    seconds = one_round_s(size, row, links, share, enough)
+    sites = len(links.line)
+    if sites == 0:
+        return seconds
+    members, used, least = 0.0, 0, np.inf
+    held[:] = 0.0
+    for c in range(len(row)):
+        held[links.site[c]] += row[c]
+        members += row[c]
+    for s in range(sites):
+        if held[s] > 0:
+            used += 1
+            least = min(least, held[s])
+    if used <= 1:
+        return seconds
+    back_s = 0.0
+    for c in range(len(row)):
+        for d in range(len(row)):
+            if row[c] > 0 and row[d] > 0 and (c != d or row[c] > 1):
+                back_s = max(back_s, links.there_and_back_s[c, d])
+    for s in range(sites):
+        crossing = 2 * held[s] * (members - held[s]) / members * size
+        seconds = max(seconds, crossing / links.line[s] + back_s)
+    levels = np.inf
+    if used < members and not links.equal:
+        levels = _two_levels_s(size, row, links, held, used, least)
+    for s in range(sites):
+        if held[s] > 0 and levels < seconds:
+            sent[s] += 2 * (used - 1) / used * size
+        else:
+            sent[s] += 2 * held[s] * (members - held[s]) / members * size
+    return float(min(seconds, levels))
+
+
+@jit
+def _two_levels_s(
+    size: float, row: Any, links: Any, held: Floats, used: int, least: float
+) -> float:
+    """Seconds to reduce, exchange and spread, with ``least`` slices between ``used`` sites."""
+    places = len(row)
+    within, between, near_s, far_s = 0.0, 0.0, 0.0, 0.0
+    each = 2 * (used - 1) / used * size
+    for c in range(places):
+        if row[c] == 0:
+            continue
+        s = links.site[c]
+        between = max(between, each / links.line[s], each / least / links.capacity[c])
+        if held[s] > 1:
+            within = max(within, max((held[s] - 1) / least, 1.0) * size / links.capacity[c])
+        for d in range(places):
+            if row[d] == 0 or (c == d and row[c] == 1):
+                continue
+            if links.site[d] == s:
+                within = max(within, size / least / links.slower[c, d])
+                near_s = max(near_s, links.there_and_back_s[c, d])
+            else:
+                between = max(between, 2 * size / used / least / links.slower[c, d])
+                far_s = max(far_s, links.there_and_back_s[c, d])
+    return float(2 * (within + near_s) + between + far_s)
+
+
+@jit
+def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float) -> float:
+    """The same in one round of all, whatever sites' lines.
 
     Equal shares or, where they are faster, such as the devices' own links and the pairs allow
     (eq. 6 of DeDLOC), with all places or without the one that has the slowest pair. Infinite where
@@ -273,9 +350,10 @@ def _boundary_period(
     size = model.output_bytes[state.cuts[j + 1] - 1]
     here, there = state.counts[j], state.counts[j + 1]
     places = len(here)
-    left = 1.0
+    left, sites = 1.0, len(links.line)
     for _ in range(TRIALS):
         left, delay = 1.0, 0.0
+        scratch.crossing[j] = 0.0
         scratch.left[0] = scratch.share[j]
         scratch.left[1] = scratch.share[j + 1]
         for k in range(len(links.order)):
@@ -287,6 +365,10 @@ def _boundary_period(
             scratch.left[0, c] -= part
             scratch.left[1, d] -= part
             left -= part
+            if sites > 0 and links.site[c] != links.site[d]:
+                # activations there and gradients back
+                scratch.crossing[j, links.site[c]] += part * size
+                scratch.crossing[j, links.site[d]] += part * size
             both = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
             delay += part * (links.there_and_back_s[c, d] + both)
         scratch.delay_s[j] = delay
@@ -313,6 +395,11 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
             return np.inf
         for j in range(stages - 1):
             period = _boundary_period(model, links, state, scratch, j, period)
+        for s in range(len(links.line)):
+            crossing = 0.0
+            for j in range(stages - 1):
+                crossing += scratch.crossing[j, s]
+            period = max(period, crossing / links.line[s])
         scratch.delay_s[stages - 1] = 0.0
         way, slowed, changed = 0.0, period, False
         for j in range(stages - 1, -1, -1):
@@ -328,14 +415,20 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
             break
     # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
     way, longest = 0.0, 0.0
+    scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
         a, b = state.cuts[j], state.cuts[j + 1]
         parameters = model.parameters[b] - model.parameters[a]
         parameters += model.head_parameters if j == stages - 1 else 0.0
         size = parameters * model.gradient_bytes
-        seconds = averaging_s(size, state.counts[j], links, scratch.averaged, longest - way)
+        row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
+        seconds = averaging_s(size, row, links, scratch.averaged, room, sent, longest - way)
         longest = max(longest, way + seconds)
+    for s in range(len(links.line)):
+        # all stages average at about the same time
+        sent_s = scratch.averaged_bytes[s] / links.line[s]
+        longest = max(longest, scratch.own_s[stages - 1] + sent_s)
     return float(model.microbatches * period + longest)
 
 

@@ -176,6 +176,8 @@ class LayoutSearch:
             places.flops,
             places.memory_bytes,
             places.sums,
+            places.site,
+            places.line,
             order,
             self.given.equal,
         )
@@ -188,7 +190,12 @@ class LayoutSearch:
             np.zeros(width),
             np.zeros((2, len(places))),
             np.zeros(len(places)),
-            *(np.zeros(self.most) for _ in range(3)),
+            np.zeros(self.most),
+            np.zeros(self.most),
+            np.zeros(self.most),
+            np.zeros((self.most, len(places.line))),
+            np.zeros(len(places.line)),
+            np.zeros(len(places.line)),
         )
 
     @property

@@ -18,6 +18,7 @@ from planner.compose.pricing import compute_times, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Codec
 
 Floats = NDArray[np.float64]
 
@@ -56,18 +57,19 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     # nobody averages and updates are free: stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
     least = np.array([way.after_s(j, count, after_s) for j in range(1 if first_alone else stages)])
-    # with several rounds a stage's devices do not end together: any pipeline may be the one
-    together = question.request.group_size is None
+    # where a stage's devices do not end together, any pipeline may be the one
+    together = question.ends_together
     return float((least.max(axis=1) if together else least.min(axis=1)).min())
 
 
 def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:
-    """Per stage, its round by itself; several rounds are not counted."""
-    if question.request.group_size is not None or shape.starts == 1:
+    """Per stage, its round by itself; several rounds, or levels, are not counted."""
+    if not question.ends_together or shape.starts == 1:
         return np.zeros(shape.stages)
     links = Links.of(question.cluster)
     averaging = stage_averaging(question, shape, assignment.groups)
-    return np.array([round_s(rounds[0][0], vector, links) for rounds, vector in averaging])
+    codec = Codec(question.request.codec)
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in averaging])
 
 
 class _Way:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.clock.links import Links
 from planner.network.cluster import Cluster, device_limits
 
 Floats = NDArray[np.float64]
@@ -35,6 +36,10 @@ class Places:
         ``float[C]``: of a device.
     sums
         ``bool[C]``: whether its devices can aggregate.
+    site
+        ``int[C]``: of whose line its devices have a part.
+    line
+        ``float[K]``: of every site's line out and in, the slower; empty where none is stated.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -46,6 +51,8 @@ class Places:
     flops: Floats
     memory_bytes: Floats
     sums: NDArray[np.bool_]
+    site: Ints
+    line: Floats
 
     @classmethod
     def of(cls, cluster: Cluster) -> Places:
@@ -72,6 +79,9 @@ class Places:
             members += map(tuple, kinds.values())
         first = [m[0] for m in members]
         other = [m[-1] for m in members]
+        links = Links.of(cluster)
+        out, into = links.capacity_bytes_per_s[2 * len(cluster) :].reshape(2, -1)
+        line = np.minimum(out, into)
         latency = _between(network.latency_s, first)
         bandwidth = _between(network.bandwidth_bytes_per_s, first)
         for c, (a, b) in enumerate(zip(first, other, strict=True)):
@@ -87,6 +97,8 @@ class Places:
             cluster.flops[first],
             cluster.memory_bytes[first],
             sums[first],
+            links.site_of[first],
+            line if np.isfinite(line).any() else line[:0],
         )
 
     def __len__(self) -> int:

@@ -91,7 +91,7 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
 def stage_averaging(
     question: Question, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> list[tuple[Rounds, float]]:
-    """How every stage averages, and bytes of its vector on the wire.
+    """How every stage averages, and bytes of its vector.
 
     Parameters
     ----------
@@ -113,10 +113,11 @@ def stage_averaging(
         A group cannot average as asked.
     """
     cluster, request = question.cluster, question.request
-    wire = Codec(request.codec).wire_ratio
-    sizes = [costs.gradient_bytes * wire for costs in shape.costs(question.workload)]
+    how = (request.shares, request.group_size)
+    codec, costs = Codec(request.codec), shape.costs(question.workload)
+    sizes = [one.gradient_bytes for one in costs]
     return [
-        (averaging_rounds(cluster, group, request.shares, request.group_size, size), size)
+        (averaging_rounds(cluster, group, *how, size, codec), size)
         for group, size in zip(groups, sizes, strict=True)
     ]
 

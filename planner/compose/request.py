@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
@@ -439,6 +440,15 @@ class Question:
         devices = self.given.devices
         able = np.asarray(devices.can_aggregate) & ~np.asarray(devices.can_compute)
         return tuple(np.flatnonzero(able).tolist())
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether all devices of a stage end their averaging at the same time, whatever is chosen.
+
+        Not in several rounds, and not in two levels.
+        """
+        adaptive = self.request.shares == Shares.ADAPTIVE
+        return self.request.group_size is None and not (adaptive and has_levels(self.cluster))
 
     @property
     def helped_in(self) -> Cluster | None:

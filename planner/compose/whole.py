@@ -26,7 +26,7 @@ from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, in_levels
 
 ROUND_TRIALS = 200_000.0
 """Of the layout search in one round, at most."""
@@ -162,12 +162,28 @@ class _Search:
         if request.recompute is None:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            yield Alternative(*words, self._seconds(other, request))
+            found = self._drafted_again(other, request)
+            yield Alternative(*words, None if found is None else found.seconds)
         if request.averaging is None:
-            equal = request.replace(averaging=Shares.EQUAL)
-            seconds = self._seconds(best.layout, equal)
-            if seconds is not None:
-                yield Alternative("adaptive shares", "equal", seconds)
+            yield from self._averaging_otherwise(best.layout)
+
+    def _averaging_otherwise(self, layout: Layout) -> Iterator[Alternative]:
+        """One round with equal shares instead, which is taken if it turns out to be better.
+
+        Shares are chosen for averaging by itself; beside messages others may be faster.
+        """
+        plan, taken_s = self.best.plan, self.best.objective
+        levels = plan is not None and any(map(in_levels, plan.averaging))
+        words = ("two levels", "one round") if levels else ("adaptive shares", "equal")
+        draft = self._drafted_again(layout, self.question.request.replace(averaging=Shares.EQUAL))
+        if draft is None:
+            return
+        seconds = draft.seconds
+        if seconds < taken_s * (1 - 1e-9):
+            seconds = self._price(draft)
+            if seconds < taken_s * (1 - 1e-9):
+                words, seconds = ("equal shares", words[0]), taken_s
+        yield Alternative(*words, seconds)
 
     def _rivals(self) -> list[tuple[tuple[str, str], Draft]]:
         """The best draft with another number of stages, and with a stage for everybody.
@@ -193,19 +209,19 @@ class _Search:
             for _, draft in rivals:
                 self._update_parent(draft, draft.seconds)
             better = [d for _, d in rivals if d.seconds < self.best.objective * (1 - 1e-9)]
-            replaced = [self._price(draft) for draft in better]
-            if not any(replaced):
+            for draft in better:
+                self._price(draft)
+            if self.leader is best:
                 break
         return rivals
 
-    def _seconds(self, layout: Layout, request: PlanRequest) -> float | None:
-        """Of a draft; None where memory does not hold it."""
+    def _drafted_again(self, layout: Layout, request: PlanRequest) -> Draft | None:
+        """With one thing asked otherwise; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            draft = drafted(asked, self.places, layout, IN_FLIGHT)
+            return drafted(asked, self.places, layout, IN_FLIGHT).with_next_step()
         except ProblemError:
             return None
-        return draft.with_next_step().seconds
 
     def _asks_again(self, draft: Draft) -> bool:
         """Whether drafts like this one may be made after the search."""
@@ -324,7 +340,8 @@ class _Search:
             draft = self.unpriced.pop(0)
             if draft.chained:
                 prices -= 1
-                if self._price(draft):
+                self._price(draft)
+                if self.leader is draft:
                     self.unpriced += self._variants(draft)
             else:
                 looks -= 1
@@ -344,16 +361,16 @@ class _Search:
     def _over(self, drafts: list[Draft]) -> bool:
         return bool(drafts) and self.run.check() is not None
 
-    def _price(self, draft: Draft) -> bool:
-        """Whether it is the best plan so far."""
+    def _price(self, draft: Draft) -> float:
+        """Seconds of its step on the clock; the best plan so far is kept."""
         plan = with_helpers(self.question, draft.plan())
         step_s = plan.predicted.step_s
-        best = self.best.offer(step_s, plan)
-        self.leader = draft if best else self.leader
+        if self.best.offer(step_s, plan):
+            self.leader = draft
         self._update_parent(draft, step_s)
         # with helpers it is priced twice
         self._spend(draft, PASSES * (2 if self.question.helpers else 1))
-        return best
+        return step_s
 
     def _update_parent(self, draft: Draft, seconds: float) -> None:
         """Averaging and pipelines slow each other down."""

@@ -6,7 +6,9 @@ and download, a stage whose vector has v bytes
 - averages: a member with share s sends, and receives, (1 - s) v + s (m - 1) v, so that a round of
   all takes at least 2 (m - 1) v over the sum of c, and v over each c; then come the latencies. Its
   reducers talk to all others, so to their (m - 1)-nearest. Where helpers may sum parts, members
-  send m v in all at least, and a helper talks to its m-nearest;
+  send m v in all at least, and a helper talks to its m-nearest. In two levels the exchange ends at
+  the same time for all of a stage, and counts as the round's end: until then members send m v in
+  all at least, each v, some pair is used both ways, and all devices begin their next step later;
 - works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
   leaves; some device has its share of whole microbatches. The last operation is followed by the
   averaging, or by the way of its microbatch home;
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster, device_limits
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
@@ -50,6 +53,8 @@ class Fleet:
         The least latency of a pair, and the highest rate of one.
     helped
         Whether other devices may sum gradients too.
+    levels
+        Whether a stage may average in two levels.
     """
 
     flops: Floats
@@ -60,6 +65,7 @@ class Fleet:
     hop_s: float
     hop_bytes_per_s: float
     helped: bool = False
+    levels: bool = False
 
     @classmethod
     def of(cls, cluster: Cluster, helped_in: Cluster | None = None) -> Fleet:
@@ -72,17 +78,19 @@ class Fleet:
         helped_in
             The cluster with other devices that hold no stage but may sum gradients; None: none may.
         """
-        n, helped = len(cluster), helped_in is not None
+        n, helped, levels = len(cluster), helped_in is not None, has_levels(cluster)
         up, down = device_limits(cluster)
         if n == 1:
             columns = (cluster.flops, cluster.memory_bytes, up, down)
-            return cls(*columns, np.zeros(1), 0.0, np.inf, helped)
+            return cls(*columns, np.zeros(1), 0.0, np.inf, helped, levels)
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
         away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
         nearest = away.min(axis=0)
         if helped_in is not None:
             nearest = np.minimum(nearest, _helpers_away(cluster, helped_in))
+        if levels:
+            nearest = np.full(n - 1, nearest.min())
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
             cluster.flops,
@@ -93,6 +101,7 @@ class Fleet:
             float(latency[off].min()),
             float(rate[off].max()),
             helped,
+            levels,
         )
 
     @property
@@ -115,7 +124,7 @@ class Fleet:
             "return_s": [[int(k) + 1, float(self.return_s[k])] for k in rises],
             "hop_s": self.hop_s,
             "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
-        } | ({"helped": True} if self.helped else {})
+        } | {name: True for name in ("helped", "levels") if getattr(self, name)}
 
 
 def _helpers_away(cluster: Cluster, helped_in: Cluster) -> Floats:
@@ -260,9 +269,10 @@ class StageNeeds:
         self.home_s = 2 * until[self.starts, None] / self.fastest
 
     def _average(self) -> None:
-        line = np.sort(np.minimum(self.fleet.up, self.fleet.down))[::-1]
+        fleet = self.fleet
+        line = np.sort(fleet.up if fleet.levels else np.minimum(fleet.up, fleet.down))[::-1]
         each = 2 * (self.m - 1)
-        if self.fleet.helped:
+        if fleet.helped or fleet.levels:
             each = np.where(self.m > 1, self.m, 0.0)
         self.averaged = each * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)

@@ -17,7 +17,7 @@ from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.transport import Outbox
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.model import AveragingGroup, in_levels
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Averaging:
         This process.
     rounds
         Its group in every round. One round over all gives the sum, equal on all members bit for
-        bit. In several rounds every group takes its mean; a valid plan's rounds give the mean of
-        all.
+        bit, and so do the rounds of two levels. In other rounds every group takes its mean; a valid
+        plan's rounds give the mean of all.
     paces
         Of each round.
     devices
@@ -81,7 +81,8 @@ class Averaging:
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
-                exchange = Exchange(vector, group, self.rank, peers, self.codec, pace, scale, room)
+                codec = group.codec(self.codec)
+                exchange = Exchange(vector, group, self.rank, peers, codec, pace, scale, room)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)
@@ -97,7 +98,7 @@ class Averaging:
 
     def _scale(self, number: int) -> float:
         """What a round's sums are multiplied by: means, and at last the sum of all."""
-        if len(self.rounds) == 1:
+        if len(self.rounds) == 1 or in_levels([self.rounds]):
             return 1.0
         last = number == len(self.rounds) - 1
         return (self.devices if last else 1) / len(self.rounds[number].members)

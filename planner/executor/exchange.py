@@ -1,12 +1,15 @@
 """One round of averaging: member k sums share k and returns it to all but helpers (DeDLOC, 3.2).
 
+In two levels a round does one part of that only: giving shares, or returning them, or all of it
+with a slice of the vector.
+
 A round begins when its last member is ready, which each tells the others: what is sent earlier
 would take links from the pipeline's messages that others still wait for (`Pace.early` is the
 exception: little to send, and far). Shares travel in chunks;
 all reducers' chunks with the same number travel together, so that contributions, sums and returns
 overlap and rates keep in proportion to shares. A member contributes up to a window of chunks beyond
 those that came back whole: an answer is at the same time leave to go on, and its reducers hold no
-more of it than the window.
+more of it than the window. Where nothing comes back, they read no further than that.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from planner.executor.connections import (
 )
 from planner.executor.pace import Pace
 from planner.executor.transport import Failure, Lane
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import AveragingGroup
-from planner.training_plan.shares import Range, share_ranges
+from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
 HEAD = struct.Struct("!I")
 """In front of a chunk: its number, and `RETURN` if it is a sum."""
@@ -66,6 +69,26 @@ def chunk_ranges(part: Range, count: int) -> list[Range]:
     start, stop = part
     ends = [start + (stop - start) * c // count for c in range(count + 1)]
     return list(pairwise(ends))
+
+
+def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
+    """The elements of a vector that each member of a group sums, or holds.
+
+    Parameters
+    ----------
+    group
+        Of a round.
+    length
+        Elements of the vector.
+
+    Returns
+    -------
+    list[Range]
+        One a member, some of them empty.
+    """
+    if group.phase is Phase.ALL:
+        return share_ranges(length, group.shares)
+    return slice_ranges(length, group.slice, group.shares)
 
 
 class Way:
@@ -248,11 +271,11 @@ class Exchange:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
-        self._members, self._gives, self._gets = group.members, group.contributes, group.receives
+        self._members, self._gives, self._gets = group.members, group.gives, group.gets
         self._me = group.members.index(rank)
         self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
         self._room = room
-        parts = share_ranges(len(vector), group.shares)
+        parts = ranges_of(group, len(vector))
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
         # starting after this one, so that not all send to the same one first
@@ -267,6 +290,9 @@ class Exchange:
         self._due = [sum(self._sizes[k][c] > 0 for k in reducers) for c in range(pace.chunks)]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
+        self._answers = self._open > 0
+        # without answers nothing holds back those who are ahead but who does not read on
+        self._unsummed = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
         self._memory = peers.memory(message_length(max(self._sizes[self._me]), codec))
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
@@ -287,7 +313,8 @@ class Exchange:
             self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
         self._peers.wait_until(lambda: self._pace.early or not self._unready)
-        contributions = deque(range(min(self._pace.window, self._pace.chunks)))
+        window = self._pace.window if self._answers else self._pace.chunks
+        contributions = deque(range(min(window, self._pace.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
         self._begin_slowly(contributions, sums, *self._room())
         for c in contributions:
@@ -328,7 +355,7 @@ class Exchange:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
                         values += self._sizes[k][c]
-            if self._answered[c]:
+            if self._answered[c] or not self._answers:
                 break
             c += self._pace.window
         return message_length(values, self._codec)
@@ -365,6 +392,8 @@ class Exchange:
                 self._peers.changed.notify_all()
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
+        if not self._takers:
+            self._peers.wait_until(lambda: c < self._unsummed[0] + self._pace.window)
         length = message_length(self._sizes[self._me][c], self._codec)
         piece = self._memory.take()
         receive_into(connection, piece[:length].data)
@@ -408,6 +437,11 @@ class Exchange:
             self._memory.give_back(piece)
         if self._scale != 1.0:
             total *= self._scale
+        if not self._takers:
+            with self._peers.changed:
+                self._unsummed.popleft()
+                self._peers.changed.notify_all()
+            return 0
         if self._codec is Codec.NONE:
             message = self._bytes[4 * start : 4 * stop]
         else:

@@ -80,7 +80,7 @@ def pace_of(
     if len(group.members) == 1:
         return Pace(1, 1)
     # as many chunks as the plan has without shrinking
-    largest = max(group.shares) * vector_bytes * shrink
+    largest = max(group.shares) * group.width * vector_bytes * shrink
     seconds = round_s(group, vector_bytes * shrink, cluster) / speed
     delay = longest_round_trip_s(group, cluster) / speed
     messages_s = 4 * (len(group.members) - 1) * MESSAGE_S * crowd
@@ -110,10 +110,14 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
         At least.
     """
     members = np.array(group.members)
-    share, gives = np.array(group.shares), np.array(group.contributes, dtype=float)
-    gets = np.array(group.receives, dtype=float)
+    share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
+    gets = np.array(group.gets, dtype=float)
     # [i, j]: contributions to j, and returns of i's own share
-    sent = vector_bytes * (gives[:, None] * share[None, :] + share[:, None] * gets[None, :])
+    sent = (
+        vector_bytes
+        * group.width
+        * (gives[:, None] * share[None, :] + share[:, None] * gets[None, :])
+    )
     np.fill_diagonal(sent, 0.0)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)

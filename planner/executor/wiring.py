@@ -109,14 +109,15 @@ class Wiring:
     def _averaging(self, *, shared: bool) -> Averaging:
         plan, rank, imposed = self._plan, self._rank, self._imposed
         stage = plan.averaged_stage(rank)
-        rounds = [next(g for g in groups if rank in g.members) for groups in plan.averaging[stage]]
+        # in two levels not all exchange
+        rounds = [g for groups in plan.averaging[stage] for g in groups if rank in g.members]
         gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
         # imposed runs are of one machine, whose processors all ranks share
         crowd = max(1.0, len(plan.cluster) / (os.cpu_count() or 1)) if shared else 1.0
         paces = [
             pace_of(
                 group,
-                gradient * plan.codec.wire_ratio / imposed.shrink,
+                gradient * group.codec(plan.codec).wire_ratio / imposed.shrink,
                 plan.cluster,
                 speed=imposed.speed,
                 shrink=imposed.shrink,

@@ -10,6 +10,7 @@ again with the ways that the flow before had.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,22 @@ Ints = NDArray[np.int64]
 
 AGAIN = 2
 """Programmes after the first."""
+
+
+class SharedLines(NamedTuple):
+    """Lines that several edges share.
+
+    Attributes
+    ----------
+    line, edge
+        ``int[X]``: a line, and an edge over it.
+    busy_s
+        ``float[X]``: how long the line would be busy with a microbatch if all took that edge.
+    """
+
+    line: Ints
+    edge: Ints
+    busy_s: Floats
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,8 @@ class StageFlow:
         ``float[V]``: microbatches that a node holds between their F and B, infinite for any.
     waiting
         By how much longer than alone a microbatch is away beyond a node, since others are there.
+    lines
+        What edges share; None: nothing.
     """
 
     stage: Ints
@@ -57,6 +76,7 @@ class StageFlow:
     delay_s: Floats
     room: Floats
     waiting: float = 1.0
+    lines: SharedLines | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +163,12 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
 
     count = row_per(np.arange(nodes), flow.busy_s, 0)
     count = row_per(nodes + np.arange(edges), flow.pair_s, count)
+    if flow.lines is not None:
+        shared, row = np.unique(flow.lines.line, return_inverse=True)
+        rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
+        row = count + np.arange(len(shared))
+        rows.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
+        count += len(shared)
     narrow = np.flatnonzero(np.isfinite(flow.room))
     number = np.full(nodes, -1)
     number[narrow] = count + np.arange(len(narrow))

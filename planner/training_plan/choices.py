@@ -28,6 +28,18 @@ class OuterStep(enum.StrEnum):
     NESTEROV = "nesterov"
 
 
+class Phase(enum.StrEnum):
+    """What a group's round does: all of an averaging, or one part of it in two levels."""
+
+    ALL = "all"
+    REDUCE = "reduce"
+    """Everybody gives each member the share that it sums; nothing goes back."""
+    EXCHANGE = "exchange"
+    """Those who hold sums of a slice average them."""
+    SPREAD = "spread"
+    """Each member gives everybody the share that it holds."""
+
+
 class Codec(enum.StrEnum):
     """How gradients are written on the wire."""
 

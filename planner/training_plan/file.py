@@ -18,12 +18,13 @@ from planner.network.cluster import Cluster
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
-from planner.training_plan.choices import Codec, Wiring
+from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.compact import devices_of, network_of
 from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import (
     FORMAT,
     SCHEMA_VERSION,
+    WHOLE,
     AveragingGroup,
     OuterOptimizer,
     Predicted,
@@ -173,6 +174,8 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
                         tuple(float(x) for x in g["shares"]),
                         tuple(g["contributes"]),
                         tuple(g.get("receives", ())),
+                        tuple(g.get("slice", WHOLE)),
+                        Phase(g.get("phase", Phase.ALL)),
                     )
                     for g in groups
                 )

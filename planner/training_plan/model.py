@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from typing import Any
@@ -13,7 +13,7 @@ from planner.network.cluster import Cluster
 from planner.network.values import choice, count, of_kind, real, several
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
-from planner.training_plan.choices import Codec, Head, OuterStep, Wiring
+from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Wiring
 from planner.training_plan.compact import (
     device_fields,
     network_fields,
@@ -30,6 +30,8 @@ FORMAT = "planner.plan"
 SCHEMA_VERSION = 2
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
+WHOLE = (0.0, 1.0)
+"""The slice that is all of a vector."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,12 @@ class AveragingGroup:
     receives
         Per member, whether it gets the sums of others: all who hold the stage do, a helper that
         only sums does not. Empty: all do.
+    slice
+        ``(start, stop)``, fractions: the part of the vector that the group works on, and that its
+        shares are shares of.
+    phase
+        What its round does. Averaging in two levels is a round of groups that reduce, one of groups
+        that exchange, one of groups that spread.
 
     Raises
     ------
@@ -172,9 +180,11 @@ class AveragingGroup:
     shares: tuple[float, ...]
     contributes: tuple[bool, ...]
     receives: tuple[bool, ...] = ()
+    slice: tuple[float, float] = WHOLE
+    phase: Phase = Phase.ALL
 
     def __post_init__(self) -> None:
-        for name in ("members", "shares", "contributes", "receives"):
+        for name in ("members", "shares", "contributes", "receives", "slice"):
             object.__setattr__(self, name, several(name, getattr(self, name), error=PlanError))
         if not self.receives:
             object.__setattr__(self, "receives", (True,) * len(self.members))
@@ -185,6 +195,14 @@ class AveragingGroup:
         for name in ("contributes", "receives"):
             for flag in getattr(self, name):
                 of_kind(bool, flag, name, error=PlanError)
+        ends = tuple(real("an end of a slice", end, 0, error=PlanError) for end in self.slice)
+        if len(ends) != 2 or not ends[0] < ends[1] <= 1:
+            raise PlanError(
+                f"slice: must be start < stop, fractions of the vector, found {list(ends)}; give "
+                "two numbers from 0 to 1"
+            )
+        object.__setattr__(self, "slice", ends)
+        object.__setattr__(self, "phase", choice(Phase, "phase", self.phase, error=PlanError))
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -192,11 +210,40 @@ class AveragingGroup:
         flags = zip(self.members, self.receives, strict=False)
         return tuple(d for d, gets in flags if not gets)
 
+    @property
+    def gives(self) -> tuple[bool, ...]:
+        """Per member, whether it sends others the shares that they sum."""
+        return self.contributes if self.phase is not Phase.SPREAD else (False,) * len(self.members)
+
+    @property
+    def gets(self) -> tuple[bool, ...]:
+        """Per member, whether others send it the shares that they hold."""
+        return self.receives if self.phase is not Phase.REDUCE else (False,) * len(self.members)
+
+    @property
+    def width(self) -> float:
+        """The part of the vector that the group works on."""
+        return self.slice[1] - self.slice[0]
+
+    def codec(self, codec: Codec) -> Codec:
+        """How it writes on the wire where gradients are written so.
+
+        Sums within a site stay as they are, and what all of a site get is bit for bit what others
+        do.
+        """
+        return codec if self.phase in (Phase.ALL, Phase.EXCHANGE) else Codec.NONE
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; ``receives`` is left out where all members do."""
-        data = {name: list(value) for name, value in asdict(self).items()}
-        if all(self.receives):
-            del data["receives"]
+        """JSON-ready form; what says nothing is left out: all receive, the whole slice, phase."""
+        data: dict[str, Any] = {
+            name: list(getattr(self, name)) for name in ("members", "shares", "contributes")
+        }
+        if not all(self.receives):
+            data["receives"] = list(self.receives)
+        if self.slice != WHOLE:
+            data["slice"] = list(self.slice)
+        if self.phase is not Phase.ALL:
+            data["phase"] = self.phase
         return data
 
     @classmethod
@@ -222,6 +269,17 @@ class AveragingGroup:
             raise PlanError("an averaging group has no members; give at least one")
         n = len(members)
         return cls(members, (1.0 / n,) * n, (True,) * n)
+
+
+def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage averages in two levels.
+
+    Parameters
+    ----------
+    rounds
+        Of a stage.
+    """
+    return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.training_plan.model import AveragingGroup, Operation, Schedule, TrainingPlan
+from planner.training_plan.averaging_rules import averaging_contradictions
+from planner.training_plan.model import Operation, Schedule, TrainingPlan
 from planner.workload.compute_times import FIELDS
-
-SHARE_TOLERANCE = 1e-9
-WEIGHT_TOLERANCE = 1e-9
 
 
 def contradictions(plan: TrainingPlan) -> Iterator[str]:
@@ -47,7 +45,7 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 f"paths.cycle[{t}]: there are {len(plan.schedules)} schedules, found {k}; name one "
                 "of them"
             )
-    yield from _averaging_contradictions(plan)
+    yield from averaging_contradictions(plan)
     for name in FIELDS:
         values = getattr(plan.compute_times, name)
         if len(values) != n:
@@ -196,106 +194,3 @@ def _stuck(s: Schedule) -> tuple[int, Operation] | None:
     return next(
         ((d, ops[pointer[d]]) for d, ops in enumerate(s.order) if pointer[d] < len(ops)), None
     )
-
-
-def _averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    groups = plan.assignment.groups
-    if len(plan.averaging) != len(groups):
-        yield (
-            f"averaging.stages: must have {len(groups)} entries, found {len(plan.averaging)}; give "
-            "one per stage"
-        )
-        return
-    for j, rounds in enumerate(plan.averaging):
-        for r, averaging_groups in enumerate(rounds):
-            where = f"averaging.stages[{j}].rounds[{r}]"
-            helpers = {d for g in averaging_groups for d in g.helpers}
-            members = sorted(d for g in averaging_groups for d in g.members)
-            trained = [d for d in members if d not in helpers]
-            if trained != sorted(groups[j]):
-                yield (
-                    f"{where}: its groups must hold each device of stage {j} once, and give sums "
-                    f"back to it, found {trained}; correct members and receives"
-                )
-            for g in averaging_groups:
-                if not len(g.members) == len(g.shares) == len(g.contributes) == len(g.receives):
-                    yield (
-                        f"{where}: members, shares, contributes and receives differ in length; "
-                        "align them"
-                    )
-                elif abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
-                    yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
-                elif not any(g.contributes):
-                    yield f"{where}: nobody contributes; let at least one member do"
-                else:
-                    yield from _share_contradictions(plan, g, where)
-            if helpers and len(rounds) > 1:
-                yield (
-                    f"{where}: device {min(helpers)} holds no stage, and there are {len(rounds)} "
-                    "rounds; let such devices help in a single round"
-                )
-        yield from _weights_contradictions(plan, j)
-    yield from _helpers_contradictions(plan)
-
-
-def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str) -> Iterator[str]:
-    """Who sums can do so, and who only sums does."""
-    sums = np.asarray(plan.cluster.devices.can_aggregate)
-    rows = zip(group.members, group.shares, group.contributes, group.receives, strict=True)
-    for d, share, gives, gets in rows:
-        if share > 0 and len(group.members) > 1 and d < len(sums) and not sums[d]:
-            yield f"{where}: device {d} cannot aggregate, found the share {share:g}; give it none"
-        if not gets and (gives or share == 0):
-            what = "contributes" if gives else "sums nothing"
-            yield f"{where}: device {d} gets nothing back and {what}; let it sum a share, no more"
-
-
-def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
-    """A device without a stage is in one group of one stage: no round waits for another."""
-    helpers = [d for rounds in plan.averaging for r in rounds for g in r for d in g.helpers]
-    for d in sorted(set(helpers)):
-        if d >= len(plan.cluster):
-            yield f"averaging.stages: there is no device {d}; name one of the {len(plan.cluster)}"
-        elif d in plan.stage_of:
-            yield (
-                f"averaging.stages: device {d} holds stage {plan.stage_of[d]}, so it must get sums "
-                "back; correct receives"
-            )
-        elif helpers.count(d) > 1:
-            yield f"averaging.stages: device {d} helps in {helpers.count(d)} groups; leave one"
-
-
-def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
-    """Every gradient of a stage must reach every device of it with the same weight."""
-    group, rounds = plan.assignment.groups[j], plan.averaging[j]
-    place = {d: i for i, d in enumerate(group)}
-    if any(
-        d not in place and d not in g.helpers
-        for groups in rounds
-        for g in groups
-        for d in g.members
-    ):
-        return  # already said
-    # weights[i, k]: how much of k's gradient i has; several rounds take means, one takes the sum
-    weights = np.eye(len(group))
-    for groups in rounds:
-        before = weights.copy()
-        for g in groups:
-            rows = [place[d] for d in g.members if d in place]
-            gives = zip(g.members, g.contributes, strict=False)
-            giving = [place[d] for d, flag in gives if flag and d in place]
-            total = before[giving].sum(axis=0)
-            weights[rows] = total / len(rows) if len(rounds) > 1 else total
-    if len(rounds) > 1:
-        weights *= len(group)
-    has_gradient = [
-        place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
-    ]
-    off = np.abs(weights[:, has_gradient] - 1)
-    if off.size and off.max() > WEIGHT_TOLERANCE:
-        i, k = np.unravel_index(int(off.argmax()), off.shape)
-        yield (
-            f"averaging.stages[{j}]: device {group[int(i)]} gets the gradient of device "
-            f"{group[has_gradient[int(k)]]} with weight {weights[i, has_gradient[int(k)]]:g} "
-            "instead of 1; let every device with gradients contribute, in rounds that mix all"
-        )

@@ -99,3 +99,50 @@ def share_ranges(length: int, shares: ArrayLike) -> list[Range]:
         return [(0, 0)] * len(np.atleast_1d(shares))
     ends = [0, *np.cumsum(integer_parts(shares, length)).tolist()]
     return list(pairwise(ends))
+
+
+def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
+    """Where the shares of a part of a vector begin and end, one after the other.
+
+    Groups that must agree on them get the same numbers from the same shares, with or without
+    members that have none.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``, fractions of the vector.
+    shares
+        Fractions of the part.
+
+    Returns
+    -------
+    list[float]
+        One more than there are shares; the last is ``stop``.
+    """
+    start, stop = part
+    held = np.asarray(shares, dtype=np.float64)
+    ends = start + (stop - start) * np.concatenate([[0.0], held.cumsum()])
+    # whoever has the last share has the rest
+    last = int(np.flatnonzero(held)[-1])
+    ends[last + 1 :] = stop
+    return list(ends.tolist())
+
+
+def slice_ranges(length: int, part: tuple[float, float], shares: ArrayLike) -> list[Range]:
+    """The same as slices of elements, every end rounded by itself, so that equal ends stay equal.
+
+    Parameters
+    ----------
+    length
+        Elements of the vector.
+    part
+        ``(start, stop)``, fractions of it.
+    shares
+        Fractions of the part.
+
+    Returns
+    -------
+    list[Range]
+        One range a share, some of them empty.
+    """
+    return list(pairwise(round(end * length) for end in fraction_ends(part, shares)))

@@ -15,11 +15,11 @@ Pair = tuple[int, int]
 CLOSE = 1e-12
 
 
-def resources(cluster: Cluster) -> dict[str, tuple[float, set[Pair]]]:
+def resources(cluster: Cluster) -> dict[object, tuple[float, set[Pair]]]:
     """Capacity and pairs of every resource that pairs share."""
     n, bandwidth = len(cluster), cluster.network.bandwidth_bytes_per_s
     everybody = range(n)
-    found: dict[str, tuple[float, set[Pair]]] = {}
+    found: dict[object, tuple[float, set[Pair]]] = {}
     for d in everybody:
         out = {(d, e) for e in everybody if e != d}
         back = {(e, d) for e in everybody if e != d}
@@ -75,8 +75,9 @@ class Message:
 
 @dataclass
 class Round:
-    """A round that is sending: its bytes by pair, what each resource has to carry, when it began.
+    """A round that is sending: what each resource has to carry, when it began.
 
+    ``loads`` by resource: the round's bytes, these and what was queued, capacity and pairs;
     ``rest`` counts down from 1.
     """
 
@@ -84,7 +85,7 @@ class Round:
     begin: float
     back_s: float
     alone_s: float
-    loads: list[tuple[float, float, set[Pair]]]
+    loads: dict[object, tuple[float, float, float, set[Pair]]]
     rest: float = 1.0
 
 
@@ -126,7 +127,8 @@ class Reference:
         while any(t < len(self.steps) for t in self.step_of.values()):
             while sum(self.start(d) for d in range(n)) > 0:
                 pass
-            self.advance()
+            if any(t < len(self.steps) for t in self.step_of.values()):
+                self.advance()
         return self
 
     def chain(self, t: int, b: int) -> list[tuple[str, int]]:
@@ -171,10 +173,16 @@ class Reference:
             self.end_round(g, self.now, self.now)
             return
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
-        vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage] * plan.codec.wire_ratio
+        vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
         share = dict(zip(group.members, group.shares, strict=True))
         gives = dict(zip(group.members, group.contributes, strict=True))
         gets = dict(zip(group.members, group.receives, strict=True))
+        if group.phase == "reduce":
+            gets = dict.fromkeys(gets, False)
+        if group.phase == "spread":
+            gives = dict.fromkeys(gives, False)
+        vector *= group.codec(plan.codec).wire_ratio
+        vector *= group.slice[1] - group.slice[0]
         sent = {
             (i, j): vector * (share[j] * gives[i] + share[i] * gets[j])
             for i in group.members
@@ -183,16 +191,17 @@ class Reference:
         }
         waiting = {p: sum(m.left for m in messages) for p, messages in self.queue.items()}
         bandwidth, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
-        each = [(float(bandwidth[p]), {p}) for p in sent] + list(resources(cluster).values())
-        loads = []
-        for capacity, pairs in each:
+        each: dict[object, tuple[float, set[Pair]]] = {p: (float(bandwidth[p]), {p}) for p in sent}
+        each |= resources(cluster)
+        loads: dict[object, tuple[float, float, float, set[Pair]]] = {}
+        for name, (capacity, pairs) in each.items():
             own = sum(size for p, size in sent.items() if p in pairs)
             queued = sum(size for p, size in waiting.items() if p in pairs)
             if own > 0:
-                loads.append((own + queued, capacity, pairs))
+                loads[name] = (own, own + queued, capacity, pairs)
         talk = {frozenset(p) for p in sent if share[p[1]] * gives[p[0]] + share[p[0]] * gets[p[1]]}
         away = max((latency[i, j] + latency[j, i] for i, j in talk), default=0.0)
-        alone = max((load / capacity for load, capacity, _ in loads), default=0.0)
+        alone = max((load / room for _, load, room, _ in loads.values()), default=0.0)
         if alone == 0.0:
             self.end_round(g, self.now, self.now + float(away))
         else:
@@ -206,13 +215,15 @@ class Reference:
         self.round_times.append((step, stage, r, begin, end))
 
     def round_rate(self, one: Round, rates: dict[Pair, float]) -> float:
-        """Per second, beside messages that were handed over after its begin."""
+        """Per second, beside messages that were handed over after its begin, and other rounds."""
         rate = 1 / one.alone_s
-        for load, capacity, pairs in one.loads:
+        for name, (_, load, capacity, pairs) in one.loads.items():
             new = [p for p in pairs if p in rates and self.queue[p][0].handed > one.begin]
-            if new:
-                taken = sum(rates[p] for p in new)
-                rate = min(rate, max(capacity - taken, 0.0) / load)
+            company = [r for r in self.sending if r is not one and name in r.loads]
+            others = sum(r.loads[name][0] / r.alone_s for r in company)
+            if new or company:
+                left = max(capacity - sum(rates[p] for p in new), 0.0)
+                rate = min(rate, left / (load + others * one.alone_s))
         return rate
 
     def finish(self, d: int) -> None:

@@ -21,7 +21,7 @@ from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.clock.reference import Reference
-from tests.conftest import make_plan, tiny_workload
+from tests.conftest import levels, make_plan, tiny_workload
 
 SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
 
@@ -97,6 +97,8 @@ def _rounds(
         a, b, c, d = group
         pairs = [[(a, b), (c, d)], [(a, c), (b, d)]]
         return tuple(tuple(AveragingGroup.equal(pair) for pair in one) for one in pairs)
+    if len(group) > 1 and rng.random() < 0.3:
+        return levels([group[: len(group) // 2], group[len(group) // 2 :]], (0.25, 0.75))
     share = rng.choice([0.0, 1.0, 2.0], len(group))
     share[0] += 1
     gives = rng.random(len(group)) < 0.7

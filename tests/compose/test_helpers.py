@@ -190,7 +190,7 @@ def test_no_plan_with_helpers_is_faster(seed: int, n: int, helpers: int, layers:
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:20]:
-        alone = whole_plan(cluster, work, groups, split, rng)
+        alone = whole_plan(cluster, work, groups, split, rng, levels=False)
         if alone is None:
             continue
         made = with_random_helpers(alone, whole, np.flatnonzero(~able).tolist(), rng)

@@ -16,7 +16,7 @@ from planner.clock.rounds import round_s
 from planner.compose.averaging import adaptive_group
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
-from planner.compose.layout_kernel import averaging_s, rooms
+from planner.compose.layout_kernel import one_round_s, rooms
 from planner.compose.layout_search import LayoutSearch
 from planner.compose.places import Places
 from planner.network.cluster import Cluster, Devices
@@ -71,7 +71,7 @@ def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     places = Places.of(cluster)
     search = LayoutSearch(places, model())
-    found = averaging_s(1e7, np.array(row), search.links, np.zeros(len(row)), 0.0)
+    found = one_round_s(1e7, np.array(row), search.links, np.zeros(len(row)), 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     if len(members) < 2:
         assert found == 0.0

@@ -47,11 +47,11 @@ ROUNDING = 1 + 1e-9
 
 
 def every_layout(
-    seed: int, n: int, layers: int, count: int, most: int = 60
+    seed: int, n: int, layers: int, count: int, most: int = 60, in_sites: float = 0.3
 ) -> tuple[float, StepBound | None, StepBound | None]:
     """The least step over the bound among many plans, and the bounds of two requests."""
     rng = np.random.default_rng(seed)
-    cluster, workload = tiny_cluster(n, rng), tiny_model(layers, count, rng)
+    cluster, workload = tiny_cluster(n, rng, in_sites), tiny_model(layers, count, rng)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     free = whole_bound(cluster, workload, codec.wire_ratio)
     kept = whole_bound(cluster, workload, codec.wire_ratio, recomputes=False)
@@ -92,6 +92,13 @@ def test_all_layouts_of_three_devices(seed: int) -> None:
 def test_no_plan_is_faster(seed: int, n: int, layers: int, count: int) -> None:
     """Any cluster, model, layout, wiring, order, recomputation, shares and codec."""
     every_layout(seed, n, layers, count)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(3, 6), st.integers(1, 3), st.integers(1, 4))
+def test_no_plan_in_two_levels_is_faster(seed: int, n: int, layers: int, count: int) -> None:
+    """Where devices share sites' lines."""
+    every_layout(seed, n, layers, count, in_sites=1.0)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 
 from planner.clock.simulator import simulate_cycle
+from planner.compose.levels import two_levels
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
@@ -31,15 +32,18 @@ HASTE = ("forward", "backward", "any")
 """What a device takes up first, where it can choose."""
 
 
-def tiny_cluster(n: int, rng: np.random.Generator) -> Cluster:
-    """Devices, alike or not, with limits, stated or not, on links that are slow or fast."""
+def tiny_cluster(n: int, rng: np.random.Generator, in_sites: float = 0.3) -> Cluster:
+    """Devices, alike or not, with limits, stated or not, on links that are slow or fast.
+
+    ``in_sites``: how likely two sites' lines are shared.
+    """
     scale = 10.0 ** rng.uniform(-1, 1.5)
     rate = rng.uniform(0.3, 1.0, (n, n)) * 100 * scale
     latency = rng.uniform(0.0, 0.2, (n, n)) * rng.integers(0, 2)
     unlike = rng.random() < 0.6
     spread = rng.uniform(0.3, 1.0, (3, n)) if unlike else np.ones((3, n))
     limits = rng.integers(0, 2, 2)
-    sites = [f"site {k}" for k in rng.integers(0, 2, n)] if rng.random() < 0.3 else None
+    sites = [f"site {k}" for k in rng.integers(0, 2, n)] if rng.random() < in_sites else None
     line = {sites[0]: 60 * scale} if sites else None
     devices = Devices(
         flops=100.0 * spread[0],
@@ -84,8 +88,12 @@ def whole_plan(
     *,
     recompute: tuple[bool, ...] = (),
     codec: Codec = Codec.NONE,
+    levels: bool = True,
 ) -> TrainingPlan | None:
-    """A plan with random wiring, order and shares; None where memory does not hold it."""
+    """A plan with random wiring, order and shares; None where memory does not hold it.
+
+    ``levels``: stages may average in two.
+    """
     used = sorted(d for group in groups for d in group)
     place = {d: k for k, d in enumerate(used)}
     part = cluster.subset(used)
@@ -113,7 +121,7 @@ def whole_plan(
         assignment=AssignmentPlan.of_groups(groups),
         stage_layers=layers,
         schedules=(Schedule("any", Head.LAST, paths, order),),
-        averaging=tuple(((_group(group, rng),),) for group in groups),
+        averaging=tuple(_rounds(part, group, rng, levels) for group in groups),
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
         recompute=again,
@@ -127,6 +135,13 @@ def _path(groups: Groups, b: int, rng: np.random.Generator) -> tuple[int, ...]:
     if rng.random() < 0.5:
         return tuple(group[b % len(group)] for group in groups)
     return tuple(int(rng.choice(group)) for group in groups)
+
+
+def _rounds(
+    cluster: Cluster, group: tuple[int, ...], rng: np.random.Generator, levels: bool
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    two = two_levels(cluster, group) if levels and rng.random() < 0.5 else None
+    return two or ((_group(group, rng),),)
 
 
 def _group(members: tuple[int, ...], rng: np.random.Generator) -> AveragingGroup:

@@ -1,0 +1,194 @@
+"""Rules of a plan's averaging: who sums what, in which rounds, and that it is the sum of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.training_plan.choices import Phase
+from planner.training_plan.model import WHOLE, AveragingGroup, TrainingPlan, in_levels
+from planner.training_plan.shares import fraction_ends
+
+Floats = NDArray[np.float64]
+
+SHARE_TOLERANCE = 1e-9
+WEIGHT_TOLERANCE = 1e-9
+
+
+def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    """Who averages what with whom: every gradient must reach every device of its stage.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Yields
+    ------
+    str
+        One line each: field, rule, remedy.
+    """
+    groups = plan.assignment.groups
+    if len(plan.averaging) != len(groups):
+        yield (
+            f"averaging.stages: must have {len(groups)} entries, found {len(plan.averaging)}; give "
+            "one per stage"
+        )
+        return
+    for j, rounds in enumerate(plan.averaging):
+        for r, averaging_groups in enumerate(rounds):
+            where = f"averaging.stages[{j}].rounds[{r}]"
+            helpers = {d for g in averaging_groups for d in g.helpers}
+            members = sorted(d for g in averaging_groups for d in g.members)
+            trained = [d for d in members if d not in helpers]
+            some = averaging_groups[0].phase is Phase.EXCHANGE
+            if some and (len(set(members)) < len(members) or not set(members) <= set(groups[j])):
+                yield (
+                    f"{where}: its groups must hold devices of stage {j}, each once, found "
+                    f"{members}; correct members"
+                )
+            elif not some and trained != sorted(groups[j]):
+                yield (
+                    f"{where}: its groups must hold each device of stage {j} once, and give sums "
+                    f"back to it, found {trained}; correct members and receives"
+                )
+            for g in averaging_groups:
+                if not len(g.members) == len(g.shares) == len(g.contributes) == len(g.receives):
+                    yield (
+                        f"{where}: members, shares, contributes and receives differ in length; "
+                        "align them"
+                    )
+                elif abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
+                    yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
+                elif not any(g.contributes):
+                    yield f"{where}: nobody contributes; let at least one member do"
+                else:
+                    yield from _share_contradictions(plan, g, where)
+            if helpers and len(rounds) > 1:
+                yield (
+                    f"{where}: device {min(helpers)} holds no stage, and there are {len(rounds)} "
+                    "rounds; let such devices help in a single round"
+                )
+        wrong = list(_phase_contradictions(rounds, f"averaging.stages[{j}]"))
+        yield from wrong
+        if not wrong:
+            yield from _weights_contradictions(plan, j)
+    yield from _helpers_contradictions(plan)
+
+
+def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str) -> Iterator[str]:
+    """Averaging in two levels is three rounds: reduce, exchange, spread."""
+    phases = [{group.phase for group in groups} for groups in rounds]
+    levels = phases == [{Phase.REDUCE}, {Phase.EXCHANGE}, {Phase.SPREAD}]
+    if not levels and any(each != {Phase.ALL} for each in phases):
+        found = [sorted(each) for each in phases]
+        yield (
+            f"{where}: phases must be reduce, exchange, spread, a round each, or none stated, "
+            f"found {found}; correct phase"
+        )
+        return
+    for r, groups in enumerate(rounds):
+        for group in groups:
+            if group.slice != WHOLE and group.phase is not Phase.EXCHANGE:
+                yield (
+                    f"{where}.rounds[{r}]: groups that exchange may work on a slice, found "
+                    f"{list(group.slice)} in phase {group.phase}; leave it out"
+                )
+            if levels and not (all(group.contributes) and all(group.receives)):
+                yield (
+                    f"{where}.rounds[{r}]: in two levels all members contribute and receive, found "
+                    "one that does not; average in one round"
+                )
+
+
+def _share_contradictions(plan: TrainingPlan, group: AveragingGroup, where: str) -> Iterator[str]:
+    """Who sums can do so, and who only sums does."""
+    sums = np.asarray(plan.cluster.devices.can_aggregate)
+    rows = zip(group.members, group.shares, group.contributes, group.receives, strict=True)
+    for d, share, gives, gets in rows:
+        if share > 0 and len(group.members) > 1 and d < len(sums) and not sums[d]:
+            yield f"{where}: device {d} cannot aggregate, found the share {share:g}; give it none"
+        if not gets and (gives or share == 0):
+            what = "contributes" if gives else "sums nothing"
+            yield f"{where}: device {d} gets nothing back and {what}; let it sum a share, no more"
+
+
+def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    """A device without a stage is in one group of one stage: no round waits for another."""
+    helpers = [d for rounds in plan.averaging for r in rounds for g in r for d in g.helpers]
+    for d in sorted(set(helpers)):
+        if d >= len(plan.cluster):
+            yield f"averaging.stages: there is no device {d}; name one of the {len(plan.cluster)}"
+        elif d in plan.stage_of:
+            yield (
+                f"averaging.stages: device {d} holds stage {plan.stage_of[d]}, so it must get sums "
+                "back; correct receives"
+            )
+        elif helpers.count(d) > 1:
+            yield f"averaging.stages: device {d} helps in {helpers.count(d)} groups; leave one"
+
+
+def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
+    """Every gradient of a stage must reach every device of it with the same weight."""
+    group, rounds = plan.assignment.groups[j], plan.averaging[j]
+    place = {d: i for i, d in enumerate(group)}
+    every = [g for groups in rounds for g in groups]
+    if any(d not in place and d not in g.helpers for g in every for d in g.members):
+        return  # already said
+    if any(len(g.members) != len(g.shares) or not any(g.shares) for g in every):
+        return
+    has_gradient = [
+        place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
+    ]
+    levels = in_levels(rounds)
+    for weights in _weights_in_levels(rounds, place) if levels else [_weights(rounds, place)]:
+        off = np.abs(weights[:, has_gradient] - 1)
+        if off.size and off.max() > WEIGHT_TOLERANCE:
+            i, k = np.unravel_index(int(off.argmax()), off.shape)
+            yield (
+                f"averaging.stages[{j}]: device {group[int(i)]} gets the gradient of device "
+                f"{group[has_gradient[int(k)]]} with weight {weights[i, has_gradient[int(k)]]:g} "
+                "instead of 1; let every device with gradients contribute, in rounds that mix all"
+            )
+            return
+
+
+def _weights(rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]) -> Floats:
+    """``float[n, n]``, [i, k]: how much of k's gradient i has in the end.
+
+    Several rounds take means, one takes the sum.
+    """
+    weights = np.eye(len(place))
+    for groups in rounds:
+        before = weights.copy()
+        for g in groups:
+            rows = [place[d] for d in g.members if d in place]
+            gives = zip(g.members, g.contributes, strict=False)
+            giving = [place[d] for d, flag in gives if flag and d in place]
+            total = before[giving].sum(axis=0)
+            weights[rows] = total / len(rows) if len(rounds) > 1 else total
+    return weights * (len(place) if len(rounds) > 1 else 1)
+
+
+def _weights_in_levels(
+    rounds: Sequence[Sequence[AveragingGroup]], place: Mapping[int, int]
+) -> Iterator[Floats]:
+    """The same in two levels, for every part of the vector that no group cuts."""
+    cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
+    for begin in sorted(cuts)[:-1]:
+        weights = np.eye(len(place))
+        for groups in rounds:
+            for g in groups:
+                ends = np.array(fraction_ends(g.slice, g.shares))
+                if not ends[0] <= begin < ends[-1]:
+                    continue
+                rows = [place[d] for d in g.members]
+                holder = rows[int(np.searchsorted(ends, begin, side="right")) - 1]
+                if g.phase is Phase.SPREAD:
+                    weights[rows] = weights[holder]
+                else:
+                    total = weights[rows].sum(axis=0)
+                    weights[holder if g.phase is Phase.REDUCE else rows] = total
+        yield weights
