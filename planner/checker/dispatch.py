@@ -12,7 +12,7 @@ from typing import Any
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import check_certificate, same
-from planner.checker.paths import check_arrangement, check_paths
+from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.result_bounds import bound_violations
 from planner.checker.training_plan import check_training_plan
 from planner.checker.violation import Violation
@@ -128,7 +128,10 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         yield from same(cost, result.objective, "eq. 1", "result.objective", 1e-9)
     if isinstance(result.plan, PathPlan | ArrangedPathPlan):
         paths = result.plan if isinstance(result.plan, PathPlan) else result.plan.paths
-        yield from same(paths.makespan_s, result.objective, "timeline", "result.objective", 1e-9)
+        seconds = paths.makespan_s
+        if isinstance(result.plan, ArrangedPathPlan) and problem.averaging is not None:
+            seconds = stage_spans_s(result.plan, problem)
+        yield from same(seconds, result.objective, "timeline", "result.objective", 1e-9)
     if isinstance(result.plan, AveragingPlan) and result.objective != result.plan.steps_per_s:
         yield Violation(
             "steps per second",

@@ -35,6 +35,39 @@ def check_arrangement(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> l
     return wrong
 
 
+def stage_spans_s(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> float:
+    """The longest from a stage's first operation to the end of its round.
+
+    Parameters
+    ----------
+    plan
+        Valid.
+    problem
+        With averaging.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    given = problem.averaging
+    assert given is not None
+    longest = 0.0
+    for s, group in enumerate(plan.groups):
+        vector, m = float(given.vector_bytes[s]), len(group)
+        uses = [0.0]
+        for d in group:
+            # to and from m - 1 others their shares and its own
+            uses.append(2 * (m - 1) * vector / m * float(given.line_s_per_byte[d]))
+            uses += [2 * vector / m * float(given.pair_s_per_byte[d, e]) for e in group if e != d]
+        away = max((float(given.away_s[d, e]) for d in group for e in group), default=0.0)
+        mine = [op for op in plan.paths.ops if op.device in group]
+        span = max((op.end_s for op in mine), default=0.0)
+        span -= min((op.start_s for op in mine), default=0.0)
+        longest = max(longest, span + (max(uses) + away if m > 1 else 0.0))
+    return longest
+
+
 def _paths(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
     starts = [d for d in problem.stage_devices[0] for _ in range(problem.microbatches_per_start)]
     stage_of = {d: s for s, group in enumerate(problem.stage_devices) for d in group}

@@ -22,6 +22,8 @@ def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
         path_stages=len(plan.schedules[0].paths[0]),
         microbatches_per_start=len(plan.schedules[0].paths) // len(plan.assignment.groups[0]),
         live_memory=True,
+        stage_layers=plan.stage_layers,
+        recompute=plan.recompute,
     )
     return {
         "schedules": [
@@ -34,6 +36,8 @@ def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
             for k, (s, timeline) in enumerate(zip(plan.schedules, timelines, strict=True))
         ],
         "cycle": list(plan.cycle),
+        "stage_layers": [stop - start for start, stop in plan.stage_layers],
+        "visited_layers": _visited_layers(plan),
         "waves": waves_data(problem),
     }
 
@@ -47,8 +51,27 @@ def cycle_lines(data: Mapping[str, Any]) -> list[str]:
             "iterations"
             for s in data["schedules"]
         ),
+        _layers_line(data["visited_layers"], data["stage_layers"]),
         *waves_lines(data["waves"]),
     ]
+
+
+def _layers_line(visited: float, layers: Sequence[int]) -> str:
+    what, stages = f"{visited:10.2f} of {sum(layers)}", ", ".join(map(str, layers))
+    return f"{'layers visited':<24}{what} in the mean, in stages of {stages}"
+
+
+def _visited_layers(plan: TrainingPlan) -> float:
+    """Of a microbatch, in the mean over the cycle."""
+    count = {
+        d: stop - start for d, j in plan.stage_of.items() for start, stop in [plan.stage_layers[j]]
+    }
+    means = [
+        sum(count[d] for path in plan.schedules[k].paths for d in path)
+        / len(plan.schedules[k].paths)
+        for k in plan.cycle
+    ]
+    return sum(means) / len(means)
 
 
 def waves_data(problem: PathProblem) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
-from planner.compose.request import Order, PlanRequest, Question, Shares, Wiring
+from planner.compose.request import EVEN, Order, PlanRequest, Question, Shares, Wiring
+from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import TrainingPlan, in_levels
@@ -58,7 +60,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
+    sub.add_argument(
+        "--path-method",
+        default=PathMethod.AUTO.value,
+        choices=[method.value for method in PathMethod],
+        help="how paths are found; cbs is SkipPipe's own, default %(default)s",
+    )
     sub.add_argument("--stage-sizes", type=sizes, help="with --path-stages, such as 5,3,3,3")
+    sub.add_argument(
+        "--stage-layers", type=_layers, help="layers of every stage, such as 3,7,7,7, or even"
+    )
     sub.add_argument(
         "--recompute", type=_recompute, help="stages that run F again in B: 0,2 or all or none"
     )
@@ -113,6 +124,14 @@ def _stages(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
+def _layers(text: str) -> Sequence[tuple[int, int]] | str:
+    """Ranges, from how many there are in each."""
+    if text == EVEN:
+        return text
+    ends = [0, *accumulate(sizes(text))]
+    return list(pairwise(ends))
+
+
 def _recompute(text: str) -> Sequence[int] | str:
     return text if text in ("all", "none") else sizes(text)
 
@@ -124,6 +143,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         wiring=args.wiring,
         pipelines=args.pipelines,
         stage_sizes=args.stage_sizes,
+        stage_layers=args.stage_layers,
         path_stages=args.path_stages,
         recompute=args.recompute,
         full_every=args.full_every,
@@ -136,6 +156,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         codec=args.codec,
         boundary_codec=args.boundary_codec,
         method=args.method,
+        path_method=args.path_method,
         calibration=calibration,
         network_name=args.network,
     )

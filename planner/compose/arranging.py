@@ -16,7 +16,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
-from planner.search.stop import MaxIterations, StoppingCriterion
+from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.model import TrainingPlan
 
 TRIALS_PER_EFFORT = 200.0
@@ -131,6 +131,41 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
         kept.raise_bound(again.bound, again.basis, again.witness, rounding=0.0)
     certificate = replace(kept.result().certificate(), stop_reason=reason)
     return Arranged(fitted, best.assignment, certificate, best)
+
+
+def appraised(
+    question: Question, shape: Shape, assignment: AssignmentPlan, reason: str
+) -> Certificate:
+    """What eq. 1 says of an assignment that was found in another way.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+    assignment
+        Devices of every stage.
+    reason
+        Why the search for it ended.
+
+    Returns
+    -------
+    Certificate
+        Its cost, and a bound that takes no search.
+    """
+    bounded = _solve(question, shape, MaxIterations(0))
+    problem = assignment_problem(question.cluster, question.workload, shape)
+    kept: Incumbent[AssignmentPlan] = Incumbent(
+        started(MaxIterations(0)),
+        problem,
+        method=f"{question.request.method}, on the clock",
+        seed=question.seed,
+    )
+    kept.offer(problem.cost(assignment.groups), assignment)
+    if bounded.bound is not None:
+        kept.raise_bound(bounded.bound, bounded.basis, bounded.witness, rounding=0.0)
+    return replace(kept.result().certificate(), stop_reason=reason)
 
 
 def _priced(question: Question, shape: Shape, tried: list[Groups]) -> Iterator[TrainingPlan]:

@@ -69,9 +69,10 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
         each = shape.microbatches // shape.starts
         averaging = one_round(question, shape)
         seconds = cycle_bound_s(
-            cluster, workload, shape.sizes, each, lengths, averaging, shape.recompute
+            cluster, workload, shape.sizes, each, lengths, averaging, shape.layers, shape.recompute
         )
-        return StepBound(seconds, "loads and start devices of any arrangement", None)
+        basis = "loads and start devices of any arrangement of these stages"
+        return StepBound(seconds, basis, None)
     stages: dict[str, Any] = {
         "layers": [list(part) for part in shape.layers],
         "microbatch_samples": workload.microbatch_samples,

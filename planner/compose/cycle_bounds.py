@@ -28,6 +28,7 @@ def cycle_bound_s(
     microbatches_per_start: int,
     path_stages: Sequence[int],
     averaging: AveragingBound,
+    layers: Sequence[tuple[int, int]],
     recompute: Sequence[bool] = (),
 ) -> float:
     """Seconds that no arrangement can beat on average, compute times by FLOPs.
@@ -51,6 +52,8 @@ def cycle_bound_s(
         Of every iteration of the cycle in order, the stages that its paths visit.
     averaging
         What one round over every stage takes at least.
+    layers
+        Of every stage, ``(start, stop)``.
     recompute
         Per stage, whether it recomputes its activations; empty: none does.
 
@@ -60,7 +63,9 @@ def cycle_bound_s(
         Seconds a step.
     """
     least = {
-        k: _Least.of(_problem(cluster, workload, stage_sizes, k, microbatches_per_start, recompute))
+        k: _Least.of(
+            _problem(cluster, workload, stage_sizes, k, microbatches_per_start, layers, recompute)
+        )
         for k in set(path_stages)
     }
     steps = [least[k] for k in path_stages]
@@ -171,10 +176,11 @@ def _problem(
     stage_sizes: Sequence[int],
     path_stages: int,
     each: int,
+    layers: Sequence[tuple[int, int]],
     recompute: Sequence[bool],
 ) -> ArrangedPathProblem:
     """As the simulator counts: directions apart, and no message smaller than the smallest."""
-    numbers = StageNumbers.of(cluster, workload, len(stage_sizes), recompute)
+    numbers = StageNumbers.of(cluster, workload, layers, recompute)
     least = min(layer.output_bytes for layer in workload.layers) * workload.microbatch_samples
     return ArrangedPathProblem(
         cluster.limited_network().transfer_s(least),

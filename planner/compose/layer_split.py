@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from planner.network.cluster import Cluster
@@ -66,6 +66,35 @@ def balanced_split(
         costs = stage_costs(workload, start, stop, with_head=j == head_stage, recompute=again[j])
         return math.inf if costs.need_bytes(1) > memory[j] else costs.busy_s(speed[j])
 
+    cuts = least_largest(stages, layers, seconds)
+    if cuts is None:
+        raise ProblemError(
+            f"no split of {layers} layers over {stages} stages fits the devices' memory, the "
+            f"smallest of which have {min(memory) / 1e9:.2f} GB; use more stages or larger devices"
+        )
+    return cuts
+
+
+def least_largest(
+    stages: int, layers: int, seconds: Callable[[int, int, int], float]
+) -> tuple[tuple[int, int], ...] | None:
+    """Contiguous ranges whose largest time is least, then the sum of their squares; exact.
+
+    Parameters
+    ----------
+    stages
+        S.
+    layers
+        To be cut into as many ranges.
+    seconds
+        Of a stage with the layers ``start`` to ``stop - 1``, all three given; infinite where it
+        may not have these.
+
+    Returns
+    -------
+    tuple[tuple[int, int], ...] or None
+        ``(start, stop)`` of every stage; None where there are none.
+    """
     # best[stop]: (largest time, sum of squares, cuts) of the stages so far over layers[:stop]
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
     for j in range(stages):
@@ -79,10 +108,4 @@ def balanced_split(
                 if stop not in after or found < after[stop]:
                     after[stop] = found
         best = after
-    if layers not in best:
-        raise ProblemError(
-            f"no split of {layers} layers over {stages} stages fits the devices' memory, the "
-            f"smallest of which have {min(memory) / 1e9:.2f} GB; use more stages or larger devices"
-        )
-    cuts = best[layers][2]
-    return tuple(pairwise(cuts))
+    return tuple(pairwise(best[layers][2])) if layers in best else None

@@ -12,19 +12,17 @@ from planner.compose.bounds import step_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
-from planner.compose.pricing import compute_times, priced, straight_plan
+from planner.compose.pricing import straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
-from planner.compose.skipping import paths_certificate, skipping_schedules
+from planner.compose.skipping_plan import skipping_plan
 from planner.compose.whole_bound import whole_bound
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.problems.answers import PathPlan
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import (
-    MaxIterations,
     StoppingCriterion,
     StopRun,
     started,
@@ -32,9 +30,6 @@ from planner.search.stop import (
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
-
-ARRANGING, SKIPPING, FULL = 0.25, 0.55, 0.2
-"""Shares of the limit for the arrangement, the skipping paths and the full ones, at least."""
 
 GLANCE = 0.5
 """Share of the limit for a look at every shape; the winner gets the rest."""
@@ -153,28 +148,8 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
 
 
 def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:
-    """Arranged for full pipelines (SkipPipe, 3.2), then paths searched on that."""
-    arranged = arrange(question, shape, stop.portion(ARRANGING))
-    shares = ((SKIPPING, SKIPPING / (SKIPPING + FULL)), (FULL, 1.0))
-
-    def next_stop(before: Sequence[Result[PathPlan]]) -> StoppingCriterion:
-        reasons = [arranged.certificate.stop_reason, *(result.stop_reason for result in before)]
-        if "interrupted" in reasons:
-            return MaxIterations(0)  # its first paths will do
-        share, of_rest = shares[len(before)]
-        return stop.portion(share, max(share * stop.seconds(), of_rest * run.remaining_s))
-
-    times = compute_times(question, shape, arranged.assignment)
-    schedules, solved = skipping_schedules(question, shape, arranged.assignment, times, next_stop)
-    made = priced(question, shape, arranged.assignment, times, schedules)
-    paths = paths_certificate(question, made, solved, run)
-    return _Draft(
-        made,
-        shape,
-        {"assignment": arranged.certificate, "paths": paths},
-        f"{arranged.certificate.method}, paths {paths.method}",
-        f"paths: {paths.stop_reason}",
-    )
+    """Paths that skip stages, on the best arrangement and layers that were tried."""
+    return _Draft(*skipping_plan(question, shape, stop, run))
 
 
 def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:

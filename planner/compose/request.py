@@ -12,6 +12,7 @@ import numpy as np
 from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
+from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
 from planner.workload.boundary_codec import BoundaryCodec
@@ -20,6 +21,9 @@ from planner.workload.workload import Workload
 
 FULL_EVERY = 10
 """One iteration in so many is full (SkipPipe, 3.6)."""
+
+EVEN = "even"
+"""Instead of layers: as many in every stage."""
 
 
 class Order(enum.StrEnum):
@@ -62,9 +66,10 @@ class PlanRequest:
     stage_sizes
         Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
     stage_layers
-        Layers ``(start, stop)`` of every stage; by default searched, or in straight pipelines cut
-        evenly, or where devices differ in speed or memory so that the slowest stage is fastest and
-        memory holds.
+        Layers ``(start, stop)`` of every stage, or ``"even"``; by default searched, or in straight
+        pipelines cut evenly, or where devices differ in speed or memory so that the slowest stage
+        is fastest and memory holds. With ``path_stages`` cut evenly, or so that the slowest stage
+        is fastest, microbatches that skip it left out: what takes less time for a visited layer.
     recompute
         Stages whose F keeps their input only and whose B runs F again, or ``"all"`` or ``"none"``;
         by default searched, in straight pipelines none.
@@ -100,6 +105,8 @@ class PlanRequest:
         stages. Priced; the executor refuses it so far.
     method
         Of `planner.solve_assignment`.
+    path_method
+        Of `planner.solve_paths`, with ``path_stages``; ``"cbs"`` is the paper's.
     calibration
         Measured compute times; by default they follow from FLOPs.
     network_name
@@ -114,7 +121,7 @@ class PlanRequest:
     stages: int | Literal["auto"] | None = None
     pipelines: int | None = None
     stage_sizes: Sequence[int] | None = None
-    stage_layers: Sequence[tuple[int, int]] | None = None
+    stage_layers: Sequence[tuple[int, int]] | Literal["even"] | None = None
     recompute: Sequence[int] | Literal["all", "none"] | None = None
     microbatch_samples: int | None = None
     path_stages: int | None = None
@@ -128,6 +135,7 @@ class PlanRequest:
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
     method: str = "auto"
+    path_method: str = PathMethod.AUTO
     calibration: Calibration | None = None
     network_name: str = ""
     wiring: str | None = None
@@ -157,6 +165,7 @@ class PlanRequest:
             ),
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
+            "path_method": choice(PathMethod, "path_method", self.path_method),
             "head": None if self.head is None else choice(Head, "head", self.head),
             "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
         }
@@ -168,7 +177,7 @@ class PlanRequest:
             changes["stages"] = _whole_or_none("stages", self.stages)
         if self.stage_sizes is not None:
             changes["stage_sizes"] = _counts(self.stage_sizes)
-        if self.stage_layers is not None:
+        if self.stage_layers is not None and not self.even_layers:
             changes["stage_layers"] = _ranges(self.stage_layers)
         if isinstance(self.recompute, str) and self.recompute == "none":
             changes["recompute"] = ()
@@ -200,6 +209,11 @@ class PlanRequest:
                     f"{name} is {value} without path_stages; give path_stages, the number of "
                     "stages for full paths"
                 )
+        if self.path_method != PathMethod.AUTO:
+            raise ProblemError(
+                f"path_method '{self.path_method}' finds paths that skip stages; give path_stages, "
+                "or leave it out"
+            )
         if self.stages == "auto":
             for name in ("pipelines", "stage_layers"):
                 if getattr(self, name) is not None:
@@ -229,10 +243,11 @@ class PlanRequest:
                 continue
             if given is not None and self.fixed_stages is None:
                 raise ProblemError(f"{name} goes with a number of stages; give stages too")
-        if self.stage_layers is not None and len(self.stage_layers) != self.fixed_stages:
+        given = self.given_layers
+        if given is not None and len(given) != self.fixed_stages:
             raise ProblemError(
-                f"stage_layers lists {len(self.stage_layers)} stages but stages is {self.stages}; "
-                "leave stages out"
+                f"stage_layers lists {len(given)} stages but stages is {self.stages}; leave stages "
+                "out"
             )
 
     def _require_paths(self) -> None:
@@ -248,10 +263,20 @@ class PlanRequest:
                 f"stages is {self.stages} but stage_sizes lists {len(self.stage_sizes)}; leave "
                 "stages out"
             )
-        stages = self.stages if self.stage_sizes is None else len(self.stage_sizes)
+        stages = self.fixed_stages
+        layers = self.given_layers
+        if layers is not None and stages is not None and len(layers) != stages:
+            raise ProblemError(
+                f"stage_layers lists {len(layers)} stages but there are {stages}; list as many"
+            )
         if stages is not None and not 1 <= self.path_stages <= stages:
             raise ProblemError(
                 f"path_stages is {self.path_stages}; it must be 1 to the {stages} stages"
+            )
+        if self.path_method == PathMethod.STRAIGHT and self.path_stages != stages:
+            raise ProblemError(
+                f"path_method 'straight' visits all {stages} stages, found path_stages "
+                f"{self.path_stages}; take dtfm-skip"
             )
         every = self.full_every
         if every is not None and (every < 0 or every == 1):
@@ -261,8 +286,6 @@ class PlanRequest:
             )
         if self.max_swaps is not None and self.max_swaps < 0:
             raise ProblemError(f"max_swaps is {self.max_swaps}; it must be >= 0")
-        if self.stage_layers is not None:
-            raise ProblemError("stage_layers go with straight pipelines; leave out path_stages")
         if self.schedule != Order.EAGER_1F1B:
             raise ProblemError(
                 f"schedule '{self.schedule}' orders straight pipelines; leave it out with "
@@ -283,9 +306,22 @@ class PlanRequest:
     @property
     def fixed_stages(self) -> int | None:
         """The number of stages, where it is given."""
-        if self.stages is None and self.stage_layers is not None:
-            return len(self.stage_layers)
+        for given in (self.stage_sizes, self.given_layers):
+            if self.stages is None and given is not None:
+                return len(given)
         return None if self.stages == "auto" else self.stages
+
+    @property
+    def given_layers(self) -> tuple[tuple[int, int], ...] | None:
+        """``stage_layers``, where ranges are given."""
+        if self.stage_layers is None or self.even_layers:
+            return None
+        return _ranges(self.stage_layers)
+
+    @property
+    def even_layers(self) -> bool:
+        """Whether even ones are asked for."""
+        return isinstance(self.stage_layers, str) and self.stage_layers == EVEN
 
     @property
     def shares(self) -> Shares:
@@ -499,7 +535,8 @@ def _ranges(layers: Any) -> tuple[tuple[int, int], ...]:
         if isinstance(error, ProblemError):
             raise
         raise ProblemError(
-            f"stage_layers must list a range (start, stop) for every stage, found {layers!r}"
+            "stage_layers must list a range (start, stop) for every stage, or be 'even', found "
+            f"{layers!r}"
         ) from None
 
 

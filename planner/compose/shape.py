@@ -159,7 +159,7 @@ def layers_of(question: Question, stages: int) -> Layers:
     ProblemError
         They do not follow each other over all layers.
     """
-    asked, workload = question.request.stage_layers, question.workload
+    asked, workload = question.request.given_layers, question.workload
     if asked is None:
         return workload.even_split(stages)
     ends = [0, *(stop for _, stop in asked)]
@@ -238,7 +238,7 @@ def microbatches_of(workload: Workload, pipelines: int) -> int:
 def _sizes_for_paths(question: Question) -> tuple[int, ...]:
     """As given or equal; where neither will do, the message names sizes after SkipPipe's eq. 1."""
     request, n = question.request, len(question.cluster)
-    stages = request.stages
+    stages = request.fixed_stages
     if request.stage_sizes is not None:
         return tuple(request.stage_sizes)
     if not isinstance(stages, int):

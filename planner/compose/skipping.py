@@ -11,12 +11,13 @@ from planner.clock.simulator import simulate_cycle
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room
 from planner.network.cluster import Cluster, Devices
-from planner.problems import PathProblem, ProblemError
+from planner.problems import ArrangedPathProblem, GroupAveraging, PathProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, PathPlan
-from planner.search.certificate import Certificate
+from planner.search.certificate import Certificate, Status
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, StopRun
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 
@@ -33,6 +34,7 @@ def skipping_schedules(
     assignment: AssignmentPlan,
     times: ComputeTimes,
     next_stop: NextStop,
+    before: Sequence[Result[PathPlan]] = (),
 ) -> tuple[tuple[Schedule, ...], list[Result[PathPlan]]]:
     """One schedule for each kind of iteration in the cycle, and what the path solver said of it.
 
@@ -48,6 +50,8 @@ def skipping_schedules(
         Seconds of every device on its stage.
     next_stop
         Called for the stopping rule of each search.
+    before
+        Results of an earlier search of the same schedules, to go on from.
 
     Returns
     -------
@@ -72,12 +76,16 @@ def skipping_schedules(
         questions.append(usual.replace(path_stages=shape.stages, max_swaps=0))
     solved: list[Result[PathPlan]] = []
     schedules = []
-    for asked in questions:
-        result = solve_paths(asked, next_stop(solved), question.seed)
+    method = question.request.path_method
+    for k, asked in enumerate(questions):
+        first = before[k].plan if before else None
+        result = solve_paths(asked, next_stop(solved), question.seed, method, first)
         if result.plan is None:
+            remedy = "give stages more devices, or devices more memory"
+            if result.status != Status.INFEASIBLE:
+                remedy = f"'{method}' found none; give it more effort, or take 'auto'"
             raise ProblemError(
-                f"no paths of {asked.path_stages} stages: {result.stop_reason}; give stages more "
-                "devices, or devices more memory"
+                f"no paths of {asked.path_stages} stages: {result.stop_reason}; {remedy}"
             )
         solved.append(result)
         schedules.append(
@@ -123,9 +131,52 @@ def path_problem(
         max_swaps=request.swaps,
         live_memory=True,
         queueing=True,
+        stage_layers=shape.layers,
+        recompute=shape.recompute,
     )
     return problem.replace(
         forward_s=times.forward_s, backward_s=times.backward_s, head_s=times.head_s
+    )
+
+
+def arranged_problem(question: Question, shape: Shape) -> ArrangedPathProblem:
+    """`path_problem` with the arrangement open, stages of their sizes, averaging in the objective.
+
+    Compute times are those by FLOPs: what was measured is known for one stage a device.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what.
+    shape
+        Stages, layers and microbatches.
+
+    Returns
+    -------
+    ArrangedPathProblem
+        A round of equal shares a stage counts as the clock counts it.
+    """
+    cluster, workload, request = question.cluster, question.workload, question.request
+    assert request.path_stages is not None
+    wire = Codec(request.codec).wire_ratio
+    vectors = [costs.gradient_bytes * wire for costs in shape.costs(workload)]
+    problem = ArrangedPathProblem.from_workload(
+        cluster,
+        workload,
+        shape.sizes,
+        path_stages=request.path_stages,
+        microbatches_per_start=shape.microbatches // shape.starts,
+        max_swaps=request.swaps,
+        live_memory=True,
+        queueing=True,
+        stage_layers=shape.layers,
+        recompute=shape.recompute,
+    )
+    most = shape.microbatches if request.in_flight is None else request.in_flight
+    return problem.replace(
+        memory=np.minimum(problem.memory, most),
+        fixed_sizes=True,
+        averaging=GroupAveraging.of(cluster, vectors),
     )
 
 

@@ -28,6 +28,7 @@ from planner.mapf.moves import (
     sort_path,
     too_many_swaps,
 )
+from planner.mapf.stage_spans import fill_rounds, longest_span
 from planner.search.rng import next_below, next_unit
 
 
@@ -307,18 +308,27 @@ def keep_best(walk: Walk) -> None:
 
 
 @njit(cache=True, nogil=True)
-def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
+def objective(num: Numbers, rules: Rules, state: State, rounds: Floats, makespan: float) -> float:
+    """The makespan, or where averaging counts the longest span of a stage."""
+    if len(rounds) == 0 or makespan >= LATE:
+        return makespan
+    return longest_span(num, rules, state, rounds)
+
+
+@njit(cache=True, nogil=True)
+def anneal(walk: Walk, cycle: Cycle, best_value: float) -> float:
     """Anneal in place; keep the best in ``walk.best``.
 
     Parameters
     ----------
-    best_makespan
-        Of ``walk.best``, seconds; infinite if there is none yet.
+    best_value
+        The objective of ``walk.best``, seconds; infinite if there is none yet. It is the makespan,
+        or where averaging counts the longest span of a stage.
 
     Returns
     -------
     float
-        The smallest makespan so far, ``best_makespan`` at most.
+        The smallest so far, ``best_value`` at most.
     """
     num, rules, use = walk.setting.num, walk.setting.rules, walk.use
     now, trial, word = walk.now, walk.trial, walk.word
@@ -326,7 +336,11 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
     steps, size = now.begin.shape[1], now.begin.size
     makespan = timed(num, now, pull, LATE)
     mean = mean_end(num, now)
-    cost = makespan + smooth * mean
+    averaging = walk.setting.averaging
+    rounds, trial_rounds = np.zeros(len(averaging.vector)), np.zeros(len(averaging.vector))
+    fill_rounds(averaging, rules, now.device_of, rounds)
+    value = objective(num, rules, now, rounds, makespan)
+    cost = value + smooth * mean
     critical = np.empty(size, dtype=np.int64)
     found = trace(num, now, makespan, critical)
     copy_rows(now, trial)
@@ -339,10 +353,12 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
             at = next_below(word, size)
         b = at // steps
         c, one, other, rerouted = b, -1, -1, False
+        trial_rounds[:] = rounds
         if cycle.rearrange > 0.0 and next_unit(word) < cycle.rearrange:
             one, other = rearrange(walk, at)
             if one < 0:
                 continue
+            fill_rounds(averaging, rules, now.device_of, trial_rounds)
         else:
             c = propose(rules, use, now, trial, word, cycle, at)
             if c < 0:
@@ -353,9 +369,12 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
                 rerouted = settle(num, rules, now, trial, c) or rerouted
         # Metropolis: draw the threshold first, so that a hopeless decoding ends early
         threshold = cost - heat * np.log(1.0 - next_unit(word))
-        value = timed(num, trial, pull, threshold - smooth * 0.9 * mean)
-        new_mean = mean_end(num, trial) if value < LATE else mean
-        if value >= LATE or value + smooth * new_mean > threshold:
+        # stage 0 does the first F and the last B of all, and then its round
+        closing = trial_rounds[0] if len(trial_rounds) > 0 else 0.0
+        span = timed(num, trial, pull, threshold - smooth * 0.9 * mean - closing)
+        new_mean = mean_end(num, trial) if span < LATE else mean
+        value = objective(num, rules, trial, trial_rounds, span)
+        if span >= LATE or value + smooth * new_mean > threshold:
             if one >= 0:
                 undo_rearrange(walk, one, other)
             copy_row(now, trial, b)
@@ -372,9 +391,10 @@ def anneal(walk: Walk, cycle: Cycle, best_makespan: float) -> float:
             # the list of times that is followed is that of the schedule itself
             now.nudge[:] = now.begin
             trial.nudge[:] = now.begin
-        cost, mean, makespan = value + smooth * new_mean, new_mean, value
-        found = trace(num, now, makespan, critical)
-        if makespan < best_makespan:
-            best_makespan = makespan
+        cost, mean = value + smooth * new_mean, new_mean
+        rounds[:] = trial_rounds
+        found = trace(num, now, span, critical)
+        if value < best_value:
+            best_value = value
             keep_best(walk)
-    return best_makespan
+    return best_value

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.mapf.arranged_bounds import arranged_bound
-from planner.mapf.arrays import Ints, PathArrays
+from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.compile import compile_kernels
 from planner.mapf.device_exchange import DeviceNumbers
 from planner.mapf.dispatch import plan_of
@@ -23,6 +23,7 @@ from planner.mapf.exact import Exact
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.search import Search, SearchParams, first_plans
 from planner.mapf.solve import improve, inner_run, steps_per_effort
+from planner.mapf.stage_spans import Averaging, span_of
 from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
@@ -71,6 +72,8 @@ def arrange_paths(
 ) -> Result[ArrangedPathPlan]:
     """Which device holds which stage, and paths over them, with the smallest makespan.
 
+    Where the problem has averaging, with the shortest span of the longest stage.
+
     Parameters
     ----------
     stop, seed
@@ -96,7 +99,7 @@ def arrange_paths(
     given = [] if first is None else [_groups(first)]
     arrays, reason = _first_possible(problem, itertools.chain(given, _arrangements(problem)))
     run = started(stop, steps_per_effort(arrays))
-    best = PathIncumbent(
+    best = _Arranged(
         arrays.with_vacancies(0 if problem.fixed_sizes else PARAMS.vacancies),
         run,
         problem,
@@ -115,6 +118,21 @@ def arrange_paths(
     return _answer(problem, best, best.result())
 
 
+class _Arranged(PathIncumbent):
+    """The best by the problem's objective, which need not be the makespan."""
+
+    problem: ArrangedPathProblem
+
+    def offer_times(
+        self, paths: Ints, begin: Floats, makespan: float, device_of: Ints | None = None
+    ) -> bool:
+        at = self._first if device_of is None else device_of
+        value = makespan
+        if self.problem.averaging is not None and math.isfinite(makespan):
+            value = span_of(self.problem, self.arrays, paths, begin, at)
+        return super().offer_times(paths, begin, value, at)
+
+
 def _groups(first: Sequence[Sequence[int]]) -> list[list[int]]:
     try:
         return [list(group) for group in first]
@@ -131,7 +149,8 @@ def _search(
     seed: int,
     params: ArrangeParams,
 ) -> None:
-    search = Search(best.arrays, best, seed, params.search, _device_numbers(problem))
+    averaging = Averaging.of(problem)
+    search = Search(best.arrays, best, seed, params.search, _device_numbers(problem), averaging)
     while run.check() is None and best.arrays.path_stages > 1:
         for share in (params.exploring, params.rearranging):
             if run.paced_by_time:
@@ -281,7 +300,9 @@ def _paths_alone(
     inner = inner_run(run, 1.0)
     found = PathIncumbent(PathArrays.of(at), inner, at, seed=seed)
     device_of = best.device_of
-    found.offer_times(device_of[best.rows], best.times, best.objective)
+    rows = device_of[best.rows]
+    ends = best.times[:, -1] + found.arrays.backward[rows[:, 0]]
+    found.offer_times(rows, best.times, float(ends.max()))
     search = Search(found.arrays, found, seed)
     search.settled = True
     try:

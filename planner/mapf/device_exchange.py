@@ -15,6 +15,7 @@ from numba import njit
 from planner.mapf.arrays import Floats, Ints, PathArrays
 from planner.mapf.dispatch import Numbers
 from planner.mapf.moves import Rules, Use, Word, place_of
+from planner.mapf.stage_spans import Averaging
 from planner.search.rng import next_below
 
 
@@ -65,11 +66,14 @@ class Setting(NamedTuple):
         Numbers and limits of the roles, with the devices that fill them now.
     devices
         What every device would bring to every stage; never changed.
+    averaging
+        What a stage's round takes with the devices there; it may count for nothing.
     """
 
     num: Numbers
     rules: Rules
     devices: DeviceNumbers
+    averaging: Averaging
 
 
 @njit(cache=True, nogil=True)

@@ -97,7 +97,8 @@ class PathIncumbent(Incumbent[TimedPaths]):
         found: Result[Any] = self.result()
         return found
 
-    def _timed(self, plan: PathPlan) -> TimedPaths:
+    def begins(self, plan: PathPlan) -> Floats:
+        """Start of each step of a plan's paths, one row per microbatch."""
         length = self.arrays.path_stages
         begin = np.zeros((self.arrays.microbatches, self.arrays.steps))
         for op in plan.ops:
@@ -107,5 +108,8 @@ class PathIncumbent(Incumbent[TimedPaths]):
                 place = plan.paths[op.microbatch].index(op.device)
                 step = place if op.kind == "F" else 2 * length - place
             begin[op.microbatch, step] = op.start_s
+        return begin
+
+    def _timed(self, plan: PathPlan) -> TimedPaths:
         rows = np.array(plan.paths, dtype=np.int64).reshape(len(plan.paths), -1)
-        return TimedPaths(rows, begin, self._first)
+        return TimedPaths(rows, self.begins(plan), self._first)

@@ -29,6 +29,7 @@ from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
 from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import Rules, Use, Word
+from planner.mapf.stage_spans import Averaging
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,14 @@ class Worker:
         rng: np.random.Generator,
         devices: DeviceNumbers | None,
         params: SearchParams,
+        averaging: Averaging | None = None,
     ) -> None:
         self.arrays = arrays
         self.params = params
         self.rng = rng
         numbers = devices or DeviceNumbers.fixed(arrays)
-        self.setting = Setting(Numbers.of(arrays), Rules.of(arrays), numbers)
+        rounds = averaging or Averaging.none()
+        self.setting = Setting(Numbers.of(arrays), Rules.of(arrays), numbers, rounds)
         self.free = devices is not None
         self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
@@ -161,6 +164,8 @@ class Search:
         All cycles work on the incumbent: it has a structure that random starts do not find.
     devices
         Where the arrangement is free: what each device would bring to each stage.
+    averaging
+        Where it counts: what a stage's round takes.
     """
 
     def __init__(
@@ -170,12 +175,13 @@ class Search:
         seed: int,
         params: SearchParams | None = None,
         devices: DeviceNumbers | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         self.arrays = arrays
         self.incumbent = incumbent
         self.params = params or SearchParams()
         rngs = np.random.default_rng(seed).spawn(self.params.workers)
-        self.workers = [Worker(arrays, rng, devices, self.params) for rng in rngs]
+        self.workers = [Worker(arrays, rng, devices, self.params, averaging) for rng in rngs]
         size = arrays.microbatches * arrays.steps
         share = self.params.work // (size * arrays.microbatches)
         self.moves = min(self.params.most_moves, max(16, share))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from planner.mapf.arrays import Ints, PathArrays
 from planner.mapf.baselines import (
@@ -18,11 +20,14 @@ from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import PathSearch
 from planner.mapf.compile import compile_kernels
 from planner.mapf.exact import Exact
+from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
+from planner.mapf.moves import count_swaps, in_order
 from planner.mapf.search import Search, SearchParams, first_plans
-from planner.mapf.waves import in_turn, offer_waves, repeats_evenly, wave_problem
+from planner.mapf.waves import even, in_turn, offer_waves, repeats_evenly, wave_problem
 from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
+from planner.problems.path_method import PathMethod
 from planner.problems.quantities import of_kind
 from planner.search.certificate import Status
 from planner.search.result import Result
@@ -47,6 +52,8 @@ class PathParams:
         Microbatches up to which several waves are not built from one.
     wave
         Share of the limit for the first wave.
+    cbs_waves
+        ``cbs``: shares of what is left of the limit for the smallest and the largest wave.
     annealing
         Share of a limit in seconds for annealing before CP-SAT begins.
     settled_annealing
@@ -77,6 +84,7 @@ class PathParams:
 
     few: int = 12
     wave: float = 0.35
+    cbs_waves: tuple[float, float] = (0.2, 0.7)
     annealing: float = 0.25
     settled_annealing: float = 0.6
     short_annealing_s: float = 6.0
@@ -101,25 +109,9 @@ LEAST_EFFORT = 1e-3
 """A neighbourhood is never counted as less, so that every loop ends."""
 
 ITERATIONS_PER_EFFORT = 9.0
-NODES_PER_EFFORT = 500.0
-"""Annealing iterations of full size, and nodes of ``cbs``, in a unit of effort."""
-
-
-class PathMethod(enum.StrEnum):
-    """How to find paths.
-
-    ``straight`` is DT-FM's pipeline, ``dtfm-skip`` its skipping (Appendix B.1), ``no-tc2`` the
-    choice of paths that ignores collisions, ``reuse`` the paths of one wave for one wave after the
-    other (Appendix D.1), ``cbs`` the paper's conflict-based search (Algorithm 1), its paths
-    dispatched first in, first out; UNKNOWN if the limit comes before its first valid paths.
-    """
-
-    AUTO = "auto"
-    STRAIGHT = "straight"
-    DTFM_SKIP = "dtfm-skip"
-    NO_TC2 = "no-tc2"
-    REUSE = "reuse"
-    CBS = "cbs"
+NODES_PER_EFFORT, NODE_AGENTS, NODE_STAGES = 1500.0, 24, 4
+"""Annealing iterations of full size, and nodes of ``cbs`` with so many agents on paths of so many
+stages, in a unit of effort."""
 
 
 def solve_paths(
@@ -127,6 +119,7 @@ def solve_paths(
     stop: StoppingCriterion,
     seed: int = 0,
     method: str | PathMethod = PathMethod.AUTO,
+    first: PathPlan | None = None,
 ) -> Result[PathPlan]:
     """Paths under CC1, CC2, CC3 and TC1 and a schedule under TC2 with the smallest makespan.
 
@@ -140,6 +133,9 @@ def solve_paths(
         Of the random generators.
     method
         See `PathMethod`.
+    first
+        Paths of this problem to begin with, in the order of their times, such as those of a
+        shorter solve; with ``auto`` only. They are improved in place of other starts.
 
     Returns
     -------
@@ -157,6 +153,8 @@ def solve_paths(
     Networks, 2025, sections 3 and 4.
     """
     of_kind(PathProblem, problem)
+    if first is not None:
+        of_kind(PathPlan, first, "first")
     try:
         chosen = PathMethod(method)
     except ValueError:
@@ -166,7 +164,7 @@ def solve_paths(
     started(stop)  # refused before the kernels are compiled
     compile_kernels()
     arrays = PathArrays.of(problem)
-    per_effort = NODES_PER_EFFORT if chosen is PathMethod.CBS else steps_per_effort(arrays)
+    per_effort = (nodes_per_effort if chosen is PathMethod.CBS else steps_per_effort)(arrays)
     run = started(stop, per_effort)
     incumbent = PathIncumbent(arrays, run, problem, method=chosen, seed=seed)
     reason = arrays.impossible()
@@ -174,13 +172,14 @@ def solve_paths(
         found: Result[Any] = incumbent.without_plan(Status.INFEASIBLE, reason)
         return found
     with run.interruptible():
-        if chosen is PathMethod.AUTO:
+        if chosen is PathMethod.AUTO and (first is None or not _begun(arrays, incumbent, first)):
+            first = None
             first_plans(arrays, incumbent)
         raise_simple_bound(arrays, incumbent)
         if chosen is PathMethod.AUTO:
-            _auto(problem, arrays, incumbent, run, seed)
+            _auto(problem, arrays, incumbent, run, seed, settled=first is not None)
         elif chosen is PathMethod.CBS:
-            PathSearch(arrays, incumbent, run).search()
+            _conflict_based(problem, arrays, incumbent, run, seed)
         elif chosen is PathMethod.REUSE:
             _reuse(problem, arrays, incumbent, run, seed)
         else:
@@ -198,6 +197,24 @@ def steps_per_effort(arrays: PathArrays) -> float:
     params = SearchParams()
     size = arrays.microbatches * arrays.steps * arrays.microbatches
     return ITERATIONS_PER_EFFORT * max(1.0, params.work / (params.most_moves * size))
+
+
+def nodes_per_effort(arrays: PathArrays) -> float:
+    """Nodes of ``cbs`` in one unit of `planner.search.stop.Effort`: routes of long paths are many.
+
+    Parameters
+    ----------
+    arrays
+        Of the problem.
+
+    Returns
+    -------
+    float
+        At least one.
+    """
+    agents = min(1.0, NODE_AGENTS / arrays.microbatches)
+    stages = min(1.0, NODE_STAGES / arrays.path_stages) ** 6
+    return max(1.0, NODES_PER_EFFORT * agents * stages)
 
 
 def raise_simple_bound(arrays: PathArrays, incumbent: PathIncumbent) -> None:
@@ -244,13 +261,16 @@ def _auto(
     run: StopRun,
     seed: int,
     params: PathParams = PARAMS,
+    *,
+    settled: bool = False,
 ) -> None:
     """Annealing, then CP-SAT: the whole model for the bound, neighbourhoods for the plan."""
     # F, H and B of one device without transfers: any order without gaps is best
     if run.check() is not None or arrays.path_stages == 1:
         return
     search = Search(arrays, incumbent, seed)
-    wave = wave_problem(problem)
+    search.settled = settled
+    wave = None if settled else wave_problem(problem)
     if wave is not None and arrays.microbatches > params.few:
         best = _solve_wave(wave, run, seed, params.wave)
         offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
@@ -258,6 +278,52 @@ def _auto(
         if run.check() is not None:
             return
     improve(search, Exact(problem, arrays, incumbent, seed), run, params)
+
+
+def _begun(arrays: PathArrays, incumbent: PathIncumbent, first: PathPlan) -> bool:
+    """Offer given paths, dispatched anew in the order of their times; whether that could be."""
+    shape = (arrays.microbatches, arrays.path_stages)
+    rows = np.array([path for path in first.paths if len(path) == shape[1]], dtype=np.int64)
+    fits = rows.shape == shape and rows.min() >= 0 and rows.max() < len(arrays.stage)
+    fits = fits and bool((rows[:, 0] == arrays.starts).all()) and even(arrays, rows)
+    used = np.bincount(rows.ravel(), minlength=len(arrays.room)) if fits else arrays.room
+    if not fits or (used > arrays.room).any():
+        return False
+    swaps = [count_swaps(row, arrays.stage) for row in rows]
+    if not all(in_order(row, arrays.stage, arrays.max_swaps) for row in rows):
+        return False
+    if sum(swaps) > arrays.max_total_swaps:
+        return False
+    makespan, begin = scheduled(arrays, rows, incumbent.begins(first), FOLLOW)
+    incumbent.offer_times(rows, begin, makespan)
+    return incumbent.plan is not None
+
+
+def _conflict_based(
+    problem: PathProblem,
+    arrays: PathArrays,
+    incumbent: PathIncumbent,
+    run: StopRun,
+    seed: int,
+    params: PathParams = PARAMS,
+) -> None:
+    """Algorithm 1; an iteration of several waves begins with the paths of one, repeated (D.1).
+
+    First those of the smallest wave, whose paths are there soon, then of the largest.
+    """
+    found = (wave_problem(problem, 1), wave_problem(problem))
+    waves = {wave.microbatches_per_start: wave for wave in found if wave is not None}
+    # where there is only one size, it gets the larger share
+    for wave, share in zip(waves.values(), params.cbs_waves[-len(waves) :], strict=False):
+        inner = inner_run(run, share, replace(params, inner_iterations=sys.maxsize))
+        own = PathArrays.of(wave)
+        best = PathIncumbent(own, inner, wave, seed=seed)
+        PathSearch(own, best, inner).search()
+        run.update(inner.iterations)
+        if best.plan is not None:
+            offer_waves(arrays, incumbent, best.rows, best.times, best.objective)
+    if run.check() is None:
+        PathSearch(arrays, incumbent, run).search()
 
 
 def _baseline(problem: PathProblem, arrays: PathArrays, method: PathMethod) -> Ints:

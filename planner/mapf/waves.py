@@ -6,6 +6,8 @@ every microbatch let in as soon as memory allows it is a starting point for the 
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from planner.mapf.arrays import Floats, Ints, PathArrays
@@ -15,17 +17,23 @@ from planner.mapf.incumbent import PathIncumbent
 from planner.problems import PathProblem
 
 
-def wave_problem(problem: PathProblem) -> PathProblem | None:
+def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem | None:
     """The problem of one wave, the largest that divides the iteration; None if it is no smaller.
 
     TC1 holds in it as a count of paths.
+
+    Parameters
+    ----------
+    problem
+        An iteration.
+    most
+        Microbatches of the wave from a start device, at most.
     """
     each = problem.microbatches_per_start
     if not problem.live_memory:
         return None
-    for size in range(
-        min(each - 1, int(problem.memory[list(problem.stage_devices[0])].min())), 0, -1
-    ):
+    room = int(problem.memory[list(problem.stage_devices[0])].min())
+    for size in range(min(each - 1, room, most), 0, -1):
         cap = problem.max_total_swaps
         wave = problem.replace(
             microbatches_per_start=size,

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
 from planner.problems.error import ProblemError
+from planner.problems.group_averaging import GroupAveraging
 from planner.problems.paths import (
     PathProblem,
     link_matrix,
@@ -18,7 +19,7 @@ from planner.problems.paths import (
     transfer_matrix,
     truth,
 )
-from planner.problems.quantities import per_item, whole
+from planner.problems.quantities import of_kind, per_item, whole
 from planner.problems.stage_numbers import StageNumbers
 from planner.workload.workload import Workload
 
@@ -47,6 +48,10 @@ class ArrangedPathProblem:
         Seconds of H: a scalar, or one per device.
     memory
         m of TC1: a scalar, one per device, or ``[stages, N]``.
+    averaging
+        None: the objective is the makespan, as the paper's. Otherwise it is the longest that any
+        stage takes from the start of its first F to the end of its last B, and then for its round:
+        about what a step takes where nothing waits for all stages.
     """
 
     transfer_s: Floats
@@ -62,6 +67,7 @@ class ArrangedPathProblem:
     max_total_swaps: int | None
     fixed_sizes: bool
     link_s: Floats | None
+    averaging: GroupAveraging | None
 
     def __init__(
         self,
@@ -78,6 +84,7 @@ class ArrangedPathProblem:
         max_total_swaps: int | None = None,
         fixed_sizes: bool = False,
         link_s: ArrayLike | None = None,
+        averaging: GroupAveraging | None = None,
     ) -> None:
         transfer = transfer_matrix(transfer_s)
         n = len(transfer)
@@ -116,6 +123,7 @@ class ArrangedPathProblem:
             ("max_total_swaps", max_total_swaps),
             ("fixed_sizes", truth("fixed_sizes", fixed_sizes)),
             ("link_s", link_matrix(link_s, transfer)),
+            ("averaging", _averaging(averaging, shape)),
         )
         for field, value in fields:
             object.__setattr__(self, field, value)
@@ -141,9 +149,12 @@ class ArrangedPathProblem:
         max_swaps: int = 1,
         live_memory: bool = False,
         queueing: bool = False,
+        stage_layers: Sequence[tuple[int, int]] | None = None,
+        recompute: Sequence[bool] = (),
     ) -> ArrangedPathProblem:
         """The problem of a cluster; numbers as in `PathProblem.from_assignment`."""
-        numbers = StageNumbers.of(cluster, workload, len(stage_sizes))
+        layers = stage_layers or workload.even_split(len(stage_sizes))
+        numbers = StageNumbers.of(cluster, workload, layers, recompute)
         return cls(
             numbers.transfer_s,
             stage_sizes,
@@ -210,6 +221,20 @@ class ArrangedPathProblem:
         """A copy with some of the constructor's fields changed."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return ArrangedPathProblem(**{**fields, **changes})
+
+
+def _averaging(value: Any, shape: tuple[int, int]) -> GroupAveraging | None:
+    """Of as many stages and devices."""
+    if value is None:
+        return None
+    given = of_kind(GroupAveraging, value, "averaging")
+    found = len(given.vector_bytes), len(given.line_s_per_byte)
+    if found != shape:
+        raise ProblemError(
+            f"averaging must be of {shape[0]} stages and {shape[1]} devices, found {found[0]} and "
+            f"{found[1]}"
+        )
+    return given
 
 
 def _form(value: Any) -> str:

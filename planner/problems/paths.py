@@ -243,13 +243,18 @@ class PathProblem:
         max_swaps: int = 1,
         live_memory: bool = False,
         queueing: bool = False,
+        stage_layers: Sequence[tuple[int, int]] | None = None,
+        recompute: Sequence[bool] = (),
     ) -> PathProblem:
-        """The problem of an arrangement: layers cut evenly, compute times by FLOPs.
+        """The problem of an arrangement: compute times by FLOPs.
 
         ``memory`` defaults to the microbatches that each device's memory holds beside its stage.
         With ``queueing`` a link is busy for a message's bytes over its bandwidth (``link_s``).
+        ``stage_layers`` are ranges ``(start, stop)``, by default even ones; stages that
+        ``recompute`` run F again in B, by default none.
         """
-        numbers = StageNumbers.of(cluster, workload, len(assignment.groups))
+        layers = stage_layers or workload.even_split(len(assignment.groups))
+        numbers = StageNumbers.of(cluster, workload, layers, recompute)
         stage = np.empty(len(cluster), dtype=np.int64)
         for j, group in enumerate(assignment.groups):
             stage[list(group)] = j

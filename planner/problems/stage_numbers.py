@@ -15,7 +15,7 @@ from planner.workload.workload import Workload
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """Layers cut evenly, compute times by FLOPs, memory beside the stage's parameters.
+    """Compute times by FLOPs, memory beside the stage's parameters; the head in stage 0.
 
     Attributes
     ----------
@@ -44,10 +44,10 @@ class StageNumbers:
         cls,
         cluster: Cluster,
         workload: Workload,
-        stages: int,
+        split: Sequence[tuple[int, int]],
         recompute: Sequence[bool] = (),
     ) -> StageNumbers:
-        """For ``stages`` equal cuts of a workload on a cluster.
+        """For a workload that is cut into stages, on a cluster.
 
         Parameters
         ----------
@@ -55,8 +55,8 @@ class StageNumbers:
             N devices.
         workload
             What is trained.
-        stages
-            Number of equal cuts.
+        split
+            Layers ``(start, stop)`` of every stage.
         recompute
             Per stage, whether it recomputes its activations; empty: none does.
 
@@ -69,8 +69,6 @@ class StageNumbers:
         ------
         NetworkError
             A pair was not measured.
-        ValueError
-            More stages than layers.
 
         References
         ----------
@@ -78,10 +76,9 @@ class StageNumbers:
         Networks" (2025), section 3.1.
         """
         cluster.network.require_complete()
-        shape = (stages, len(cluster))
+        shape = (len(split), len(cluster))
         forward, backward, last = np.empty(shape), np.empty(shape), np.empty(shape)
         memory = np.empty(shape, dtype=np.int64)
-        split = workload.even_split(stages)
         for j, costs in enumerate(split_costs(workload, split, 0, recompute)):
             for d, flops in enumerate(cluster.flops.tolist()):
                 forward[j, d], backward[j, d] = costs.forward_s(flops), costs.backward_s(flops)

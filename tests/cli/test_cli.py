@@ -337,6 +337,34 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "the plan has schedules 0 to 1" in capsys.readouterr().err
 
 
+def test_plan_with_the_papers_paths_and_given_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by the paper's search, in stages of unlike numbers of layers, saved and valid."""
+    path = tmp_path / "plan.json"
+    argv = [
+        *SKIPPING,
+        "--workload",
+        "gpt2-small",
+        "--path-method",
+        "cbs",
+        "--no-pictures",
+        "--json",
+    ]
+    assert main([*argv, "--stage-layers", "1,3,4,4", "--out", str(path)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    plan = load_plan(path)
+    assert check(plan) == [] and plan.certificates["paths"].method == "cbs"
+    assert plan.stage_layers == ((0, 1), (1, 4), (4, 8), (8, 12))
+    layers = [sum((1, 3, 4, 4)[plan.stage_of[d]] for d in p) for p in plan.schedules[0].paths]
+    mean = (3 * sum(layers) / len(layers) + 12) / 4
+    assert data["visited_layers"] == pytest.approx(mean)
+    assert main([*argv, "--stage-layers", "1,3,4", "--out", str(path)]) == 2
+    assert "stage_layers lists 3 stages but there are 4" in capsys.readouterr().err
+    assert main([*argv, "--stage-layers", "2,3,4,4", "--out", str(path)]) == 2
+    assert "stage_layers must be 4 ranges that follow each other" in capsys.readouterr().err
+
+
 def test_paths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Options change the file's fields, other entries are named, the result is written."""
     out = tmp_path / "paths.json"

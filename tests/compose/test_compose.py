@@ -311,7 +311,9 @@ def test_skipping_plan_follows_skippipe() -> None:
 def test_skipping_plan_is_what_the_path_solver_found() -> None:
     """Its compute times exactly, its makespan where transfers follow its rule, its bound."""
     cluster = symmetric_cluster(6, 3)
-    plan = skipping_plan(cluster, full_every=0).plan
+    # in the order of the method, which takes no effort
+    fixed: dict[str, Any] = {"full_every": 0, "stage_layers": "even", "path_method": "no-tc2"}
+    plan = skipping_plan(cluster, **fixed).plan
     assert plan is not None and plan.cycle == (0,)
     problem = pl.PathProblem.from_assignment(
         cluster,
@@ -324,16 +326,16 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
     assert plan.compute_times.forward_s == tuple(problem.forward_s)
     assert plan.compute_times.backward_s == tuple(problem.backward_s)
     assert plan.compute_times.head_s == tuple(problem.head_s)
-    solved = pl.solve_paths(problem, QUICK.portion(0.55))
+    solved = pl.solve_paths(problem, QUICK, method="no-tc2")
     assert solved.plan is not None
     assert pl.check(solved, problem) == []
     assert solved.plan.paths == plan.schedules[0].paths
     certificate = plan.certificates["paths"]
-    assert certificate.objective == pytest.approx(solved.objective, rel=1e-9)
+    assert certificate.objective == pytest.approx(solved.objective, rel=1e-4)
     assert certificate.bound == pytest.approx(solved.bound, rel=1e-9)
-    assert pl.simulate(plan).makespan_s == pytest.approx(solved.objective, rel=1e-9)
+    assert pl.simulate(plan).makespan_s == pytest.approx(solved.objective, rel=1e-4)
     # with directions apart the simulator's figure counts, and the solver's stays in the certificate
-    uneven = skipping_plan(cluster_of(6, 3), full_every=0).plan
+    uneven = skipping_plan(cluster_of(6, 3), **fixed).plan
     assert uneven is not None
     assert uneven.predicted.pipeline_s != pytest.approx(
         uneven.certificates["paths"].objective, rel=1e-3
@@ -341,7 +343,7 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
     assert pl.check(uneven) == []
     # devices' own limits slow the transfers of both
     devices = pl.Devices(1e9, 16e9, upload_bytes_per_s=[1e4, 1e5, 1e5, 1e6, 1e6, 1e6])
-    limited = skipping_plan(pl.Cluster(cluster.network, devices), full_every=0).plan
+    limited = skipping_plan(pl.Cluster(cluster.network, devices), **fixed).plan
     assert limited is not None
     assert limited.predicted.pipeline_s > 1.1 * plan.predicted.pipeline_s
     assert pl.check(limited) == []
@@ -363,7 +365,9 @@ def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, ti
     question = Question(cluster, workload, request)
     shape = shape_of(question)
     averaging = one_round(question, shape)
-    bound = cycle_bound_s(cluster, workload, sizes, 3, lengths, averaging) * (1 - ROUNDING)
+    bound = cycle_bound_s(cluster, workload, sizes, 3, lengths, averaging, shape.layers) * (
+        1 - ROUNDING
+    )
     steps = []
     for a, b, c, d in permutations(range(4)):
         if a < b:
@@ -477,7 +481,7 @@ def test_measured_times_serve_paths_too() -> None:
     later = result.plan.assignment.groups[1][0]
     assert result.plan.compute_times.forward_s[later] == 0.5
     certificate = result.plan.certificates["paths"]
-    assert certificate.objective == pytest.approx(result.plan.predicted.pipeline_s, rel=1e-9)
+    assert certificate.objective == pytest.approx(result.plan.predicted.pipeline_s, rel=1e-5)
     assert certificate.objective > 8 / 2 * (0.5 + 0.75 + 0.125)
 
 

@@ -67,7 +67,7 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stages": 2, "stage_layers": [(0, 2), (3, 4)]}, "2 ranges that follow each other"),
         ({"stages": 2, "stage_layers": [(0, 4)]}, "stage_layers must be 2 ranges"),
         ({"stages": "auto", "stage_layers": [(0, 4)]}, "stage_layers follow from stages"),
-        ({"stages": 2, "path_stages": 2, "stage_layers": [(0, 4)]}, "leave out path_stages"),
+        ({"stages": 2, "path_stages": 2, "stage_layers": [(0, 4)]}, "lists 1 stages but there"),
         ({"stages": 2, "averaging": "fair"}, "averaging 'fair' is unknown; choose one of equal"),
         ({"stages": 2, "head": "middle"}, "head 'middle' is unknown; choose one of first, last"),
         ({"stages": 2, "calibration": "times.json"}, "calibration must be of type Calibration"),

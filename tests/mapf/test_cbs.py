@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.mapf import solve_paths
 from planner.mapf.arrays import PathArrays
-from planner.mapf.cbs import Crowd, Microbatches
+from planner.mapf.cbs import Crowd, Microbatches, PathSearch
 from planner.mapf.chains import all_paths, chain_s
 from planner.mapf.conflict_search import ConflictSearch, Objective, Options
+from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.intervals import Forbidden
 from planner.mapf.router import ALWAYS, Router
 from planner.problems import PathProblem
@@ -145,3 +146,18 @@ def test_reference_instance_by_conflict_based_search() -> None:
     early = solve_paths(problem, MaxIterations(1), method="cbs")
     assert early.status is Status.UNKNOWN and early.stop_reason == "iteration limit"
     assert math.isfinite(result.runtime_s)
+
+
+def test_an_iteration_of_many_waves_gets_the_paths_of_one() -> None:
+    """Repeated, they are valid and shorter than what as many nodes find for 72 agents at once."""
+    wave = random_problem(3, (3, 2, 2, 2), path_stages=3, each=1, memory=3)
+    problem = wave.replace(microbatches_per_start=24, live_memory=True)
+    limit = MaxIterations(40)
+    found, again = (solve_paths(problem, limit, method="cbs") for _ in range(2))
+    assert found.plan is not None and again.plan is not None and found.objective is not None
+    assert check(found, problem) == []
+    assert found.plan.paths == again.plan.paths
+    arrays = PathArrays.of(problem)
+    at_once = PathIncumbent(arrays, limit.start(), problem)
+    PathSearch(arrays, at_once, at_once.run).search()
+    assert at_once.plan is not None and found.objective < 0.95 * at_once.objective

@@ -1,0 +1,131 @@
+"""Compiled: how long stages are busy with a step, averaging included, while devices change places.
+
+The objective of an arrangement whose averaging counts: the longest that a stage takes from its
+first F to its last B and through its round. There is no barrier between steps, so this is about
+what a step takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.dispatch import LATE, Numbers, State
+from planner.mapf.moves import Rules
+from planner.problems import ArrangedPathProblem
+
+
+class Averaging(NamedTuple):
+    """As in `planner.problems.GroupAveraging`, the vacant device last; empty where none counts.
+
+    Attributes
+    ----------
+    vector
+        Bytes per stage.
+    pair, line, away
+        Per pair and device.
+    vacant
+        The device that stands for none.
+    """
+
+    vector: Floats
+    pair: Floats
+    line: Floats
+    away: Floats
+    vacant: int
+
+    @classmethod
+    def none(cls) -> Averaging:
+        """Averaging does not count: the objective is the makespan."""
+        return cls(np.zeros(0), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)), -1)
+
+    @classmethod
+    def of(cls, problem: ArrangedPathProblem) -> Averaging:
+        """What a problem says of it."""
+        given = problem.averaging
+        if given is None:
+            return cls.none()
+        return cls(
+            given.vector_bytes.copy(),
+            np.pad(given.pair_s_per_byte, (0, 1)),
+            np.pad(given.line_s_per_byte, (0, 1)),
+            np.pad(given.away_s, (0, 1)),
+            len(problem),
+        )
+
+
+@njit(cache=True, nogil=True)
+def fill_rounds(averaging: Averaging, rules: Rules, device_of: Ints, rounds: Floats) -> None:
+    """Seconds of every stage's round with the devices that fill its roles now."""
+    for s in range(len(rounds)):
+        pair, line, away, members = 0.0, 0.0, 0.0, 0
+        for i in range(rules.first[s], rules.first[s + 1]):
+            d = device_of[rules.members[i]]
+            if d == averaging.vacant:
+                continue
+            members += 1
+            line = max(line, averaging.line[d])
+            for j in range(rules.first[s], i):
+                e = device_of[rules.members[j]]
+                if e != averaging.vacant:
+                    pair = max(pair, averaging.pair[d, e])
+                    away = max(away, averaging.away[d, e])
+        rounds[s] = 0.0
+        if members > 1:
+            share = 2.0 * averaging.vector[s] / members
+            rounds[s] = max(share * pair, share * (members - 1) * line) + away
+
+
+@njit(cache=True, nogil=True)
+def longest_span(num: Numbers, rules: Rules, state: State, rounds: Floats) -> float:
+    """The longest of any stage's first F to the end of its round, seconds."""
+    count, length = state.paths.shape
+    first = np.full(len(rounds), LATE)
+    last = np.zeros(len(rounds))
+    for b in range(count):
+        for k in range(length):
+            d = state.paths[b, k]
+            s = rules.stage[d]
+            first[s] = min(first[s], state.begin[b, k])
+            last[s] = max(last[s], state.begin[b, 2 * length - k] + num.backward[d])
+    longest = 0.0
+    for s in range(len(rounds)):
+        span = rounds[s]
+        if first[s] < LATE:
+            span += last[s] - first[s]
+        longest = max(longest, span)
+    return longest
+
+
+def span_of(
+    problem: ArrangedPathProblem, arrays: PathArrays, paths: Ints, begin: Floats, device_of: Ints
+) -> float:
+    """The objective of paths over roles, seconds.
+
+    Parameters
+    ----------
+    problem
+        With averaging.
+    arrays
+        Of the roles.
+    paths, begin
+        Roles that every microbatch visits, and the start of each step.
+    device_of
+        The device in each role.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    rounds = np.zeros(len(arrays.fewest))
+    rules, num = Rules.of(arrays), Numbers.of(arrays)
+    filled = np.flatnonzero(device_of < len(problem))
+    num.backward[filled] = problem.backward_s[arrays.stage[filled], device_of[filled]]
+    fill_rounds(Averaging.of(problem), rules, device_of, rounds)
+    state = State.of(arrays, paths)
+    state.begin[:] = begin
+    return float(longest_span(num, rules, state, rounds))
