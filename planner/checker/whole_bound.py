@@ -116,7 +116,7 @@ def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
     ]:
         return False
     within, between, _ = rounds
-    return all(
+    return len(within) > 1 and all(
         len(set(group.members) & set(site.members)) == 1 for group in between for site in within
     )
 

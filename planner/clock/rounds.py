@@ -160,23 +160,18 @@ def rounds_s(
     float
         Where groups share sites' lines, at least what these lines take for all of them.
     """
-    total = 0.0
+    total, first = 0.0, 2 * len(links)
     for groups in averaging:
-        longest, lines = (
-            0.0,
-            dict.fromkeys(range(2 * len(links), len(links.capacity_bytes_per_s)), 0.0),
-        )
+        busy = np.zeros(len(links.capacity_bytes_per_s) - first)
+        longest = 0.0
         for group in groups:
             longest = max(longest, round_s(group, vector_bytes, links, codec))
-            if lines and len(group.members) > 1:
+            if len(busy) and len(group.members) > 1:
                 sent = group_bytes(group, vector_bytes, codec)
                 for r, size in _shared_needs(np.array(group.members), sent, links).items():
-                    if r in lines:
-                        lines[r] += size
-        busy = max(
-            (size / float(links.capacity_bytes_per_s[r]) for r, size in lines.items()), default=0.0
-        )
-        total += max(longest, busy)
+                    if r >= first:
+                        busy[r - first] += size / float(links.capacity_bytes_per_s[r])
+        total += max(longest, float(busy.max(initial=0.0)))
     return total
 
 

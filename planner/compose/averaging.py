@@ -105,7 +105,7 @@ def adaptive_group(
 ) -> AveragingGroup:
     """Shares by which all members' gradients are averaged at the highest rate (eq. 6).
 
-    Equal ones where these take no longer on the clock, which counts latency too.
+    Equal ones of all who can sum where these take no longer on the clock, which counts latency too.
 
     Parameters
     ----------
@@ -134,8 +134,10 @@ def adaptive_group(
         return AveragingGroup.equal(members)
     links = Links.of(cluster)
     found = [_lp_group(cluster, members)]
-    if np.asarray(cluster.devices.can_aggregate)[list(members)].all():
-        found.append(AveragingGroup.equal(members))
+    sums = np.asarray(cluster.devices.can_aggregate)[list(members)]
+    if sums.any():
+        flags = (True,) * len(members)
+        found.append(AveragingGroup(members, shares_of(sums.astype(float)), flags))
     return min(found, key=lambda group: round_s(group, vector_bytes, links))
 
 

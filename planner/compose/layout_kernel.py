@@ -46,7 +46,9 @@ class Model(NamedTuple):
     head_flops, head_parameters, head_bytes
         Of H.
     gradient_bytes, state_bytes
-        A parameter.
+        A parameter, gradients on the wire.
+    wire_ratio
+        Bytes of gradients on the wire over those that they have.
     microbatches
         Of a step.
     most_held
@@ -67,6 +69,7 @@ class Model(NamedTuple):
     head_bytes: float
     gradient_bytes: float
     state_bytes: float
+    wire_ratio: float
     microbatches: float
     most_held: float
     layers_free: bool
@@ -165,27 +168,34 @@ def _most_shared(
 
 @jit
 def averaging_s(
-    size: float, row: Any, links: Any, share: Floats, held: Floats, sent: Floats, enough: float
+    size: float,
+    plain: float,
+    row: Any,
+    links: Any,
+    share: Floats,
+    held: Floats,
+    sent: Floats,
+    enough: float,
 ) -> float:
-    """Seconds in which a stage of such devices averages so many bytes.
+    """Seconds in which a stage of such devices averages so many bytes on the wire.
 
-    In one round of all or, where sites' lines are shared, in two levels if that is faster; see
-    `planner.compose.levels`. ``sent``, by site, gets the bytes over its line added. ``share`` and
-    ``held`` are room to work in; nothing faster than ``enough`` seconds is looked for.
+    ``plain``: as many as they are within a site. In one round of all or, where sites' lines are
+    shared, in two levels if that is faster; see `planner.compose.levels`. ``sent``, by site, gets
+    the bytes over its line added. ``share`` and ``held`` are room to work in; nothing faster than
+    ``enough`` seconds is looked for.
     """
     seconds = one_round_s(size, row, links, share, enough)
     sites = len(links.line)
     if sites == 0:
         return seconds
-    members, used, least = 0.0, 0, np.inf
+    members, used, least, all_sum = 0.0, 0, np.inf, 0.0
     held[:] = 0.0
     for c in range(len(row)):
         held[links.site[c]] += row[c]
         members += row[c]
+        all_sum += row[c] if links.sums[c] else 0
     for s in range(sites):
-        if held[s] > 0:
-            used += 1
-            least = min(least, held[s])
+        used += held[s] > 0
     if used <= 1:
         return seconds
     back_s = 0.0
@@ -194,22 +204,33 @@ def averaging_s(
             if row[c] > 0 and row[d] > 0 and (c != d or row[c] > 1):
                 back_s = max(back_s, links.there_and_back_s[c, d])
     for s in range(sites):
-        crossing = 2 * held[s] * (members - held[s]) / members * size
-        seconds = max(seconds, crossing / links.line[s] + back_s)
+        if held[s] > 0:
+            here = 0.0
+            for c in range(len(row)):
+                here += row[c] if links.site[c] == s and links.sums[c] else 0
+            least = min(least, here)
+            crossing = _crossing(held[s], members, here / max(all_sum, 1.0)) * size
+            seconds = max(seconds, crossing / links.line[s] + back_s)
     levels = np.inf
-    if used < members and not links.equal:
-        levels = _two_levels_s(size, row, links, held, used, least)
+    if used < members and least > 0 and not links.equal:
+        levels = _two_levels_s(size, plain, row, links, held, used, least)
     for s in range(sites):
         if held[s] > 0 and levels < seconds:
             sent[s] += 2 * (used - 1) / used * size
         else:
-            sent[s] += 2 * held[s] * (members - held[s]) / members * size
+            sent[s] += _crossing(held[s], members, held[s] / members) * size
     return float(min(seconds, levels))
 
 
 @jit
+def _crossing(held: float, members: float, part: float) -> float:
+    """Vectors over a site's line, each way, in one round: ``part`` is summed there."""
+    return held * (1.0 - part) + part * (members - held)
+
+
+@jit
 def _two_levels_s(
-    size: float, row: Any, links: Any, held: Floats, used: int, least: float
+    size: float, plain: float, row: Any, links: Any, held: Floats, used: int, least: float
 ) -> float:
     """Seconds to reduce, exchange and spread, with ``least`` slices between ``used`` sites."""
     places = len(row)
@@ -221,12 +242,12 @@ def _two_levels_s(
         s = links.site[c]
         between = max(between, each / links.line[s], each / least / links.capacity[c])
         if held[s] > 1:
-            within = max(within, max((held[s] - 1) / least, 1.0) * size / links.capacity[c])
+            within = max(within, max((held[s] - 1) / least, 1.0) * plain / links.capacity[c])
         for d in range(places):
             if row[d] == 0 or (c == d and row[c] == 1):
                 continue
             if links.site[d] == s:
-                within = max(within, size / least / links.slower[c, d])
+                within = max(within, plain / least / links.slower[c, d])
                 near_s = max(near_s, links.there_and_back_s[c, d])
             else:
                 between = max(between, 2 * size / used / least / links.slower[c, d])
@@ -423,7 +444,8 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         parameters += model.head_parameters if j == stages - 1 else 0.0
         size = parameters * model.gradient_bytes
         row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
-        seconds = averaging_s(size, row, links, scratch.averaged, room, sent, longest - way)
+        plain, enough = size / model.wire_ratio, longest - way
+        seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
         longest = max(longest, way + seconds)
     for s in range(len(links.line)):
         # all stages average at about the same time

@@ -124,6 +124,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         whole.scratch_bytes,
         workload.gradient_bytes_per_parameter,
         workload.state_bytes_per_parameter,
+        1.0,
         workload.batch_samples / samples,
         math.inf if given.in_flight is None else float(given.in_flight),
         given.layers is None,
@@ -165,7 +166,9 @@ class LayoutSearch:
         self.most = min(self.layers, int(places.size.sum()))
         model = model_of(workload, self.given, self.most)
         self.places = places
-        self.model = model._replace(gradient_bytes=model.gradient_bytes * wire_ratio)
+        self.model = model._replace(
+            gradient_bytes=model.gradient_bytes * wire_ratio, wire_ratio=wire_ratio
+        )
         order = np.argsort(places.there_and_back_s.ravel(), kind="stable").astype(np.int64)
         self.links = Links(
             places.size,

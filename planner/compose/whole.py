@@ -174,7 +174,9 @@ class _Search:
         """
         plan, taken_s = self.best.plan, self.best.objective
         levels = plan is not None and any(map(in_levels, plan.averaging))
-        words = ("two levels", "one round") if levels else ("adaptive shares", "equal")
+        words = (
+            ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
+        )
         draft = self._drafted_again(layout, self.question.request.replace(averaging=Shares.EQUAL))
         if draft is None:
             return

@@ -2,12 +2,16 @@
 
 Any devices take part, in any number of stages with any layers and any sizes; every microbatch goes
 through one device of each stage, wired and ordered in any way, with or without recomputation; each
-stage averages in one round of its devices, all contribute, with any shares. Compute times by FLOPs,
-updates free, head and loss with the last stage, gradients averaged in every step.
+stage averages in one round of its devices or, where these share sites' lines, in two levels; all
+contribute, with any shares. Compute times by FLOPs, updates free, head and loss with the last
+stage, gradients averaged in every step.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
-after T. What a stage of m devices must do before the next step ends is in `whole_needs`.
+after T. What a stage of m devices must do before the next step ends is in `whole_needs`. In two
+levels T is the end of the last exchange: all sites of a stage exchange at the same moment, and
+begin their next step no earlier. A step by itself may be shorter than the bound by what it spreads
+sums faster than the one before.
 
 Where stages need more devices than there are, however the layers are split, no plan has such a
 step. A device has a price, a mixture of its parts of all FLOP/s, of all uploads and of their
@@ -105,7 +109,10 @@ def whole_bound(
         if _any_stage(StageNeeds(other, workload, wire_ratio, recomputes), price)(less_s) <= PAID
     ]
     what = ", ".join(names) or "the number, memory and latencies"
-    return StepBound(seconds, f"{what} of all devices, whatever stages they are in", witness)
+    basis = f"{what} of all devices, whatever stages they are in"
+    if fleet.levels:
+        basis += "; for a stage in two levels, from exchange to exchange"
+    return StepBound(seconds, basis, witness)
 
 
 def long_run_s(

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
 from planner.training_plan.model import AveragingGroup
@@ -122,10 +123,25 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)
     return max(
+        _lines_s(sent / group.width, members, cluster),
         float((sent / pairs[np.ix_(members, members)]).max()),
         float((sent.sum(axis=1) / up[members]).max()),
         float((sent.sum(axis=0) / down[members]).max()),
     )
+
+
+def _lines_s(sent: NDArray[np.float64], members: NDArray[np.int64], cluster: Cluster) -> float:
+    """The same of sites' lines, which groups of other slices use at the same time."""
+    devices = cluster.devices
+    at = np.array(devices.sites or ("",) * len(cluster))[members]
+    longest = 0.0
+    for lines, there in (
+        (devices.site_upload_bytes_per_s, sent),
+        (devices.site_download_bytes_per_s, sent.T),
+    ):
+        for site, rate in (lines or {}).items():
+            longest = max(longest, float(there[at == site][:, at != site].sum()) / rate)
+    return longest
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

@@ -43,7 +43,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
             helpers = {d for g in averaging_groups for d in g.helpers}
             members = sorted(d for g in averaging_groups for d in g.members)
             trained = [d for d in members if d not in helpers]
-            some = averaging_groups[0].phase is Phase.EXCHANGE
+            some = {group.phase for group in averaging_groups} == {Phase.EXCHANGE}
             if some and (len(set(members)) < len(members) or not set(members) <= set(groups[j])):
                 yield (
                     f"{where}: its groups must hold devices of stage {j}, each once, found "
@@ -83,7 +83,7 @@ def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str
     phases = [{group.phase for group in groups} for groups in rounds]
     levels = phases == [{Phase.REDUCE}, {Phase.EXCHANGE}, {Phase.SPREAD}]
     if not levels and any(each != {Phase.ALL} for each in phases):
-        found = [sorted(each) for each in phases]
+        found = [sorted(map(str, each)) for each in phases]
         yield (
             f"{where}: phases must be reduce, exchange, spread, a round each, or none stated, "
             f"found {found}; correct phase"

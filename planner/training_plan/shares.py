@@ -125,7 +125,7 @@ def fraction_ends(part: tuple[float, float], shares: ArrayLike) -> list[float]:
     # whoever has the last share has the rest
     last = int(np.flatnonzero(held)[-1])
     ends[last + 1 :] = stop
-    return list(ends.tolist())
+    return list(np.minimum(ends, stop).tolist())
 
 
 def slice_ranges(length: int, part: tuple[float, float], shares: ArrayLike) -> list[Range]:
