@@ -96,14 +96,16 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
 
 
 def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
-    """What silence ends a run by default: 10 s, or more where news takes long to come.
+    """What silence ends a run by default: 10 s, and more where news takes long to come.
+
+    A sign of life may wait behind all that its pair sends of an averaging, in routers' queues.
 
     Parameters
     ----------
     plan
         The plan.
     speed
-        Its latencies are divided by it.
+        Its times are divided by it.
 
     Returns
     -------
@@ -111,7 +113,9 @@ def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
         Seconds.
     """
     latency = plan.cluster.network.latency_s
-    return max(PATIENCE_S, LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed)
+    queue_s = PATIENCE_S + plan.predicted.averaging_s / speed
+    away_s = LATENCIES * float(np.nanmax(latency, initial=0.0)) / speed
+    return float(round(max(queue_s, away_s)))
 
 
 def join(
