@@ -69,6 +69,8 @@ def connections_to(
 ) -> Iterator[Connections]:
     """Connect with all of ``wanted``, who must want this rank too; closed after the block.
 
+    Lifelines are closed when all ranks have parted.
+
     Parameters
     ----------
     ranks
@@ -92,7 +94,11 @@ def connections_to(
     try:
         yield connections
     finally:
-        for connection in connections.values():
+        for (purpose, _), connection in connections.items():
+            if purpose is Purpose.LIFELINE:
+                # closed with something unread it would be reset, and the farewell lost on its way
+                ranks.held.callback(connection.close)
+                continue
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()

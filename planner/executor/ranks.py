@@ -91,12 +91,12 @@ class Ranks:
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""
         self.meet("parting")
-        self.held.close()
         if self.watch is not None:
             self.watch.finish()
         if self.store.add("parted", 1) == self.world:
             self.store.set("parted/all", "")
-        if self.rank == 0:
-            # all work is done: who has gone without a word is waited for no longer
-            with suppress(DistError):
-                self.store.wait(["parted/all"], PARTING)
+        # nothing is closed while somebody still listens; all work is done, so that who has gone
+        # without a word is waited for no longer
+        with suppress(DistError):
+            self.store.wait(["parted/all"], PARTING)
+        self.held.close()
