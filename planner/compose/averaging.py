@@ -26,6 +26,8 @@ def averaging_rounds(
     group_size: int | None,
     vector_bytes: float,
     codec: Codec = Codec.NONE,
+    *,
+    levels: bool = False,
 ) -> Rounds:
     """Rounds of one stage, in which every device contributes.
 
@@ -38,8 +40,7 @@ def averaging_rounds(
     shares
         ``"equal"``: everybody sums the same part. ``"adaptive"``: the parts that make averaging
         fastest when all messages flow at the same time (`planner.lp`), by the devices' limits or,
-        where they have none, their fastest link, and by the pairs' bandwidth. In two levels where
-        sites' lines make that faster (`planner.compose.levels`).
+        where they have none, their fastest link, and by the pairs' bandwidth.
     group_size
         m of DeDLOC's Appendix C: rounds of groups of at most m, laid out to give the exact mean.
         None: one round of all.
@@ -47,6 +48,9 @@ def averaging_rounds(
         The stage's gradients.
     codec
         How they are written on the wire.
+    levels
+        Whether to average in two levels where sites' lines make that faster
+        (`planner.compose.levels`).
 
     Returns
     -------
@@ -80,11 +84,11 @@ def averaging_rounds(
         return adaptive_group(cluster, m, vector_bytes * codec.wire_ratio)
 
     made = tuple(tuple(make(m) for m in groups) for groups in rounds)
-    if shares == Shares.EQUAL or group_size is not None:
+    two = two_levels(cluster, group) if levels else None
+    if two is None:
         return made
-    levels, links = two_levels(cluster, group), Links.of(cluster)
-    found = [made] if levels is None else [made, levels]
-    return min(found, key=lambda one: rounds_s(one, vector_bytes, links, codec))
+    links = Links.of(cluster)
+    return min((made, two), key=lambda one: rounds_s(one, vector_bytes, links, codec))
 
 
 def _schedule(group: Sequence[int], group_size: int) -> list[list[tuple[int, ...]]]:

@@ -117,7 +117,7 @@ def stage_averaging(
     codec, costs = Codec(request.codec), shape.costs(question.workload)
     sizes = [one.gradient_bytes for one in costs]
     return [
-        (averaging_rounds(cluster, group, *how, size, codec), size)
+        (averaging_rounds(cluster, group, *how, size, codec, levels=request.levels), size)
         for group, size in zip(groups, sizes, strict=True)
     ]
 

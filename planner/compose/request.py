@@ -331,6 +331,13 @@ class PlanRequest:
         return Shares(self.averaging)
 
     @property
+    def levels(self) -> bool:
+        """Whether stages may average in two levels where devices share a site's line."""
+        if self.group_size is not None:
+            return False
+        return self.averaging == Shares.ADAPTIVE or (self.averaging is None and not self.skips)
+
+    @property
     def skips(self) -> bool:
         """Whether paths are searched instead of straight pipelines."""
         return self.path_stages is not None
@@ -447,8 +454,8 @@ class Question:
 
         Not in several rounds, and not in two levels.
         """
-        adaptive = self.request.shares == Shares.ADAPTIVE
-        return self.request.group_size is None and not (adaptive and has_levels(self.cluster))
+        levels = self.request.levels and has_levels(self.cluster)
+        return self.request.group_size is None and not levels
 
     @property
     def helped_in(self) -> Cluster | None:

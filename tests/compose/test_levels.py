@@ -44,7 +44,7 @@ def test_a_line_carries_one_vector_each_way() -> None:
     """Four machines of four: 2 x 3/4 of the vector instead of 2 x 4 x 12/16."""
     cluster = nodes([4, 4, 4, 4])
     links, vector = Links.of(cluster), 1e8
-    rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector)
+    rounds = averaging_rounds(cluster, range(16), "adaptive", None, vector, levels=True)
     assert [group.phase for group, *_ in rounds] == ["reduce", "exchange", "spread"]
     crossing = sum(group_bytes(g, vector)[0].sum() for g in rounds[1])
     assert crossing == pytest.approx(1.5 * vector, rel=1e-9)
@@ -55,7 +55,7 @@ def test_a_line_carries_one_vector_each_way() -> None:
 
 
 def test_where_nothing_is_won() -> None:
-    """No lines, one site, one device each, nobody who sums; equal shares and small groups."""
+    """No lines, one site, one device each, nobody who sums; what asks for something else."""
     cluster = nodes([2, 2, 1])
     bare = cluster.replace(devices=pl.Devices(1e11, 16e9))
     assert has_levels(cluster) and not has_levels(bare)
@@ -65,9 +65,8 @@ def test_where_nothing_is_won() -> None:
     assert two_levels(cluster, (0, 2, 4)) is None
     mute = nodes([2, 2, 1], can_aggregate=[True, True, False, False, True])
     assert two_levels(mute, range(5)) is None
-    for shares, size in (("equal", None), ("adaptive", 2)):
-        rounds = averaging_rounds(cluster, range(4), shares, size, 1e8)
-        assert {group.phase for groups in rounds for group in groups} == {"all"}
+    for fields in ({"averaging": "equal"}, {"group_size": 2}, {"path_stages": 1}):
+        assert not pl.PlanRequest(stages=2, **fields).levels
 
 
 @given(
@@ -91,7 +90,7 @@ def test_the_estimate_is_no_less_than_the_rounds(
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     links = Links.of(cluster)
     try:
-        made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec)
+        made = averaging_rounds(cluster, members, "adaptive", None, 1e7, codec, levels=True)
     except pl.ProblemError:
         assert found == np.inf  # nobody can sum
         return
