@@ -7,9 +7,12 @@ plan carries out in advance: with proportions from a linear programme instead of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.clock.compiled import njit
 
 Floats = NDArray[np.float64]
 TINY = 1e-9
@@ -36,27 +39,40 @@ def mixed_paths(
     tuple[tuple[int, ...], ...]
         Devices of every path.
     """
-    begin = starts / starts.sum()
+    sizes = np.array([len(group) for group in groups], dtype=np.int64)
+    onward = np.zeros((len(edges), sizes.max(), sizes.max()))
+    arriving = np.zeros((len(edges), sizes.max()))
+    for j, part in enumerate(edges):
+        before, after = part.shape
+        onward[j, :before, :after] = part / np.maximum(part.sum(axis=1, keepdims=True), TINY)
+        arriving[j, :after] = part.sum(axis=0) / part.sum()
+    places = np.zeros((microbatches, len(groups)), dtype=np.int64)
+    _mix(starts / starts.sum(), onward, arriving, sizes, places)
+    columns = [np.array(group)[places[:, j]].tolist() for j, group in enumerate(groups)]
+    return tuple(zip(*columns, strict=True))
+
+
+@njit(cache=True)
+def _mix(begin: Any, onward: Any, arriving: Any, sizes: Any, places: Any) -> None:
+    """Fill ``int[M, S]`` with every microbatch's place in each group."""
     owed = np.zeros(len(begin))
-    onward = [part / np.maximum(part.sum(axis=1, keepdims=True), TINY) for part in edges]
-    arriving = [part.sum(axis=0) / part.sum() for part in edges]
     # what each pair, and each device after a boundary, has had too little of so far
-    pair_owed = [np.zeros_like(part) for part in edges]
-    device_owed = [np.zeros(part.shape[1]) for part in edges]
-    paths = []
-    for _ in range(microbatches):
+    pair_owed, device_owed = np.zeros_like(onward), np.zeros_like(arriving)
+    for b in range(len(places)):
         owed += begin
         i = int(np.argmax(owed))
         owed[i] -= 1.0
-        path = [groups[0][i]]
-        for j, part in enumerate(onward):
-            pair_owed[j][i] += part[i]
-            device_owed[j] += arriving[j]
-            score = np.where(part[i] > TINY, pair_owed[j][i] + device_owed[j], -np.inf)
-            k = int(np.argmax(score))
-            pair_owed[j][i, k] -= 1.0
-            device_owed[j][k] -= 1.0
-            path.append(groups[j + 1][k])
-            i = k
-        paths.append(tuple(path))
-    return tuple(paths)
+        places[b, 0] = i
+        for j in range(len(onward)):
+            best, most = 0, -np.inf
+            for k in range(sizes[j + 1]):
+                device_owed[j, k] += arriving[j, k]
+                part = onward[j, i, k]
+                pair_owed[j, i, k] += part
+                score = pair_owed[j, i, k] + device_owed[j, k]
+                if part > TINY and score > most:
+                    best, most = k, score
+            pair_owed[j, i, best] -= 1.0
+            device_owed[j, best] -= 1.0
+            i = best
+            places[b, j + 1] = i

@@ -3,166 +3,182 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.clock.links import Links
 from planner.clock.rounds import rounds_s
+from planner.compose.device_flow import Spread, device_flow
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
-from planner.compose.places import Floats, Ints, Places
+from planner.compose.layout_flow import Nodes, flow_of, most_held
+from planner.compose.places import Floats, Places
 from planner.compose.pricing import chained_s, compute_times, priced, stage_averaging
 from planner.compose.request import Question
 from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
-from planner.lp.flow import FlowRates, SharedLines, StageFlow, solve_flow
-from planner.problems import ProblemError
+from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
-from planner.workload.costs import StageCosts, split_costs
 
 
-class Nodes(NamedTuple):
-    """The places of every stage, one after the other.
+@dataclass(frozen=True)
+class Prepared:
+    """A layout with all that its drafts have in common.
 
     Attributes
     ----------
-    stage, place, devices
-        ``int[V]``: which stage, which place, how many of its devices.
+    layout
+        Who does what.
+    question
+        Over the devices that take part.
+    shape, assignment, times
+        What a plan is made of.
+    room
+        Microbatches that each device can hold.
+    links
+        Of these devices.
+    nodes, flow
+        The layout's programme.
+    node_of
+        Per stage, the node of each of its devices.
+    closing_s
+        Per stage, seconds of its averaging when nothing slows it down and of its longest update.
     """
 
-    stage: Ints
-    place: Ints
-    devices: Ints
+    layout: Layout
+    question: Question
+    shape: Shape
+    assignment: AssignmentPlan
+    times: ComputeTimes
+    room: Mapping[int, int]
+    links: Links
+    nodes: Nodes
+    flow: StageFlow
+    node_of: tuple[tuple[int, ...], ...]
+    closing_s: tuple[float, ...]
+    _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, layout: Layout) -> Nodes:
-        """Of all places that a stage has devices of."""
-        counts = np.array(layout.counts, dtype=np.int64)
-        stage, place = np.nonzero(counts)
-        return cls(stage, place, counts[stage, place])
-
-    def by_stage(self, places: Places, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The node of every device of every stage.
+    def of(cls, question: Question, places: Places, layout: Layout, in_flight: float) -> Prepared:
+        """Of the devices that take part.
 
         Parameters
         ----------
-        places
-            Whose devices they are.
-        groups
-            Devices of every stage, of the whole cluster.
+        question
+            What is asked, of what.
+        places, layout
+            Who does what.
+        in_flight
+            Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
+
+        Raises
+        ------
+        ProblemError
+            Memory does not hold a stage and one microbatch.
         """
-        place_of = {d: c for c, members in enumerate(places.members) for d in members}
-        stages = zip(self.stage.tolist(), self.place.tolist(), strict=True)
-        node = {at: v for v, at in enumerate(stages)}
-        return [[node[j, place_of[d]] for d in group] for j, group in enumerate(groups)]
+        whole, workload = question.cluster, question.workload
+        chosen = layout.groups(places)
+        used = sorted(d for group in chosen for d in group)
+        number = {d: k for k, d in enumerate(used)}
+        groups = tuple(tuple(number[d] for d in group) for group in chosen)
+        cluster = whole if len(used) == len(whole) else whole.subset(used)
+        shape = Shape(
+            layout.layers,
+            tuple(map(len, groups)),
+            workload.batch_samples // workload.microbatch_samples,
+            Head.LAST,
+            layout.recompute,
+        )
+        asked = replace(question, cluster=cluster)
+        room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
+        costs = shape.costs(workload)
+        nodes, flow = flow_of(places, layout, costs, in_flight, most_held(question))
+        assignment = AssignmentPlan(groups, None)
+        times, links = compute_times(asked, shape, assignment), Links.of(cluster)
+        codec = Codec(question.request.codec)
+        closing_s = tuple(
+            rounds_s(rounds, size, links, codec) + max(times.update_s[d] for d in group)
+            for group, (rounds, size) in zip(
+                groups, stage_averaging(asked, shape, groups), strict=True
+            )
+        )
+        node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
+        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of, closing_s)
+        return cls(layout, *parts)
 
+    @property
+    def spreads(self) -> tuple[Spread, ...]:
+        """Those that these stages can have; the one that is mostly the best comes first."""
+        alike = len({len(group) for group in self.assignment.groups}) == 1
+        first = Spread.EVEN if self.flow.lines is None else Spread.FEW
+        rest = (one for one in Spread if one is not first and (alike or one is not Spread.PAIRED))
+        return first, *rest
 
-def flow_of(
-    places: Places,
-    layout: Layout,
-    costs: tuple[StageCosts, ...],
-    in_flight: float,
-    most_held: float = math.inf,
-) -> tuple[Nodes, StageFlow]:
-    """The linear programme of a layout: alike devices of a stage share its work evenly.
+    def draft(
+        self,
+        most_in_flight: float = math.inf,
+        slower: Floats | None = None,
+        spread: Spread = Spread.EVEN,
+    ) -> Draft:
+        """Paths that follow the flow, in the order in which devices serve what comes.
 
-    Parameters
-    ----------
-    places, layout
-        Where.
-    costs
-        Of every stage.
-    in_flight
-        Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
-    most_held
-        Microbatches that a device may hold, whatever its memory.
+        Parameters
+        ----------
+        most_in_flight
+            Microbatches that may be in flight, as a multiple of delay over period: fewer wait for
+            each other less.
+        slower
+            ``float[V]``: factors on the seconds of every stage's places and of their pairs, so that
+            less flows there. None: as they are.
+        spread
+            Over which pairs of devices.
 
-    Returns
-    -------
-    tuple[Nodes, StageFlow]
-        The places of each stage, and what flows between them.
-    """
-    nodes = Nodes.of(layout)
-    stage, place, count = nodes
-    out = np.array([cost.output_bytes for cost in costs])
-    out[-1] = 0.0
-    sent = out + np.concatenate([[0.0], out[:-1]])
-    own = np.array([costs[j].busy_s(places.flops[c]) for j, c in zip(stage, place, strict=True)])
-    busy = np.maximum(own, sent[stage] / places.capacity[place]) / count
-    pairs = [
-        (u, v) for u in range(len(stage)) for v in np.flatnonzero(stage == stage[u] + 1).tolist()
-    ]
-    source, target = (np.array([pair[k] for pair in pairs], dtype=np.int64) for k in (0, 1))
-    here, there = place[source], place[target]
-    size = out[stage[source]]
-    both = size / places.bandwidth[here, there] + size / places.bandwidth[there, here]
-    held = [
-        min(costs[j].room(places.memory_bytes[c]), most_held, 1e12)
-        for j, c in zip(stage, place, strict=True)
-    ]
-    return nodes, StageFlow(
-        stage,
-        busy,
-        own,
-        source,
-        target,
-        size / places.slower[here, there] / (count[source] * count[target]),
-        places.there_and_back_s[here, there] + both,
-        count * np.array(held, dtype=float),
-        in_flight,
-        _lines(places, here, there, size),
-    )
+        Raises
+        ------
+        ProblemError
+            Memory does not hold what must be in flight.
+        """
+        groups, shape = self.assignment.groups, self.shape
+        slower = np.ones(len(self.flow.stage)) if slower is None else slower
+        rates = self._spread_by(slower)
+        room = self.room
+        if most_in_flight < math.inf:
+            # Little's law
+            held = rates.from_s / rates.period_s * rates.through / self.nodes.devices
+            most = np.maximum(2, np.ceil(most_in_flight * held)).tolist()
+            room = {
+                d: min(room[d], int(most[v]))
+                for group, its_nodes in zip(groups, self.node_of, strict=True)
+                for d, v in zip(group, its_nodes, strict=True)
+            }
+        starts, edges = device_flow(self.node_of, self.nodes, self.flow, rates, spread)
+        paths = mixed_paths(groups, starts, edges, shape.microbatches)
+        sent = sent_bytes(shape.costs(self.question.workload), groups, len(self.links))
+        unordered = Schedule("flow", Head.LAST, paths, ())
+        schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
+        seconds, late = 0.0, np.ones(len(self.flow.stage))
+        for group, its_nodes, closing_s in zip(groups, self.node_of, self.closing_s, strict=True):
+            here, at = list(group), np.array(its_nodes)
+            busy = end[here] > 0
+            seconds = max(seconds, end[here].max() - begin[here].min() + closing_s)
+            for v in np.unique(at[busy]):
+                late[v] = end[here][at == v].mean() / end[here][busy].mean()
+        return Draft(self, schedule, float(seconds), slower, late, spread)
 
-
-def _lines(places: Places, here: Ints, there: Ints, size: Floats) -> SharedLines | None:
-    """Edges between sites, over the lines of both: activations one way, gradients the other."""
-    if len(places.line) == 0:
-        return None
-    site = places.site
-    edge = np.tile(np.flatnonzero(site[here] != site[there]), 2)
-    half = len(edge) // 2
-    line = np.concatenate([site[here[edge[:half]]], site[there[edge[half:]]]])
-    return SharedLines(line, edge, size[edge] / places.line[line])
-
-
-def _most_held(question: Question) -> float:
-    asked = question.request.in_flight
-    return math.inf if asked is None else float(asked)
-
-
-def pipeline_s(question: Question, places: Places, layout: Layout, in_flight: float) -> float:
-    """What the pipelines of a layout take when its flow is spread evenly over the step.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    places, layout
-        Who does what.
-    in_flight
-        As in `flow_of`.
-
-    Returns
-    -------
-    float
-        Seconds; infinite where memory does not hold it.
-    """
-    workload = question.workload
-    costs = split_costs(workload, layout.layers, len(layout.layers) - 1, layout.recompute)
-    microbatches = workload.batch_samples // workload.microbatch_samples
-    try:
-        flow = flow_of(places, layout, costs, in_flight, _most_held(question))[1]
-        rates = solve_flow(flow, microbatches)
-    except ProblemError:
-        return math.inf
-    return microbatches * rates.period_s + rates.way_s
+    def _spread_by(self, slower: Floats) -> FlowRates:
+        """The flow where places are so much slower."""
+        key = slower.tobytes()
+        if key not in self._rates:
+            flow = self.flow
+            either = np.maximum(slower[flow.source], slower[flow.target])
+            flow = replace(flow, busy_s=flow.busy_s * slower, pair_s=flow.pair_s * either)
+            self._rates[key] = solve_flow(flow, self.shape.microbatches)
+        return self._rates[key]
 
 
 @dataclass(frozen=True)
@@ -171,12 +187,10 @@ class Draft:
 
     Attributes
     ----------
-    layout
+    prepared
         What it was made of.
-    question
-        Over the devices that take part.
-    shape, assignment, times, schedule
-        What a plan is made of.
+    schedule
+        Paths and order.
     seconds
         The longest that a stage takes from its first operation to its update, from rest and with
         averaging that nothing slows down: about a step, since there is no barrier.
@@ -184,20 +198,24 @@ class Draft:
         ``float[V]``: by how much its flow took places for slower than they are.
     late
         ``float[V]``: when their devices were done, relative to others of the same stage.
+    spread
+        Over which pairs of devices its flow went.
     chained
         Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
     """
 
-    layout: Layout
-    question: Question
-    shape: Shape
-    assignment: AssignmentPlan
-    times: ComputeTimes
+    prepared: Prepared
     schedule: Schedule
     seconds: float
     slower: Floats
     late: Floats
+    spread: Spread
     chained: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """Who does what."""
+        return self.prepared.layout
 
     @property
     def operations(self) -> int:
@@ -208,110 +226,11 @@ class Draft:
         """The same draft with the seconds that it takes where a step follows."""
         if self.chained:
             return self
-        parts = (self.question, self.shape, self.assignment, self.times, self.schedule)
-        return replace(self, seconds=max(self.seconds, chained_s(*parts)), chained=True)
+        p = self.prepared
+        with_next = chained_s(p.question, p.shape, p.assignment, p.times, self.schedule)
+        return replace(self, seconds=max(self.seconds, with_next), chained=True)
 
     def plan(self) -> TrainingPlan:
         """The plan, priced on the clock."""
-        return priced(self.question, self.shape, self.assignment, self.times, (self.schedule,))
-
-
-def drafted(
-    question: Question,
-    places: Places,
-    layout: Layout,
-    in_flight: float,
-    most_in_flight: float = math.inf,
-    slower: Floats | None = None,
-) -> Draft:
-    """Paths that follow a layout's flow, in the order in which devices serve what comes.
-
-    Parameters
-    ----------
-    question
-        What is asked, of what.
-    places, layout
-        Who does what.
-    in_flight
-        Microbatches that must be in flight beyond a stage, as a multiple of delay over period.
-    most_in_flight
-        That may be in flight, likewise: fewer wait for each other less.
-    slower
-        ``float[V]``: factors on the seconds of every stage's places and of their pairs, so that
-        less flows there. None: as they are.
-
-    Returns
-    -------
-    Draft
-        Over the devices that take part.
-
-    Raises
-    ------
-    ProblemError
-        Memory does not hold a stage and one microbatch.
-    """
-    whole, workload = question.cluster, question.workload
-    chosen = layout.groups(places)
-    used = sorted(d for group in chosen for d in group)
-    number = {d: k for k, d in enumerate(used)}
-    groups = tuple(tuple(number[d] for d in group) for group in chosen)
-    cluster = whole if len(used) == len(whole) else whole.subset(used)
-    shape = Shape(
-        layout.layers,
-        tuple(map(len, groups)),
-        workload.batch_samples // workload.microbatch_samples,
-        Head.LAST,
-        layout.recompute,
-    )
-    asked = replace(question, cluster=cluster)
-    room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
-    costs = shape.costs(workload)
-    nodes, flow = flow_of(places, layout, costs, in_flight, _most_held(question))
-    slower = np.ones(len(flow.stage)) if slower is None else slower
-    either = np.maximum(slower[flow.source], slower[flow.target])
-    flow = replace(flow, busy_s=flow.busy_s * slower, pair_s=flow.pair_s * either)
-    rates = solve_flow(flow, shape.microbatches)
-    node_of = nodes.by_stage(places, chosen)
-    if most_in_flight < math.inf:
-        # Little's law
-        held = rates.from_s / rates.period_s * rates.through / nodes.devices
-        for group, its_nodes in zip(groups, node_of, strict=True):
-            for d, v in zip(group, its_nodes, strict=True):
-                room[d] = min(room[d], max(2, math.ceil(most_in_flight * held[v])))
-    starts, edges = _by_device(node_of, nodes, flow, rates)
-    assignment = AssignmentPlan(groups, None)
-    times = compute_times(asked, shape, assignment)
-    links = Links.of(cluster)
-    schedule, begin, end = eagerly_served(
-        Schedule("flow", Head.LAST, mixed_paths(groups, starts, edges, shape.microbatches), ()),
-        times,
-        sent_bytes(costs, groups, len(cluster)),
-        links,
-        room,
-    )
-    codec = Codec(question.request.codec)
-    seconds = 0.0
-    late = np.ones(len(flow.stage))
-    for group, its_nodes, (rounds, size) in zip(
-        groups, node_of, stage_averaging(asked, shape, groups), strict=True
-    ):
-        averaging = rounds_s(rounds, size, links, codec)
-        here, at = list(group), np.array(its_nodes)
-        busy = end[here] > 0
-        update = max(times.update_s[d] for d in group)
-        seconds = max(seconds, end[here].max() - begin[here].min() + averaging + update)
-        for v in np.unique(at[busy]):
-            late[v] = end[here][at == v].mean() / end[here][busy].mean()
-    parts = (layout, asked, shape, assignment, times, schedule)
-    return Draft(*parts, float(seconds), slower, late)
-
-
-def _by_device(
-    node_of: Sequence[Sequence[int]], nodes: Nodes, flow: StageFlow, rates: FlowRates
-) -> tuple[Floats, list[Floats]]:
-    """Parts of the microbatches that begin on each device, and over each pair by boundary."""
-    count = nodes.devices
-    starts = (rates.through / count)[list(node_of[0])]
-    part = np.zeros((len(count), len(count)))
-    part[flow.source, flow.target] = rates.part / (count[flow.source] * count[flow.target])
-    return starts, [part[np.ix_(here, there)] for here, there in pairwise(node_of)]
+        p = self.prepared
+        return priced(p.question, p.shape, p.assignment, p.times, (self.schedule,))

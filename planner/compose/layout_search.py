@@ -206,6 +206,13 @@ class LayoutSearch:
         """How many trials make a unit of effort."""
         return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 1.5)
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of stages that layouts may have."""
+        if self.given.stages is not None:
+            return [self.given.stages]
+        return list(range(1, min(self.most, MOST_STAGES) + 1))
+
     def ranked(self, first: Start | None = None) -> list[Estimated]:
         """The best of every number of stages and start, fastest first, each once.
 
@@ -228,9 +235,7 @@ class LayoutSearch:
         trials
             As far as seconds alone decide, what they may be is measured.
         """
-        numbers = list(range(1, min(self.most, MOST_STAGES) + 1))
-        if self.given.stages is not None:
-            numbers = [self.given.stages]
+        numbers = self.numbers
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
             best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))[:BEST]
@@ -286,9 +291,14 @@ class LayoutSearch:
         fixed = self.given.stages is not None
         return bool(change(self.model, self.links, state, self._random, fixed))
 
-    def estimated_s(self, layout: Layout) -> float:
-        """The estimate of a layout; infinite where memory does not hold it."""
-        return float(estimate_s(self.model, self.links, self._state(layout), self._scratch))
+    def estimated(self, layout: Layout) -> Estimated:
+        """A layout with its estimate, infinite where memory does not hold it.
+
+        Which stages recompute is chosen anew.
+        """
+        state = self._state(layout)
+        seconds = float(estimate_s(self.model, self.links, state, self._scratch))
+        return Estimated(seconds, self._layout(state))
 
     def _anneal(self, run: StopRun, state: State, trials: int, start: Start) -> None:
         """From warm to cold in chunks, so that the stopping rule is heard in between."""

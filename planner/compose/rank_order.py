@@ -7,7 +7,7 @@ is outermost is the user's choice.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from planner.compose.fixed_trials import (
     Tally,
     best_of,
 )
+from planner.compose.layout import Layout
+from planner.compose.places import Places
 from planner.compose.request import Order, Question
 from planner.network.cluster import Cluster
 from planner.network.network import Network
@@ -121,6 +123,38 @@ def ranks_grid(order: Sequence[int], stages: int, outermost: Outermost) -> NDArr
     if outermost is Outermost.PIPELINE:
         return ranks.reshape(stages, -1).T
     return ranks.reshape(-1, stages)
+
+
+def rank_layouts(
+    order: Sequence[int], places: Places, layers: Mapping[int, Sequence[tuple[int, int]]]
+) -> Iterator[Layout]:
+    """Layouts of ranks in order, with all devices that can compute.
+
+    Parameters
+    ----------
+    order
+        The device of every rank; those that are in no place are left out.
+    places
+        Of the devices that can compute.
+    layers
+        By number of stages; numbers that do not divide the devices are passed over.
+
+    Yields
+    ------
+    Layout
+        Either degree outermost; nothing recomputes.
+    """
+    place_of = {d: c for c, members in enumerate(places.members) for d in members}
+    ranks = [d for d in order if d in place_of]
+    for stages, ranges in layers.items():
+        if len(ranks) % stages:
+            continue
+        for outermost in Outermost:
+            counts = np.zeros((stages, len(places)), dtype=np.int64)
+            for j, column in enumerate(ranks_grid(ranks, stages, outermost).T.tolist()):
+                np.add.at(counts[j], [place_of[d] for d in column], 1)
+            cuts = [0, *(stop for _, stop in ranges)]
+            yield Layout.of(counts.tolist(), cuts, [False] * stages)
 
 
 def ranks_by_region(

@@ -11,14 +11,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from planner.compose.alternative import Alternative
 from planner.compose.bounds import StepBound
-from planner.compose.flow_plan import Draft, drafted, pipeline_s
+from planner.compose.device_flow import Spread
+from planner.compose.flow_plan import Draft, Prepared
 from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
+from planner.compose.layout_flow import pipeline_s
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Given, LayoutSearch, Start
 from planner.compose.places import Floats, Places
+from planner.compose.rank_order import rank_layouts, region_order
 from planner.compose.request import PlanRequest, Question, Shares
 from planner.compose.shape import layers_of, microbatches_of
 from planner.problems import ProblemError
@@ -37,18 +42,23 @@ MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
 often runners-up that are better take its place."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
-OPERATIONS_PER_EFFORT = 50_000
+OPERATIONS_PER_EFFORT = 60_000
 """That the clock serves in a unit of effort."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
 DRAFTS, CHAINED, PRICED = 6, 8, 2
 """Layouts of a round that are drafted; drafts that are chained with a next step, and those that are
 priced, after these and after changes."""
+RANKS = 1
+"""Layouts of ranks in order, as trainers have them, that are drafted whatever the estimate."""
 AGAIN, WORTH = 1, 1.08
-"""How often a draft is made anew by what its devices took; only one not so far above the best."""
+"""How often a draft is made anew by what its devices took; only one not so far above the best, nor
+is its flow sent over other pairs of devices."""
 CHANGES, TRIED, IMPROVED = 600, 12, 6
 """Changes of a good draft's layout that are estimated, those that are drafted, and how often in a
 round."""
+PROPORTIONS, UNLIKE = 4, 0.04
+"""Other parts for a good draft's places that are tried, and by how much they differ."""
 SLACK, WIDER = 1.04, 0.01
 """Of a change's estimate over that of what it changes; more each time that one was changed."""
 IMPATIENCE, EXHAUSTED = 0.002, 3
@@ -115,6 +125,7 @@ class _Search:
         self.places = Places.of(question.cluster)
         wire = Codec(question.request.codec).wire_ratio
         given = _given(question, int(self.places.size.sum()))
+        self.random = np.random.default_rng((question.seed, 1))
         self.layouts = LayoutSearch(self.places, question.workload, wire, question.seed, given)
         # compiled before the clock starts
         self.trials_per_s = self.layouts.trials_in(1.0)
@@ -221,7 +232,7 @@ class _Search:
         """With one thing asked otherwise; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            return drafted(asked, self.places, layout, IN_FLIGHT).with_next_step()
+            return Prepared.of(asked, self.places, layout, IN_FLIGHT).draft().with_next_step()
         except ProblemError:
             return None
 
@@ -232,7 +243,7 @@ class _Search:
 
     def _idle(self, draft: Draft) -> int:
         """Devices that could compute and hold no stage."""
-        return int(self.places.size.sum()) - len(draft.question.cluster)
+        return int(self.places.size.sum()) - len(draft.prepared.question.cluster)
 
     def _trials(self) -> float:
         """That the limit allows the layout search."""
@@ -244,18 +255,30 @@ class _Search:
         """The best layouts from new starts, drafted and priced; then changes of good ones."""
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
+        hopeful = [one.layout for one in self.layouts.ranked(first=Start.KEPT)]
+        ranks = [] if self.drafted else self._by_rank()
         drafts: list[Draft] = []
-        for one in self.layouts.ranked(first=Start.KEPT):
-            if len(drafts) == DRAFTS or self._over(drafts):
+        for layout in [*hopeful[:1], *ranks, *hopeful[1:]]:
+            if len(drafts) == DRAFTS + len(ranks) or self._over(drafts):
                 break
-            draft = self._draft(one.layout)
+            draft = self._draft(layout, always=layout in ranks)
             if draft is not None:
                 drafts.append(draft)
         self._price_best(drafts)
         for _ in range(IMPROVED):
             if not self.parents or self.run.check() is not None:
                 break
-            self._price_best(self._changed(self._parent()))
+            parent = self._parent()
+            self._price_best([*self._changed(parent), *self._reproportioned(parent)])
+
+    def _by_rank(self) -> list[Layout]:
+        """Of what ranks in order would do, the best as estimated; none where nothing fits."""
+        numbers, given = self.layouts.numbers, self.layouts.given.layers
+        layers = {s: given or self.question.workload.even_split(s) for s in numbers}
+        order = region_order(self.question.cluster.network)
+        found = map(self.layouts.estimated, rank_layouts(order, self.places, layers))
+        fits = [one for one in found if one.seconds < math.inf]
+        return [one.layout for one in sorted(fits, key=lambda one: one.seconds)[:RANKS]]
 
     def _parent(self) -> Draft:
         """Of the best draft for each number of stages, the best that was not changed too often."""
@@ -270,7 +293,7 @@ class _Search:
         """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
         drafts: list[Draft] = []
         slack = SLACK + WIDER * self.visits[len(parent.layout.layers)]
-        most = slack * self.layouts.estimated_s(parent.layout)
+        most = slack * self.layouts.estimated(parent.layout).seconds
         near = self.layouts.near(parent.layout, CHANGES)
         hopeful = [one.layout for one in near if one.seconds <= most]
         for layout in [*self._less_recomputation(parent.layout), *hopeful]:
@@ -282,6 +305,26 @@ class _Search:
         if not drafts:
             self.visits[len(parent.layout.layers)] += EXHAUSTED
         return drafts
+
+    def _reproportioned(self, parent: Draft) -> list[Draft]:
+        """The same layout with other parts for its places, from one that is better to the next."""
+        best, better = parent, []
+        for k in range(PROPORTIONS):
+            if self.run.check() is not None:
+                break
+            by_chance = np.exp(self.random.normal(0.0, UNLIKE, len(best.slower)))
+            slower = best.slower * by_chance * (best.late if k == 0 else 1.0)
+            most = MOST_IN_FLIGHT[-1] if k % 2 else math.inf
+            draft = self._made(best.prepared, most, slower, best.spread)
+            if draft.seconds < best.seconds and best.chained:
+                draft = draft.with_next_step()
+                self._spend(draft, 2)
+            if draft.seconds < best.seconds:
+                best = draft
+                better.append(draft)
+        if better:
+            self.parents[len(best.layout.layers)] = best
+        return better
 
     def _less_recomputation(self, layout: Layout) -> list[Layout]:
         """On no stage, or on one less, where memory makes the flow no slower by much."""
@@ -301,21 +344,29 @@ class _Search:
     def _pipeline_s(self, layout: Layout) -> float:
         return pipeline_s(self.question, self.places, layout, IN_FLIGHT)
 
-    def _draft(self, layout: Layout) -> Draft | None:
-        """The best of some; None where there was one before or memory does not hold it."""
+    def _draft(self, layout: Layout, *, always: bool = False) -> Draft | None:
+        """The best of some; None where there was one before or memory does not hold it.
+
+        Over other pairs only where the first is promising, or ``always``.
+        """
         if layout in self.drafted:
             return None
         self.drafted.add(layout)
         try:
-            best = last = self._made(layout)
+            prepared = Prepared.of(self.question, self.places, layout, IN_FLIGHT)
+            first, *others = prepared.spreads
+            best = self._made(prepared, spread=first)
         except ProblemError as error:
             self.refused = self.refused or error
             return None
+        for spread in others:
+            if self._worth(best, math.inf if always else WORTH):
+                made = self._made(prepared, spread=spread)
+                best = min(best, made, key=lambda draft: draft.seconds)
         for _ in range(AGAIN):
-            if last.seconds > WORTH * self.best.objective or self.run.check() is not None:
-                break
-            last = self._made(layout, slower=last.slower * last.late)
-            best = min(best, last, key=lambda draft: draft.seconds)
+            if self._worth(best, WORTH):
+                made = self._made(prepared, slower=best.slower * best.late, spread=best.spread)
+                best = min(best, made, key=lambda draft: draft.seconds)
         known = self.everybody
         if self._idle(best) == 0 and (known is None or best.seconds < known.seconds):
             self.everybody = best
@@ -324,8 +375,19 @@ class _Search:
             self.parents[stages], self.visits[stages] = best, 0
         return best
 
-    def _made(self, layout: Layout, most: float = math.inf, slower: Floats | None = None) -> Draft:
-        draft = drafted(self.question, self.places, layout, IN_FLIGHT, most, slower)
+    def _worth(self, draft: Draft, most: float) -> bool:
+        """Whether to make it another way too: it is at most so many times as long as the best."""
+        best_s = min([self.best.objective, *(one.seconds for one in self.parents.values())])
+        return draft.seconds <= most * best_s and self.run.check() is None
+
+    def _made(
+        self,
+        prepared: Prepared,
+        most: float = math.inf,
+        slower: Floats | None = None,
+        spread: Spread = Spread.EVEN,
+    ) -> Draft:
+        draft = prepared.draft(most, slower, spread)
         self._spend(draft, 1)
         return draft
 
@@ -358,7 +420,7 @@ class _Search:
             if self.run.check() is not None:
                 break
             slower = draft.slower * draft.late if most == math.inf else draft.slower
-            yield self._made(draft.layout, most, slower)
+            yield self._made(draft.prepared, most, slower, draft.spread)
 
     def _over(self, drafts: list[Draft]) -> bool:
         return bool(drafts) and self.run.check() is not None

@@ -13,11 +13,13 @@ import planner as pl
 from planner.compose.dtfm_rule import dtfm_rule
 from planner.compose.fixed_trials import ORDERS, FixedPlan
 from planner.compose.placed_bound import placed_bound_s
+from planner.compose.places import Places
 from planner.compose.pricing import straight_plan
 from planner.compose.rank_order import (
     Outermost,
     RanksByRegion,
     one_region,
+    rank_layouts,
     ranks_by_region,
     ranks_grid,
     region_order,
@@ -270,3 +272,24 @@ def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
     assert found.plan.microbatch_samples == question.workload.microbatch_samples
     assert found.refused == 0
     assert found.tried.step_s <= found.plan.step_s
+
+
+def test_layouts_of_ranks_are_those_of_the_grids() -> None:
+    """By place, whoever of a place it is; devices that cannot compute have no rank."""
+    able = [True] * 5 + [False] + [True] * 3
+    network = random_network(3).replicate(
+        dict.fromkeys(random_network(3).ids, 3),
+        intra_latency_s=0.001,
+        intra_bandwidth_bytes_per_s=1e9,
+    )
+    cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
+    places = Places.of(cluster)
+    order = region_order(network)
+    layers = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 3: [(0, 1), (1, 2), (2, 4)]}
+    found = list(rank_layouts(order, places, layers))
+    assert [len(one.layers) for one in found] == [1, 1, 2, 2]  # three do not divide eight
+    ranks = [d for d in order if able[d]]
+    for one, outermost in zip(found, [*Outermost] * 2, strict=True):
+        grid = ranks_grid(ranks, len(one.layers), outermost)
+        for j, row in enumerate(one.counts):
+            assert row == tuple(np.isin(grid[:, j], m).sum() for m in places.members)

@@ -206,8 +206,8 @@ def test_averaging_counts_in_the_arrangement() -> None:
     problem = arranged_problem(question, shape_of(question))
     assert problem.averaging is not None and problem.fixed_sizes
     heavy = replace(problem.averaging, vector_bytes=problem.averaging.vector_bytes * 1e7)
-    aware = arrange_paths(problem.replace(averaging=heavy), pl.MaxIterations(60))
-    blind = arrange_paths(problem.replace(averaging=None), pl.MaxIterations(60))
+    aware = arrange_paths(problem.replace(averaging=heavy), pl.MaxIterations(30))
+    blind = arrange_paths(problem.replace(averaging=None), pl.MaxIterations(10))
     assert aware.plan is not None and blind.plan is not None
     assert pl.check(aware, problem.replace(averaging=heavy)) == []
 
@@ -232,10 +232,10 @@ def test_averaging_counts_in_the_arrangement() -> None:
 
 def test_a_search_goes_on_from_given_paths() -> None:
     """Never worse than they are; paths of something else are passed over."""
-    problem = random_problem(4, (3, 2, 2, 2), path_stages=3, each=8, memory=4).replace(
+    problem = random_problem(4, (3, 2, 2, 2), path_stages=3, each=4, memory=4).replace(
         live_memory=True
     )
-    short = pl.solve_paths(problem, pl.MaxIterations(30))
+    short = pl.solve_paths(problem, pl.MaxIterations(10))
     on = pl.solve_paths(problem, pl.MaxIterations(1), first=short.plan)
     assert short.objective is not None and on.objective is not None
     assert on.objective <= short.objective * (1 + 1e-9) and pl.check(on, problem) == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.compose.flow_plan import drafted
+from planner.compose.flow_plan import Prepared
 from planner.compose.layout import Layout
 from planner.compose.places import Places
 from planner.compose.request import PlanRequest, Question
@@ -171,7 +171,7 @@ def flow_plan(counts: list[list[int]], cuts: list[int]) -> TrainingPlan:
     work = tiny_workload(batch_samples=12)
     question = Question.of(cluster, work, PlanRequest(network_name="regions"), 0, {})
     layout = Layout.of(counts, cuts, [False, True, False][: len(counts)])
-    return drafted(question, Places.of(cluster), layout, 2.0).plan()
+    return Prepared.of(question, Places.of(cluster), layout, 2.0).draft().plan()
 
 
 def test_a_flow_splits_and_joins() -> None:
