@@ -25,8 +25,9 @@ import numpy as np
 from planner.compose.dtfm_rule import dtfm_rule
 from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.planning import plan
-from planner.compose.rank_order import one_region, ranks_by_region
+from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.compose.request import PlanRequest, Question
+from planner.compose.sailor_rule import sailor_rule
 from planner.network.atomic import write_text
 from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
@@ -283,13 +284,15 @@ NAMES = (
     "ranks, pipeline outermost",
     "ranks, data outermost",
     "one region",
+    "ranks, nearest",
+    "SAILOR's rule",
     "DT-FM's rule",
     "DT-FM, stages tried",
 )
 
 
 def seedless(question: Question) -> dict[str, Baseline]:
-    """What is the same for every seed: ranks by region in both ways, and one region.
+    """What is the same for every seed: ranks in order, one region, SAILOR's rule.
 
     Parameters
     ----------
@@ -299,7 +302,7 @@ def seedless(question: Question) -> dict[str, Baseline]:
     Returns
     -------
     dict[str, Baseline]
-        The first three of `NAMES`.
+        The first five of `NAMES`.
     """
     try:
         ranks = ranks_by_region(question)
@@ -314,7 +317,17 @@ def seedless(question: Question) -> dict[str, Baseline]:
         region = _fixed(alone.plan, alone.tally, f"{alone.region}: ")
     except ProblemError as error:
         region = _refused(error)
-    return dict(zip(NAMES[:3], (*both, region), strict=True))
+    try:
+        nearest = _fixed(*ranks_by_neighbour(question))
+    except ProblemError as error:
+        nearest = _refused(error)
+    try:
+        rule = sailor_rule(question)
+        before = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
+        sailor = _fixed(rule.plan, Tally(), before)
+    except ProblemError as error:
+        sailor = _refused(error)
+    return dict(zip(NAMES[:5], (*both, region, nearest, sailor), strict=True))
 
 
 def seeded(question: Question, effort: float) -> dict[str, Baseline]:
@@ -340,7 +353,7 @@ def seeded(question: Question, effort: float) -> dict[str, Baseline]:
         ]
     except ProblemError as error:
         found = [_refused(error)] * 2
-    return dict(zip(NAMES[3:], found, strict=True))
+    return dict(zip(NAMES[5:], found, strict=True))
 
 
 def _fixed(plan: FixedPlan, tally: Tally, before: str = "") -> Baseline:
@@ -450,8 +463,10 @@ def report(rows: Sequence[Row], before: str) -> str:
         "Pipeline outermost: stage j is ranks jP to (j + 1)P - 1; data outermost: pipeline p is "
         "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order, "
         "recomputing or not. One "
-        "region: likewise, on that region's devices alone. DT-FM's rule: the shape and placement "
-        "whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the clock chooses "
+        "region: likewise, on that region's devices alone. Nearest: ranks that go on to the "
+        "nearest device, the best of ten orders. SAILOR's rule: stages within regions, "
+        "its own estimate decides (rebuilt from paper and code). DT-FM's rule: the shape and "
+        "placement whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the clock chooses "
         "the number of stages.",
         "",
         f"| instance | seed | plan | {' | '.join(NAMES)} |",

@@ -242,6 +242,71 @@ def one_region(
     return OneRegion(region, trials.best["region"], trials.tally)
 
 
+def nearest_orders(question: Question, count: int) -> list[tuple[int, ...]]:
+    """Ranks from some devices on, each time the nearest device that is left.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; near is a boundary's message there and back.
+    count
+        Orders, from devices spread evenly over the network's order.
+
+    Returns
+    -------
+    list[tuple[int, ...]]
+        Each different.
+    """
+    network, workload = question.cluster.network, question.workload
+    size = workload.layers[0].output_bytes * workload.microbatch_samples
+    way_s = network.latency_s + size / network.bandwidth_bytes_per_s
+    both_s = way_s + way_s.T
+    np.fill_diagonal(both_s, np.inf)
+    orders = []
+    for first in np.linspace(0, len(network), count, endpoint=False).astype(int).tolist():
+        left, order = both_s.copy(), [first]
+        while len(order) < len(network):
+            left[:, order[-1]] = np.inf
+            order.append(int(np.argmin(left[order[-1]])))
+        orders.append(tuple(order))
+    return list(dict.fromkeys(orders))
+
+
+def ranks_by_neighbour(
+    question: Question, orders: int = 10, most_events: int = MOST_EVENTS
+) -> tuple[FixedPlan, Tally]:
+    """The best of some `nearest_orders`, otherwise as `ranks_by_region`.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+    orders
+        How many.
+    most_events
+        Operations and messages to price in all.
+
+    Returns
+    -------
+    tuple[FixedPlan, Tally]
+        The best, and what became of all.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits these devices.
+    """
+    starts = (
+        replace(start, name="nearest")
+        for order in nearest_orders(question, orders)
+        for start in _starts(question, order)
+    )
+    trials = best_of(starts, most_events)
+    if not trials.best:
+        raise ProblemError(f"no ranks by neighbour fit: {trials.refusal or NO_SHAPE}")
+    return trials.best["nearest"], trials.tally
+
+
 def open_question(question: Question) -> Question:
     """The question with shape, order and paths left open; the rest of the request stays.
 

@@ -98,7 +98,7 @@ def test_a_request_that_is_refused_is_a_row(tiny: Instance) -> None:
 def test_ratio_is_to_the_best_that_fits() -> None:
     """Below 1: the plan is faster; the summary names the worst."""
     assert ROW.best_baseline_s is None and ROW.ratio is None
-    steps = dict(zip(NAMES, (4.0, None, 1.0, 8.0, 8.0), strict=True))
+    steps = dict(zip(NAMES, (4.0, None, 1.0, 8.0, 8.0, 8.0, 8.0), strict=True))
     slow = replace(ROW, baselines={name: Baseline(s, "") for name, s in steps.items()})
     assert slow.ratio == 2.0
     fast = replace(slow, seed=1, step_s=0.5)

@@ -18,8 +18,10 @@ from planner.compose.pricing import straight_plan
 from planner.compose.rank_order import (
     Outermost,
     RanksByRegion,
+    nearest_orders,
     one_region,
     rank_layouts,
+    ranks_by_neighbour,
     ranks_by_region,
     ranks_grid,
     region_order,
@@ -293,3 +295,19 @@ def test_layouts_of_ranks_are_those_of_the_grids() -> None:
         grid = ranks_grid(ranks, len(one.layers), outermost)
         for j, row in enumerate(one.counts):
             assert row == tuple(np.isin(grid[:, j], m).sum() for m in places.members)
+
+
+def test_ranks_go_on_to_the_nearest_device() -> None:
+    """Ten orders or as many as there are devices, and the best of them is priced."""
+    question = question_of(6, 1)
+    orders = nearest_orders(question, 10)
+    assert len(orders) == 6 and all(sorted(one) == list(range(6)) for one in orders)
+    network = question.cluster.network
+    size = question.workload.layers[0].output_bytes
+    way = network.latency_s + size / network.bandwidth_bytes_per_s
+    for one in orders:
+        for k in range(1, 6):
+            away = [way[one[k - 1], d] + way[d, one[k - 1]] for d in one[k:]]
+            assert away[0] == min(away)
+    best, tally = ranks_by_neighbour(question)
+    assert tally.priced > 0 and best.step_s < np.inf
