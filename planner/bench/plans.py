@@ -1,7 +1,8 @@
 """``planner bench plans``: plans against what needs no planner, over measured networks.
 
-Beside every plan stand the fastest of consecutive ranks by region in both ways, the fastest region
-alone, and DT-FM's rule in two readings, all priced on the same clock.
+Beside every plan stand the fastest of consecutive ranks by region in both ways and by nearest
+neighbour, the fastest region alone, SAILOR's rule, and DT-FM's rule in two readings, all priced on
+the same clock.
 """
 
 from __future__ import annotations
@@ -466,8 +467,8 @@ def report(rows: Sequence[Row], before: str) -> str:
         "region: likewise, on that region's devices alone. Nearest: ranks that go on to the "
         "nearest device, the best of ten orders. SAILOR's rule: stages within regions, "
         "its own estimate decides (rebuilt from paper and code). DT-FM's rule: the shape and "
-        "placement whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the clock chooses "
-        "the number of stages.",
+        "placement whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the "
+        "clock chooses the number of stages.",
         "",
         f"| instance | seed | plan | {' | '.join(NAMES)} |",
         f"|{'---|' * (3 + len(NAMES))}",
