@@ -65,6 +65,9 @@ class StageFlow:
         By how much longer than alone a microbatch is away beyond a node, since others are there.
     lines
         What edges share; None: nothing.
+    spare, lack
+        Every pair should have time for ``spare`` times its messages in a period; the most that one
+        lacks counts as ``lack`` times as much longer a period.
     """
 
     stage: Ints
@@ -77,6 +80,8 @@ class StageFlow:
     room: Floats
     waiting: float = 1.0
     lines: SharedLines | None = None
+    spare: float = 1.0
+    lack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,8 @@ class FlowRates:
 
 def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
     """Rates that minimise ``microbatches * period + way``: what a pipeline part takes in the mean.
+
+    Where the flow asks for it, rates nearly as good that leave pairs time to spare.
 
     Parameters
     ----------
@@ -150,8 +157,9 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
     from scipy.sparse import coo_array
 
     nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])
-    # columns: through each node, over each edge, and the period
+    # columns: through each node, over each edge, the period, and what the spare time lacks
     period = nodes + edges
+    lacking = period + 1
     rows: list[tuple[Ints, Ints, Floats]] = []
 
     def row_per(columns: Ints, values: Floats, at: int) -> int:
@@ -163,6 +171,9 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
 
     count = row_per(np.arange(nodes), flow.busy_s, 0)
     count = row_per(nodes + np.arange(edges), flow.pair_s, count)
+    if flow.spare > 1:
+        rows.append((count + np.arange(edges), np.full(edges, lacking), np.full(edges, -1.0)))
+        count = row_per(nodes + np.arange(edges), flow.spare * flow.pair_s, count)
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
         rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
@@ -195,9 +206,9 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
 
     def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> object:
         row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
-        return coo_array((value, (row, column)), shape=(height, period + 1)).tocsr()
+        return coo_array((value, (row, column)), shape=(height, lacking + 1)).tocsr()
 
-    cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches]])
+    cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches, flow.lack * microbatches]])
     found = linprog(
         cost,
         A_ub=matrix(rows, count),
