@@ -41,7 +41,7 @@ def tiny_workload(kind: str = "gpt2", **changes: int) -> Workload:
     """A transformer that trains in milliseconds, 4 layers, batch 8."""
     arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
     fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
-    return Workload.transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
+    return Workload.transformer(f"tiny-{kind}", arch, precision="fp32", **fields)
 
 
 def random_network(n: int, seed: int = 0) -> Network:

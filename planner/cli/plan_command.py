@@ -170,7 +170,8 @@ def run(args: argparse.Namespace) -> int:
 
     stop_of(args)  # what is wrong with it is said before anything else
     time_left = TimeLeft(args.seconds, args.began)
-    cluster, workload, request = cluster_of(args), workload_of(args), _request(args)
+    workload, request = workload_of(args), _request(args)
+    cluster = cluster_of(args, workload.precision.compute)
     require_writable(args.out, [".json"])
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(

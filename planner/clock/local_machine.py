@@ -24,7 +24,7 @@ USABLE = 0.9
 
 
 def as_executed(plan: TrainingPlan) -> Workload:
-    """The workload in the executor's 32-bit activations.
+    """The workload, where the executor can build it.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
     Returns
     -------
     Workload
-        The same model, 4 bytes an activation.
+        The plan's.
 
     Raises
     ------
@@ -47,13 +47,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
             f"workload.architecture: {w.name!r} cannot be built by the executor; plan for a GPT-2 "
             "or LLaMA workload"
         )
-    return Workload.transformer(
-        w.name,
-        w.architecture,
-        batch_samples=w.batch_samples,
-        microbatch_samples=w.microbatch_samples,
-        activation_bytes_per_element=4.0,
-    )
+    return w
 
 
 def need_bytes(plan: TrainingPlan, workload: Workload) -> float:

@@ -478,11 +478,15 @@ class TrainingPlan:
     @property
     def content_hash(self) -> str:
         """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
-        return hash_of(self._inputs() | self._decisions())
+        return hash_of(self.hashed())
 
     def replace(self, **changes: Any) -> TrainingPlan:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def hashed(self) -> dict[str, Any]:
+        """Inputs and decisions, JSON-ready: what `content_hash` covers."""
+        return self._inputs() | self._decisions()
 
     def _inputs(self) -> dict[str, Any]:
         network = self.cluster.network
@@ -522,7 +526,7 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, as ``plan.schema.json`` describes it; `from_dict` reads it again."""
-        content = self._inputs() | self._decisions()
+        content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
         return {

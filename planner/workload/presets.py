@@ -9,13 +9,15 @@ attention scores recomputed), and hands on ``s h`` elements.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.network.values import of_kind, real
+from planner.network.dtype import Dtype
+from planner.network.values import of_kind
 from planner.workload.layers import Architecture, Family, Layer
+from planner.workload.precision import Precision
 
 Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
@@ -29,7 +31,7 @@ def transformer(
     *,
     batch_samples: int,
     microbatch_samples: int = 1,
-    activation_bytes_per_element: float = 2.0,
+    precision: Precision | Mapping[str, str] | str = Dtype.BF16,
     source: str = "",
 ) -> Fields:
     """A decoder-only transformer.
@@ -42,8 +44,8 @@ def transformer(
         Sizes of the transformer.
     batch_samples, microbatch_samples
         Samples of one optimizer step, and of what travels together.
-    activation_bytes_per_element
-        2 where training is in 16 bits, 4 in 32.
+    precision
+        As for `Precision.of`; all bytes follow from it.
     source
         Where its figures come from.
 
@@ -55,7 +57,7 @@ def transformer(
     Raises
     ------
     ValueError
-        Something else than an architecture or a number was given.
+        Something else than an architecture or a precision was given.
 
     References
     ----------
@@ -64,7 +66,8 @@ def transformer(
     Transformer Models" (2022), eq. 1.
     """
     of_kind(Architecture, arch, "architecture")
-    real("activation_bytes_per_element", activation_bytes_per_element, 0)
+    formats = Precision.of(precision)
+    kept, sent = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence
     kv = h // arch.heads * arch.kv_heads
     if arch.kind is Family.GPT2:
@@ -77,13 +80,13 @@ def transformer(
         extra = 2 * h  # two RMSNorms
         stem_parameters = arch.vocabulary * h
         final_norm = h
-    handed_on = s * h * activation_bytes_per_element
+    handed_on = float(s * h * sent)
     layer = Layer(
         "layer",
         weights + extra,
         2.0 * weights * s + 4.0 * s * s * h,
         handed_on,
-        SAVED_ELEMENTS * s * h * activation_bytes_per_element,
+        SAVED_ELEMENTS * s * h * kept,
     )
     stem = Layer("embedding", stem_parameters, 0.0, handed_on, 0.0)
     head = Layer(
@@ -92,7 +95,7 @@ def transformer(
         2.0 * s * h * arch.vocabulary,
         0.0,
         # logits and their gradient are alive only while the head runs
-        s * arch.vocabulary * activation_bytes_per_element,
+        float(s * arch.vocabulary * kept),
     )
     return Fields(
         name=name,
@@ -101,6 +104,10 @@ def transformer(
         head=head,
         batch_samples=batch_samples,
         microbatch_samples=microbatch_samples,
+        gradient_bytes_per_parameter=float(formats.gradients.bytes),
+        state_bytes_per_parameter=formats.state_bytes,
+        boundary_ratio=sent / kept,
+        precision=formats,
         architecture=arch,
         source=source,
     )
@@ -269,8 +276,8 @@ def preset(name: str, **changes: Any) -> Fields:
     name
         Of the workload.
     changes
-        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
-        None leaves one as it is.
+        ``sequence`` (tokens per sample), ``precision``, or `WORKLOAD_FIELDS`; None leaves one as
+        it is.
 
     Returns
     -------
@@ -290,17 +297,18 @@ def preset(name: str, **changes: Any) -> Fields:
 def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
     changes = {key: value for key, value in changes.items() if value is not None}
     sequence = changes.pop("sequence", None)
-    element = changes.pop("activation_bytes_per_element", None)
+    precision = changes.pop("precision", None)
     unknown = set(changes) - set(WORKLOAD_FIELDS)
     if unknown:
         raise ValueError(
             f"a workload has no field {sorted(unknown)[0]!r} to change; it has sequence, "
-            f"activation_bytes_per_element, {', '.join(WORKLOAD_FIELDS)}"
+            f"precision, {', '.join(WORKLOAD_FIELDS)}"
         )
-    if sequence is not None or element is not None:
+    if sequence is not None or precision is not None:
         if workload.get("architecture") is None:
             raise ValueError(
-                f"workload {workload['name']!r} has no sequence or element size to set"
+                f"workload {workload['name']!r} is no transformer whose sequence or precision can "
+                "be set; leave them out"
             )
         arch = workload["architecture"]
         if sequence is not None:
@@ -310,7 +318,7 @@ def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
             arch,
             batch_samples=workload["batch_samples"],
             microbatch_samples=workload.get("microbatch_samples", 1),
-            activation_bytes_per_element=element or 2.0,
+            precision=workload["precision"] if precision is None else precision,
             source=workload["source"],
         )
     return workload | changes
@@ -324,8 +332,8 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     path
         Of the file.
     changes
-        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
-        None leaves one as it is.
+        ``sequence`` (tokens per sample), ``precision``, or `WORKLOAD_FIELDS`; None leaves one as
+        it is.
 
     Returns
     -------

@@ -82,7 +82,7 @@ def test_changes_and_bad_changes() -> None:
         Workload.preset("gpt2-tiny", colour=1)
     with pytest.raises(ValueError, match="no workload 'gpt9'"):
         Workload.preset("gpt9")
-    with pytest.raises(ValueError, match="has no sequence"):
+    with pytest.raises(ValueError, match="is no transformer whose sequence"):
         Workload.preset("resnet-50", sequence=3)
     with pytest.raises(ValueError, match="multiple of heads"):
         Workload.transformer("x", Architecture(Family.GPT2, 1, 10, 3, 3, 4, 5, 6), batch_samples=1)
