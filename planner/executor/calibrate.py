@@ -135,20 +135,21 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(learner.shape, device=learner.device)
+        received = torch.randn(learner.shape, device=learner.device, dtype=learner.dtype)
 
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None
             # making or reading a microbatch is part of the operation
             tokens = learner.data.tokens(0, 0)[:, :-1] if first else None
             inputs = x.requires_grad_() if tokens is None else tokens.to(learner.device)
-            state["output"] = learner.stage(inputs)
+            state["output"] = learner.computed_stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
-            assert learner.head is not None
+            assert learner.computed_head is not None
             leaf = x.detach().requires_grad_()
             targets = learner.data.tokens(0, 0)[:, 1:].to(learner.device)
-            (learner.head(leaf, targets) / learner.batch_tokens).backward()
+            loss = learner.computed_head(leaf, targets) / learner.batch_tokens
+            torch.autograd.backward(loss)
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             torch.autograd.backward(state["output"], torch.randn_like(state["output"]))
@@ -165,6 +166,7 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     def update() -> None:
         probe.step()
+        learner.round()
 
     for _ in range(REPEATS):
         timed("update_s", update)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from planner.executor.data import Microbatches
 from planner.executor.messages import Message
 from planner.executor.model import build_head, build_stage
+from planner.executor.precision import TORCH, Computed, prepare
 from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
@@ -62,6 +63,22 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.boundary_codec: the executor sends activations as they are so far, found "
             f"{codec}; plan without one"
         )
+    sizes = {
+        "layers[0].output_bytes": (
+            plan.workload.layers[0].output_bytes,
+            arch.sequence * arch.hidden * plan.workload.precision.messages.bytes,
+        ),
+        "gradient_bytes_per_parameter": (
+            plan.workload.gradient_bytes_per_parameter,
+            plan.workload.precision.gradients.bytes,
+        ),
+    }
+    for what, (priced, sent) in sizes.items():
+        if priced != sent:
+            raise PlanError(
+                f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
+                f"executor sends {sent}; plan again"
+            )
     # load_plan has seen to this for files; a plan made in memory is as welcome
     for problem in contradictions(plan):
         raise PlanError(problem)
@@ -111,12 +128,17 @@ class Learner:
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
+        prepare(plan, device)
         self.device = device
+        self.dtype = TORCH[w.precision.compute]
+        self._sent = TORCH[w.precision.messages]
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
         runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
         self.head = build_head(arch, plan.seed).to(device) if runs_head else None
+        self.computed_stage = Computed(self.stage, self.dtype)
+        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
         self.data = Microbatches(
             arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
         )
@@ -141,17 +163,17 @@ class Learner:
         self._vector.zero_()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B; returns the activations or their gradient."""
-        given = None if received is None else received.to(self.device)
+        """Do F, H or B; returns the activations or their gradient, in the format of messages."""
+        given = None if received is None else received.to(self.device, self.dtype)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
-        made = work(microbatch, given)
+        made = work(microbatch, given).to(self._sent)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return torch.empty(self.shape)
+        return torch.empty(self.shape, dtype=self._sent)
 
     def gradients(self) -> Tensor:
         """All gradients in one vector on the CPU."""
@@ -164,8 +186,15 @@ class Learner:
         if self._host is not self._vector:
             self._vector.copy_(self._host)
         self.optimizer.step()
+        self.round()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def round(self) -> None:
+        """Compute with the parameters as they are now."""
+        for part in (self.computed_stage, self.computed_head):
+            if part is not None:
+                part.round()
 
     def loss(self) -> float | None:
         """Of the step so far."""
@@ -198,6 +227,7 @@ class Learner:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        self.round()
 
     def _named(self) -> dict[str, nn.Parameter]:
         parts = {"stage": self.stage} | ({} if self.head is None else {"head": self.head})
@@ -219,11 +249,10 @@ class Learner:
     def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
         """From what another stage gave or, on the first, from the data."""
         inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
-        output: Tensor = self.stage(inputs)
-        return output
+        return self.computed_stage(inputs)
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
-        assert self.head is not None and self._loss is not None
+        assert self.computed_head is not None and self._loss is not None
         kept = self._kept[b]
         if received is None:
             assert kept.output is not None
@@ -232,8 +261,8 @@ class Learner:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
         targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
-        loss = self.head(activations, targets) / self.batch_tokens
-        loss.backward()
+        loss = self.computed_head(activations, targets) / self.batch_tokens
+        torch.autograd.backward(loss)
         assert activations.grad is not None
         self._loss += float(loss.detach())
         self._head_gradients[b] = activations.grad

@@ -26,8 +26,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return x * scale * self.weight
+        # in fp32 whatever the format of activations, as LayerNorm does by itself
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return (wide * scale).type_as(x) * self.weight
 
 
 def _norm(arch: Architecture) -> nn.Module:
@@ -41,7 +43,8 @@ def _rotate(x: Tensor) -> Tensor:
     angle = torch.outer(torch.arange(tokens, device=x.device), frequency)
     cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    return turned.type_as(x)
 
 
 class Attention(nn.Module):
@@ -128,7 +131,7 @@ class Head(nn.Module):
         self.project = nn.Linear(arch.hidden, arch.vocabulary, bias=False)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.project(self.norm(x))
+        logits = self.project(self.norm(x)).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 

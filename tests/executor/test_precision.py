@@ -1,0 +1,118 @@
+"""A plan's formats are what is computed, sent and averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.training_plan.error import PlanError
+from planner.workload.workload import Workload
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.test_train import TOLERANCE, execute, expected_gradient, single
+
+torch = pytest.importorskip("torch")
+
+Formats = Mapping[str, str] | str
+
+CASES: dict[str, tuple[list[list[int]], str, str, Formats, tuple[bool, ...]]] = {
+    "bf16": ([[0, 1]], "last", "gpt2", "bf16", (False, False)),
+    "bf16, head first, recomputed": ([[1, 0]], "first", "llama", "bf16", (True, True)),
+    "sent in bf16": ([[0, 1]], "last", "gpt2", {"compute": "fp32"}, (False, True)),
+    "sent in fp32": ([[0, 1]], "first", "gpt2", {"messages": "fp32"}, (False, False)),
+    "2 x 2 in bf16": ([[0, 3], [2, 1]], "first", "llama", "bf16", (False, True)),
+}
+
+
+def tiny(kind: str = "gpt2", precision: Formats = "bf16") -> Workload:
+    """The tiny workload in other formats."""
+    like = tiny_workload(kind)
+    return Workload.transformer(
+        like.name, like.architecture, precision=precision, batch_samples=like.batch_samples
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_equal_one_process_in_the_same_formats(
+    case: str, tmp_path: Path
+) -> None:
+    """Bit by bit in one pipeline; and in no other formats."""
+    grid, head, kind, precision, again = CASES[case]
+    plan = make_plan(grid, head=head, workload=tiny(kind, precision)).replace(recompute=again)
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for rank, found in enumerate(ranks):
+        for when in ("first", "last"):
+            want = expected_gradient(plan, rank, gradients[when])
+            assert found[when].dtype == np.float32
+            np.testing.assert_allclose(found[when], want, atol=1e-4 * np.abs(want).max(), rtol=0)
+            if len(grid) == 1:
+                assert found[when].tobytes() == want.tobytes()
+    if len(grid) == 1:
+        assert ranks[0]["losses"].tolist() == losses
+    exact, _ = single(make_plan(grid, head=head, workload=tiny(kind, "fp32")))
+    assert 2 * TOLERANCE < np.abs(np.array(exact) / losses - 1).max() < 1e-2
+
+
+def test_fp32_computes_with_the_parameters_themselves() -> None:
+    """No copy, and what is summed in fp32 whatever the format changes no bit."""
+    from planner.executor.learner import Learner
+
+    learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), learning_rate=1e-3)
+    assert learner.computed_stage._module is learner.stage
+    assert learner.computed_stage.rounded_bytes == 0
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_parameters_and_moments_stay_in_fp32() -> None:
+    """Only what computes is rounded, after every update and after a checkpoint."""
+    from planner.executor.learner import Learner
+
+    plan = make_plan([[0, 1]], workload=tiny())
+    learner = Learner(plan, 0, torch.device("cpu"), learning_rate=1e-3)
+    layers = [p for name, p in learner.stage.named_parameters() if not name.startswith("stem")]
+    assert learner.computed_stage.rounded_bytes == 2 * sum(p.numel() for p in layers)
+    learner.begin(0, plan.schedules[0])
+    sent = learner.operate("F", 0, None)
+    assert sent.dtype == torch.bfloat16
+    learner.operate("B", 0, torch.randn(learner.shape, dtype=torch.bfloat16))
+    learner.update()
+    assert {t.dtype for t in learner.state().values()} == {torch.float32}
+    learner.begin(1, plan.schedules[0])
+    assert not torch.equal(learner.operate("F", 0, None), sent)
+    other = Learner(plan, 0, torch.device("cpu"), learning_rate=1e-3)
+    other.load_state(learner.state())
+    for one in (learner, other):
+        one.begin(1, plan.schedules[0])
+    assert torch.equal(learner.operate("F", 1, None), other.operate("F", 1, None))
+
+
+def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
+    """What was priced otherwise is not executed."""
+    from planner.executor.learner import require_executable
+
+    workload = tiny()
+    changed = workload.replace(gradient_bytes_per_parameter=2)
+    with pytest.raises(PlanError, match=r"priced for 2, in its precision the executor sends 4"):
+        require_executable(make_plan([[0, 1]], workload=changed))
+    wrong = workload.replace(precision=tiny(precision="fp32").precision)
+    with pytest.raises(PlanError, match=r"priced for 1024, .* the executor sends 2048; plan again"):
+        require_executable(make_plan([[0, 1]], workload=wrong))
+
+
+def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it computes anything, slowly."""
+    from planner.executor.precision import prepare
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
+    plan, device = make_plan([[0, 1]], workload=tiny()), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    with pytest.raises(PlanError, match=r"Tesla V100-SXM2-16GB has no bf16 .* --precision fp32"):
+        prepare(plan, device)
+    prepare(make_plan([[0, 1]]), device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    prepare(plan, device)
