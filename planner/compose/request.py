@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
+from planner.network.dtype import Dtype
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
@@ -504,6 +505,12 @@ class Question:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
+        gradients = workload.precision.gradients
+        if asked.codec != Codec.NONE and gradients is not Dtype.FP32:
+            raise ProblemError(
+                f"codec {asked.codec} is made from fp32, the workload averages gradients in "
+                f"{gradients}; choose one of the two"
+            )
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
         able = np.flatnonzero(np.asarray(cluster.devices.can_compute))

@@ -103,6 +103,7 @@ def calibrate(
         link_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         operation_s=statistics.median(seconds for _, _, seconds in found),
         message_s=link.message_s,
+        compute=plan.workload.precision.compute,
     )
 
 

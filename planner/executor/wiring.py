@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from planner.executor.averaging import Averaging
+from planner.executor.codec import Wire
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
 from planner.executor.pace import pace_of
 from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
+from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 
 
@@ -127,4 +129,7 @@ class Wiring:
         ]
         devices = len(plan.assignment.groups[stage])
         upload = device_limits(plan.cluster)[0][rank] * imposed.speed / imposed.shrink
-        return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))
+        # an imposed vector is as long as the plan's bytes, whatever they are made of
+        gradients = Dtype.FP32 if shared else plan.workload.precision.gradients
+        wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
+        return Averaging(rank, rounds, paces, wires, devices, float(upload))

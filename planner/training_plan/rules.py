@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.network.dtype import Dtype
 from planner.training_plan.averaging_rules import averaging_contradictions
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import Operation, Schedule, TrainingPlan
 from planner.workload.compute_times import FIELDS
 
@@ -31,6 +33,12 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
         yield (
             f"workload.architecture.layers: must be the {len(plan.workload.layers)} layers that "
             f"were priced, found {arch.layers}; make the plan again"
+        )
+    gradients = plan.workload.precision.gradients
+    if plan.codec is not Codec.NONE and gradients is not Dtype.FP32:
+        yield (
+            f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
+            f"{plan.codec}, which is made from fp32; choose one of the two"
         )
     for k, s in enumerate(plan.schedules):
         yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.compose.request import PlanRequest, Question
 from planner.training_plan.error import PlanError
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.test_train import TOLERANCE, execute, expected_gradient, single
 
 torch = pytest.importorskip("torch")
+
+from planner.executor.learner import require_executable  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -57,6 +60,36 @@ def test_losses_and_gradients_equal_one_process_in_the_same_formats(
     assert 2 * TOLERANCE < np.abs(np.array(exact) / losses - 1).max() < 1e-2
 
 
+def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
+    """All members agree bit for bit; off by what rounding contributions and sums takes, and off."""
+    from planner.executor.codec import Wire
+    from tests.executor.codec_error import error_bound
+
+    rounded = Workload.transformer(
+        "tiny",
+        tiny_workload().architecture,
+        precision={"compute": "fp32", "messages": "fp32", "gradients": "bf16"},
+        batch_samples=6,
+    )
+    plan = make_plan([[0], [1], [2]], workload=rounded)
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    for when in ("first", "last"):
+        assert len({r[when].tobytes() for r in ranks}) == 1
+    want = torch.from_numpy(np.concatenate(gradients["first"]))
+    off = (torch.from_numpy(ranks[0]["first"]) - want).abs()
+    # two contributions, which may be larger than their sum, and the sum
+    worst = error_bound(want, Wire.BF16).max()
+    assert 1e-3 * float(worst) < float(off.max()) <= 3 * float(worst)
+    sums = torch.from_numpy(ranks[0]["first"])
+    assert torch.equal(sums, sums.to(torch.bfloat16).float())
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=1e-3)
+    with pytest.raises(PlanError, match=r"averaging\.codec: must be none where gradients"):
+        require_executable(plan.replace(codec="int8"))
+    with pytest.raises(ValueError, match="codec int8 is made from fp32, the workload averages"):
+        Question.of(plan.cluster, rounded, PlanRequest(codec="int8"), 0, {})
+
+
 def test_fp32_computes_with_the_parameters_themselves() -> None:
     """No copy, and what is summed in fp32 whatever the format changes no bit."""
     from planner.executor.learner import Learner
@@ -90,10 +123,24 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     assert torch.equal(learner.operate("F", 1, None), other.operate("F", 1, None))
 
 
+def test_calibration_measures_in_the_plans_format() -> None:
+    """F, H and B of the modules that compute."""
+    from planner.executor.calibrate import measure_compute
+    from planner.executor.learner import Learner
+
+    plan = make_plan([[0, 1]], workload=tiny())
+    learner = Learner(plan, 1, torch.device("cpu"), learning_rate=1e-3)
+    before = {name: value.clone() for name, value in learner.state().items()}
+    used: set[object] = set()
+    for computed in (learner.computed_stage, learner.computed_head):
+        computed._module.register_forward_hook(lambda _, given, __: used.add(given[0].dtype))
+    times = measure_compute(learner)
+    assert used == {torch.bfloat16} and min(times.values()) > 0
+    assert all(torch.equal(value, before[name]) for name, value in learner.state().items())
+
+
 def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
     """What was priced otherwise is not executed."""
-    from planner.executor.learner import require_executable
-
     workload = tiny()
     changed = workload.replace(gradient_bytes_per_parameter=2)
     with pytest.raises(PlanError, match=r"priced for 2, in its precision the executor sends 4"):

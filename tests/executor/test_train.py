@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.training_plan.choices import Codec
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, random_network, tiny_workload
@@ -104,6 +103,7 @@ def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:
 
 def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     """All members agree bit for bit, and the first gradient is within the codec's error."""
+    from planner.executor.codec import Wire
     from tests.executor.codec_error import error_bound
 
     plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=6))
@@ -114,7 +114,7 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
     want = torch.from_numpy(np.concatenate(gradients["first"]))
     # two contributions and one sum are encoded; blocks of a chunk are at most a largest value off
     worst = 4 * want.abs().max() / 254
-    assert float(error_bound(want, Codec.INT8).max()) <= float(worst)
+    assert float(error_bound(want, Wire.INT8).max()) <= float(worst)
     assert float((torch.from_numpy(ranks[0]["first"]) - want).abs().max()) <= float(worst)
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=0.02)
 
