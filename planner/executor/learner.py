@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.data import Microbatches
+from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import build_head, build_stage
 from planner.executor.precision import TORCH, Computed, prepare
@@ -150,12 +152,22 @@ class Learner:
         ]
         self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
         self._vector = _joined_gradients(self.parameters)
+        self.kept = Kept()
+        self._counting = device.type == "cpu"
         on_gpu = device.type == "cuda"
         self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
         self._loss: float | None = None
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters, and what they are rounded to."""
+        parts = (self.computed_stage, self.computed_head)
+        return [*self.parameters, *(w for part in parts if part for w in part.rounded)]
+
     def begin(self, step: int, schedule: Schedule) -> None:
         """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
+        # one step is counted, and the others go without what counting takes
+        self._counting &= not self.kept.most
         self._step = step
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
@@ -166,7 +178,11 @@ class Learner:
         """Do F, H or B; returns the activations or their gradient, in the format of messages."""
         given = None if received is None else received.to(self.device, self.dtype)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
-        made = work(microbatch, given).to(self._sent)
+        with self.kept.counting(self.weights) if self._counting else nullcontext():
+            made = work(microbatch, given).to(self._sent)
+        if self._counting:
+            own = [t for kept in self._kept.values() for t in kept if t is not None]
+            self.kept.bytes([*own, *self._head_gradients.values()])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made

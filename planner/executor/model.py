@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from planner.executor.again import made_again
 from planner.workload.layers import Architecture, Family
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -26,10 +27,16 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        # in fp32 whatever the format of activations, as LayerNorm does by itself
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return (wide * scale).type_as(x) * self.weight
+        return made_again(_scaled, x, made_again(_scale, x), self.weight)
+
+
+def _scale(x: Tensor) -> Tensor:
+    # in fp32 whatever the format of activations, as LayerNorm does by itself
+    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def _scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    return (x.float() * scale).type_as(x) * weight
 
 
 def _norm(arch: Architecture) -> nn.Module:
@@ -37,11 +44,11 @@ def _norm(arch: Architecture) -> nn.Module:
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) for ``[batch, heads, tokens, size]``."""
-    tokens, size = x.shape[-2:]
+    """Rotary positions (Su et al. 2021) for ``[batch, tokens, heads, size]``."""
+    tokens, size = x.shape[1], x.shape[-1]
     frequency = ROPE_BASE ** (-torch.arange(0, size, 2, device=x.device) / size)
     angle = torch.outer(torch.arange(tokens, device=x.device), frequency)
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     even, odd = x[..., 0::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
     return turned.type_as(x)
@@ -63,11 +70,12 @@ class Attention(nn.Module):
         batch, tokens, hidden = x.shape
         widths = [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = (
-            part.view(batch, tokens, -1, self.size).transpose(1, 2)
-            for part in self.qkv(x).split(widths, dim=-1)
+            part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
         )
         if self.rotary:
-            q, k = _rotate(q), _rotate(k)
+            # v by itself, or it would keep the others as they were before
+            q, k, v = _rotate(q), _rotate(k), v.contiguous()
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.kv_heads < self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -86,9 +94,14 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        up = self.up(x)
+        inner = F.gelu(up) if self.gate is None else made_again(_swish, self.gate(x), up)
         result: Tensor = self.down(inner)
         return result
+
+
+def _swish(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 class Layer(nn.Module):

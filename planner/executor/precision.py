@@ -55,9 +55,9 @@ class Computed:
                 setattr(place, name, parameter.to(self._dtype))
 
     @property
-    def rounded_bytes(self) -> int:
-        """Of weights in the format of compute, beside the parameters."""
-        return sum(p.numel() for _, _, p in self._rounded) * self._dtype.itemsize
+    def rounded(self) -> list[Tensor]:
+        """Weights in the format of compute, beside the parameters."""
+        return [getattr(place, name) for place, name, _ in self._rounded]
 
     def _take_apart(self, module: nn.Module) -> None:
         for part in module.children():

@@ -3,7 +3,8 @@
 Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
 token; attention adds ``4 s h`` per token (scores and values, Narayanan et al. 2021, section 5.1).
 A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
-attention scores recomputed), and hands on ``s h`` elements.
+attention scores recomputed; one of them is dropout's masks), or, where its feed-forward part is
+wider, ``8 s h`` and that part's two or three activations. It hands on ``s h`` elements.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
 
 SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
+SAVED_WITHOUT_FFN = 8.0
+"""Inputs and outputs of both norms, queries, keys, values, what attention gives."""
+SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3}
+"""Of the feed-forward width: around GELU; or gate, up and their product."""
 
 
 def transformer(
@@ -86,7 +91,9 @@ def transformer(
         weights + extra,
         2.0 * weights * s + 4.0 * s * s * h,
         handed_on,
-        SAVED_ELEMENTS * s * h * kept,
+        max(SAVED_ELEMENTS * h, SAVED_WITHOUT_FFN * h + SAVED_OF_FFN[arch.kind] * arch.ffn)
+        * s
+        * kept,
     )
     stem = Layer("embedding", stem_parameters, 0.0, handed_on, 0.0)
     head = Layer(

@@ -96,7 +96,7 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
 
     learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), learning_rate=1e-3)
     assert learner.computed_stage._module is learner.stage
-    assert learner.computed_stage.rounded_bytes == 0
+    assert learner.computed_stage.rounded == []
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -107,7 +107,8 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     plan = make_plan([[0, 1]], workload=tiny())
     learner = Learner(plan, 0, torch.device("cpu"), learning_rate=1e-3)
     layers = [p for name, p in learner.stage.named_parameters() if not name.startswith("stem")]
-    assert learner.computed_stage.rounded_bytes == 2 * sum(p.numel() for p in layers)
+    rounded = sum(weight.nbytes for weight in learner.computed_stage.rounded)
+    assert rounded == 2 * sum(p.numel() for p in layers)
     learner.begin(0, plan.schedules[0])
     sent = learner.operate("F", 0, None)
     assert sent.dtype == torch.bfloat16
