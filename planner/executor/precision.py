@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,21 +22,21 @@ BF16_CAPABILITY = (8, 0)
 class Computed:
     """A part of the model as it computes: same structure, weights in the format of compute.
 
-    Weights are rounded once a step and not in every operation. Gradients go through the rounding to
-    the fp32 parameters, where they are summed. The embedding stays in fp32, since it is looked up
-    and not multiplied; what it gives is rounded. In fp32 the part itself computes.
+    Weights are rounded once a step and not in every operation. Each gradient is added to that of
+    its fp32 parameter as soon as it is there, and let go of. The embedding stays in fp32, since it
+    is looked up and not multiplied; what it gives is rounded. In fp32 the part itself computes.
 
     Parameters
     ----------
     module
-        With parameters in fp32.
+        With parameters in fp32, whose gradients are there when there are any to add.
     dtype
         Of its products.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._module, self._dtype = module, dtype
-        self._rounded: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self._rounded: list[tuple[Tensor, nn.Parameter]] = []
         if dtype is not torch.float32:
             # a copy of the structure, which shares the parameters until they are rounded
             shared = {id(p): p for p in module.parameters()}
@@ -50,14 +51,14 @@ class Computed:
 
     def round(self) -> None:
         """Take over the parameters as they are now."""
-        with torch.enable_grad():
-            for place, name, parameter in self._rounded:
-                setattr(place, name, parameter.to(self._dtype))
+        with torch.no_grad():
+            for weight, parameter in self._rounded:
+                weight.copy_(parameter)
 
     @property
     def rounded(self) -> list[Tensor]:
         """Weights in the format of compute, beside the parameters."""
-        return [getattr(place, name) for place, name, _ in self._rounded]
+        return [weight for weight, _ in self._rounded]
 
     def _take_apart(self, module: nn.Module) -> None:
         for part in module.children():
@@ -66,12 +67,23 @@ class Computed:
             else:
                 self._take_apart(part)
         for name, parameter in list(module.named_parameters(recurse=False)):
-            # no parameter of the copy any more: a value that depends on one of the original
+            weight = torch.empty_like(parameter, dtype=self._dtype).requires_grad_()
+            weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_hand_on, parameter)
+            )
+            # no parameter of the copy any more
             delattr(module, name)
-            self._rounded.append((module, name, parameter))
+            setattr(module, name, weight)
+            self._rounded.append((weight, parameter))
 
     def _round_output(self, _: nn.Module, __: Any, made: Tensor) -> Tensor:
         return made.to(self._dtype)
+
+
+def _hand_on(parameter: nn.Parameter, weight: Tensor) -> None:
+    assert parameter.grad is not None and weight.grad is not None
+    parameter.grad.add_(weight.grad)
+    weight.grad = None
 
 
 def prepare(plan: TrainingPlan, device: torch.device) -> None:
