@@ -28,12 +28,14 @@ from planner.executor.connections import ConnectionLost
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
-from planner.executor.learner import Learner, Optimizer
+from planner.executor.learner import Learner, Optimizer, require_executable
+from planner.executor.memory import claims_of, need_of, require_memory
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
+from planner.executor.wiring import Wiring
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
@@ -171,6 +173,13 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         compute = ImposedCompute(plan, ranks.rank, imposed)
         worker = Worker(plan, ranks, compute, imposed=imposed)
     else:
+        require_executable(plan)
+        own_pace, calibrates = args.own_pace, args.calibrate is not None
+        averaging = Wiring(plan, ranks.rank, None, own_pace).averaging
+        need = need_of(
+            plan, ranks.rank, averaging, on_gpu=device.type == "cuda", calibrates=calibrates
+        )
+        require_memory(ranks, claims_of(ranks, need, device))
         learner = None
         if ranks.rank in plan.stage_of:
             learner = Learner(
