@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.work import summary
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -27,6 +28,9 @@ from planner.workload.workload import Workload
 
 WAIT_S, START_S = 60.0, 4.0
 """For ranks to come: altogether, and more for each."""
+
+RATES = ("tokens_per_s", "mfu")
+"""Of a step's event, where they are known."""
 
 NAME = "run"
 ABOUT = "run a plan on this machine, one local process a device"
@@ -140,7 +144,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             steps.take,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-    _summary(plan, steps.done, reason, as_json)
+    _summary(plan, steps.done, steps.devices, reason, as_json)
     return code
 
 
@@ -170,6 +174,7 @@ class _Steps:
         as_json: bool,
     ) -> None:
         self.done: list[dict[str, Any]] = []
+        self.devices: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json = predicted, as_json
 
@@ -184,6 +189,9 @@ class _Steps:
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
+        elif event["event"] == "devices":
+            self.devices = event["devices"]
+            self._say(summary(self.devices))
         else:
             assert self._predicted is not None
             self.done.append(
@@ -192,6 +200,7 @@ class _Steps:
                     "loss": None,
                     "measured_s": event["took_s"],
                     "predicted_s": self._predicted[event["step"] % len(self._predicted)],
+                    **{name: event[name] for name in RATES if name in event},
                 }
             )
             # losses come late and belong to the step they are of
@@ -213,15 +222,25 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     loss = f"loss {event['loss']:8.4f} (of step {event['loss_step']})" if known else "no loss yet"
     return (
         f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
-        f"{predicted_s:7.3f} s"
+        f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
+        + (f"   MFU {event['mfu']:.1%}" if "mfu" in event else "")
     )
 
 
 def _summary(
-    plan: TrainingPlan, steps: list[dict[str, Any]], failed: str | None, as_json: bool
+    plan: TrainingPlan,
+    steps: list[dict[str, Any]],
+    devices: list[dict[str, Any]],
+    failed: str | None,
+    as_json: bool,
 ) -> None:
     if as_json:
-        data = {"planned_step_s": plan.predicted.step_s, "steps": steps, "failed": failed}
+        data = {
+            "planned_step_s": plan.predicted.step_s,
+            "steps": steps,
+            "devices": devices,
+            "failed": failed,
+        }
         print(json.dumps(data, indent=1))
     if as_json or failed is not None:
         return

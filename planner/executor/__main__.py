@@ -33,9 +33,11 @@ from planner.executor.memory import claims_of, need_of, require_memory
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
+from planner.executor.report import device_reports, peak_flops
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
 from planner.executor.wiring import Wiring
+from planner.executor.work import Work
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
@@ -167,7 +169,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints = 0, None
+    first, checkpoints, peak = 0, None, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -180,6 +182,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             plan, ranks.rank, averaging, on_gpu=device.type == "cuda", calibrates=calibrates
         )
         require_memory(ranks, claims_of(ranks, need, device))
+        peak = peak_flops(plan, ranks, device)
         learner = None
         if ranks.rank in plan.stage_of:
             learner = Learner(
@@ -198,15 +201,18 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         first, checkpoints = _checkpoints(args, plan, ranks, learner, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-    steps = _steps(args, plan, worker, first, checkpoints)
+    work = None if args.impose else Work(plan, peak)
+    progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
+    steps = _steps(args, progress, worker, first, checkpoints)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
     if args.trace is not None and steps:
         _trace(args.trace, plan, ranks, worker, steps[-1])
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) / 1e9
-        print(f"rank {ranks.rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr)
+    if not args.impose:
+        reports = device_reports(ranks, works, need, device, worker.sent_bytes)
+        if ranks.rank == 0:
+            progress.devices(reports)
     ranks.part()
     return 0
 
@@ -247,14 +253,13 @@ def _checkpoints(
 
 def _steps(
     args: argparse.Namespace,
-    plan: TrainingPlan,
+    progress: Progress,
     worker: Worker,
     first: int,
     checkpoints: Checkpoints | None,
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
-    progress = Progress(plan.predicted.step_s / args.speed, args.events)
     for record in worker.steps(args.steps - first, args.rest, first):
         if args.record is None:
             records.clear()

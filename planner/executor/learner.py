@@ -159,6 +159,17 @@ class Learner:
         self._loss: float | None = None
 
     @property
+    def kept_bytes(self) -> int:
+        """Of tensors: parameters and what they are rounded to, gradients, moments, activations.
+
+        Activations are those of the step that was counted, on the CPU; what lives within one
+        operation is not in it.
+        """
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
+        held = [*self.weights, self._vector, *moments]
+        return sum(tensor.nbytes for tensor in held) + self.kept.most
+
+    @property
     def weights(self) -> list[Tensor]:
         """Parameters, and what they are rounded to."""
         parts = (self.computed_stage, self.computed_head)

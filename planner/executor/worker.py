@@ -51,6 +51,8 @@ class Worker:
         On rank 0, those known so far; None where there are none.
     began_s
         Monotonic clock, when the first of the steps began.
+    sent_bytes
+        By rank, what averaging and the pipeline sent there so far.
 
     Raises
     ------
@@ -75,8 +77,17 @@ class Worker:
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
         self.began_s = 0.0
+        self._connections: Connections = {}
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
         self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """See the class."""
+        found: dict[int, int] = {}
+        for (_, other), connection in self._connections.items():
+            found[other] = found.get(other, 0) + connection.sent_bytes
+        return found
 
     def steps(self, count: int, rest: int = 0, first: int = 0) -> Iterator[StepRecord]:
         """Train; yields after every step.
@@ -108,6 +119,7 @@ class Worker:
             wanted = self._wiring.connections
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
+            self._connections = _busy(connections)
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))

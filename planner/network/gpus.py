@@ -62,3 +62,21 @@ GPUS: dict[str, Gpu] = {
     "RTX3090": Gpu(71e12, 35.6e12, 24 * GIB, "NVIDIA GA102 white paper, FP32 accumulate"),
     "RTX4090": Gpu(165.2e12, 82.6e12, 24 * GIB, "NVIDIA Ada white paper, FP32 accumulate"),
 }
+
+CALLED = {
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100",
+    "Tesla V100-SXM2-32GB": "V100-32GB",
+    "NVIDIA A10": "A10",
+    "NVIDIA A40": "A40",
+    "NVIDIA L4": "L4",
+    "NVIDIA A100-SXM4-40GB": "A100",
+    "NVIDIA A100-PCIE-40GB": "A100",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA A100 80GB PCIe": "A100-80GB",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA GeForce RTX 3090": "RTX3090",
+    "NVIDIA GeForce RTX 4090": "RTX4090",
+}
+"""Names in the table by those that the driver gives; others of a family have other peaks."""

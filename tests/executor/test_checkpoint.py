@@ -35,7 +35,7 @@ def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
         *([*words, "--device", "cpu", "--events", *more], ["0", "1", "2", "3"], threads(4, 1)),
         *(events.append, said.append),
     )
-    told = [json.loads(line) for line in events]
+    told = [e for line in events if "loss" in (e := json.loads(line))]
     losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
     losses.pop(None, None)
     return code, losses, said
