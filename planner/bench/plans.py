@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,8 @@ class Baseline:
     about: str
 
 
-def instances() -> dict[str, Instance]:
+@cache
+def instances() -> Mapping[str, Instance]:
     """All, by name."""
     return INSTANCES | catalogue()
 

@@ -270,6 +270,16 @@ def _queued(using: Any, to_go: Any, behind: Any, rate: Any, since: Any, now: flo
 
 
 @compiled
+def _noted(changed: Any, which: Any, count: int, line: int) -> int:
+    """A line on which something has changed, if there is one, is in the list once."""
+    if line != NOTHING and not changed[line]:
+        changed[line] = True
+        which[count] = line
+        return count + 1
+    return count
+
+
+@compiled
 def run(
     work: Work, links: Links, rounds: Rounds, steps: Ints, averages: bool, happened: Happened
 ) -> None:
@@ -395,10 +405,7 @@ def run(
                     sends[g] = True
                     for k in range(load_first[g], load_first[g + 1]):
                         line = load_line[k]
-                        if not changed[line]:
-                            changed[line] = True
-                            changed_ones[changes] = line
-                            changes += 1
+                        changes = _noted(changed, changed_ones, changes, line)
                     running[sending] = g
                     sending += 1
                     heapq.heappush(events, (flies[g], number, FLOWN, g))
@@ -486,10 +493,7 @@ def run(
                 head[p] = behind_it[message]
                 for k in range(lines.shape[1]):
                     line = lines[p, k]
-                    if line != NOTHING and not changed[line]:
-                        changed[line] = True
-                        changed_ones[changes] = line
-                        changes += 1
+                    changes = _noted(changed, changed_ones, changes, line)
                 if head[p] != NOTHING:
                     to_go[p], since[p] = size[head[p] % total], now
                     behind[p] = max(behind[p] - to_go[p], 0.0)
@@ -527,10 +531,7 @@ def run(
                 sends[what] = False
                 for k in range(load_first[what], load_first[what + 1]):
                     line = load_line[k]
-                    if not changed[line]:
-                        changed[line] = True
-                        changed_ones[changes] = line
-                        changes += 1
+                    changes = _noted(changed, changed_ones, changes, line)
                 sending -= 1
                 for k in range(sending):
                     if running[k] == what:
@@ -612,7 +613,4 @@ def run(
                     heapq.heappush(events, (ends[p], number, LEAVES, p))
                 for place_of in range(lines.shape[1]):
                     line = lines[p, place_of]
-                    if line != NOTHING and not changed[line]:
-                        changed[line] = True
-                        changed_ones[changes] = line
-                        changes += 1
+                    changes = _noted(changed, changed_ones, changes, line)

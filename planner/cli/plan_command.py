@@ -399,9 +399,10 @@ def _levels_line(made: TrainingPlan) -> list[str]:
     two = [str(j) for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
     if not two:
         return []
-    which = "every stage averages" if len(two) == len(made.averaging) else f"stage {', '.join(two)}"
-    verb = "" if which.startswith("every") else ": averages"
-    return [f"{'':24}{which}{verb} in two levels: within sites, then between them"]
+    who = "every stage averages"
+    if len(two) < len(made.averaging):
+        who = f"stage {', '.join(two)}: averages"
+    return [f"{'':24}{who} in two levels: within sites, then between them"]
 
 
 def _alternative_lines(table: Sequence[Alternative], step_s: float) -> list[str]:

@@ -100,10 +100,8 @@ class Run:
         n, ops, groups = len(work.update_s), len(work.device), len(rounds.size)
         devices = _devices(n, ops * len(rules.steps), groups)
         times = _times(len(rules.steps), rules.recorded, ops, n, groups)
-        flows, averaging = (
-            _flows(pairs, len(devices.there)),
-            _averaging(rounds, len(pairs.capacity)),
-        )
+        flows = _flows(pairs, len(devices.there))
+        averaging = _averaging(rounds, len(pairs.capacity))
         run(pairs, work, rounds, rules, devices, flows, averaging, times)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:

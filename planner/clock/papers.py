@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from planner.clock.timeline import Op, sorted_ops
 from planner.network.cluster import Cluster
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.workload import Workload
 
@@ -43,18 +44,19 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
-        size = {g: gradient[stage] * g.codec(plan.codec).wire_ratio for r in rounds for g in r}
+        size = gradient[stage]
         seconds[stage] = sum(
-            max(_group_s(g, size[g], latency, bandwidth) for g in groups) for groups in rounds
+            max(_group_s(g, size, plan.codec, latency, bandwidth) for g in groups)
+            for groups in rounds
         )
     return seconds
 
 
 def _group_s(
-    group: AveragingGroup, gradient_bytes: float, latency: Floats, bandwidth: Floats
+    group: AveragingGroup, gradient_bytes: float, codec: Codec, latency: Floats, bandwidth: Floats
 ) -> float:
     pick = np.ix_(group.members, group.members)
-    share = np.array(group.shares) * group.width
+    share = np.array(group.shares) * group.width * group.codec(codec).wire_ratio
     gives, gets = np.array(group.gives), np.array(group.gets)
     off = ~np.eye(len(share), dtype=bool)
     # [i, k]: member i sends member k the share that k sums

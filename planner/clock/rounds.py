@@ -126,14 +126,7 @@ def round_s(
     float
         The fullest resource's seconds and the longest latency there and back.
     """
-    if len(group.members) == 1:
-        return 0.0
-    index = np.array(group.members)
-    sent = group_bytes(group, vector_bytes, codec)
-    fullest = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
-    for r, size in _shared_needs(index, sent, links).items():
-        fullest = max(fullest, size / float(links.capacity_bytes_per_s[r]))
-    return fullest + return_s(group, links)
+    return _round(group, vector_bytes, links, codec)[0]
 
 
 def rounds_s(
@@ -160,18 +153,17 @@ def rounds_s(
     float
         Where groups share sites' lines, at least what these lines take for all of them.
     """
-    total, first = 0.0, 2 * len(links)
+    total = 0.0
     for groups in averaging:
-        busy = np.zeros(len(links.capacity_bytes_per_s) - first)
+        busy: dict[int, float] = {}
         longest = 0.0
         for group in groups:
-            longest = max(longest, round_s(group, vector_bytes, links, codec))
-            if len(busy) and len(group.members) > 1:
-                sent = group_bytes(group, vector_bytes, codec)
-                for r, size in _shared_needs(np.array(group.members), sent, links).items():
-                    if r >= first:
-                        busy[r - first] += size / float(links.capacity_bytes_per_s[r])
-        total += max(longest, float(busy.max(initial=0.0)))
+            seconds, over = _round(group, vector_bytes, links, codec)
+            longest = max(longest, seconds)
+            for r, used_s in over.items():
+                # devices have their own up- and downlinks in one group of a round only
+                busy[r] = busy.get(r, 0.0) + used_s
+        total += max(longest, max(busy.values(), default=0.0))
     return total
 
 
@@ -240,6 +232,22 @@ def compile_rounds(
         _ints(stage for stage, _, _ in flat),
         _ints(r for _, r, _ in flat),
     )
+
+
+def _round(
+    group: AveragingGroup, vector_bytes: float, links: Links, codec: Codec
+) -> tuple[float, dict[int, float]]:
+    """Seconds of a round on links that carry nothing else, and those over each shared resource."""
+    if len(group.members) == 1:
+        return 0.0, {}
+    index = np.array(group.members)
+    sent = group_bytes(group, vector_bytes, codec)
+    over = {
+        r: size / float(links.capacity_bytes_per_s[r])
+        for r, size in _shared_needs(index, sent, links).items()
+    }
+    alone = float((sent / links.bandwidth_bytes_per_s[np.ix_(index, index)]).max())
+    return max([alone, *over.values()]) + return_s(group, links), over
 
 
 def _shared_needs(members: Ints, sent: Floats, links: Links) -> dict[int, float]:

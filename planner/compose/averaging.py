@@ -13,10 +13,8 @@ from planner.compose.request import Shares
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.model import AveragingGroup, StageAveraging
 from planner.training_plan.shares import shares_of
-
-Rounds = tuple[tuple[AveragingGroup, ...], ...]
 
 
 def averaging_rounds(
@@ -28,7 +26,7 @@ def averaging_rounds(
     codec: Codec = Codec.NONE,
     *,
     levels: bool = False,
-) -> Rounds:
+) -> StageAveraging:
     """Rounds of one stage, in which every device contributes.
 
     Parameters
@@ -54,7 +52,7 @@ def averaging_rounds(
 
     Returns
     -------
-    Rounds
+    StageAveraging
         Per round, its disjoint groups.
 
     Raises

@@ -264,9 +264,7 @@ def drafted(
         layout.recompute,
     )
     asked = replace(question, cluster=cluster)
-    room = memory_room(cluster, workload, shape, groups)
-    if question.request.in_flight is not None:
-        room = {d: min(held, question.request.in_flight) for d, held in room.items()}
+    room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
     costs = shape.costs(workload)
     nodes, flow = flow_of(places, layout, costs, in_flight, _most_held(question))
     slower = np.ones(len(flow.stage)) if slower is None else slower

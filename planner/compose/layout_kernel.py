@@ -205,9 +205,7 @@ def averaging_s(
                 back_s = max(back_s, links.there_and_back_s[c, d])
     for s in range(sites):
         if held[s] > 0:
-            here = 0.0
-            for c in range(len(row)):
-                here += row[c] if links.site[c] == s and links.sums[c] else 0
+            here = _summing(s, row, links)
             least = min(least, here)
             crossing = _crossing(held[s], members, here / max(all_sum, 1.0)) * size
             seconds = max(seconds, crossing / links.line[s] + back_s)
@@ -218,8 +216,18 @@ def averaging_s(
         if held[s] > 0 and levels < seconds:
             sent[s] += 2 * (used - 1) / used * size
         else:
-            sent[s] += _crossing(held[s], members, held[s] / members) * size
+            part = _summing(s, row, links) / max(all_sum, 1.0)
+            sent[s] += _crossing(held[s], members, part) * size
     return float(min(seconds, levels))
+
+
+@jit
+def _summing(site: int, row: Any, links: Any) -> float:
+    """Devices of a site that can sum for others."""
+    found = 0.0
+    for c in range(len(row)):
+        found += row[c] if links.site[c] == site and links.sums[c] else 0
+    return found
 
 
 @jit

@@ -16,10 +16,8 @@ from planner.clock.links import Links
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import WHOLE, AveragingGroup
+from planner.training_plan.model import WHOLE, AveragingGroup, StageAveraging
 from planner.training_plan.shares import fraction_ends, shares_of
-
-Rounds = tuple[tuple[AveragingGroup, ...], ...]
 
 
 def has_levels(cluster: Cluster) -> bool:
@@ -36,7 +34,7 @@ def has_levels(cluster: Cluster) -> bool:
     return bool(lines) and sites is not None and 1 < len(set(sites)) < len(sites)
 
 
-def two_levels(cluster: Cluster, group: Sequence[int]) -> Rounds | None:
+def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
     """Rounds that reduce, exchange and spread; None where there is nothing to win by them.
 
     Parameters
@@ -48,7 +46,7 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> Rounds | None:
 
     Returns
     -------
-    Rounds or None
+    StageAveraging or None
         Everybody contributes. None without shared lines, with one site, with one device in every
         site, and where all of a site cannot sum.
     """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.clock.simulator import first_step_s, predict, step_s
-from planner.compose.averaging import Rounds, averaging_rounds
+from planner.compose.averaging import averaging_rounds
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.compose.straight import straight_schedule
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import Predicted, Schedule, TrainingPlan
+from planner.training_plan.model import Predicted, Schedule, StageAveraging, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 
 
@@ -90,7 +90,7 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
 
 def stage_averaging(
     question: Question, shape: Shape, groups: Sequence[Sequence[int]]
-) -> list[tuple[Rounds, float]]:
+) -> list[tuple[StageAveraging, float]]:
     """How every stage averages, and bytes of its vector.
 
     Parameters
@@ -104,7 +104,7 @@ def stage_averaging(
 
     Returns
     -------
-    list[tuple[Rounds, float]]
+    list[tuple[StageAveraging, float]]
         One entry a stage.
 
     Raises

@@ -337,8 +337,9 @@ def memory_room(
     workload: Workload,
     shape: Shape,
     groups: Sequence[Sequence[int]],
+    in_flight: int | None = None,
 ) -> dict[int, int]:
-    """Microbatches that each device can hold between their F and B.
+    """Microbatches that each device can hold between their F and B; no more than asked for.
 
     Raises
     ------
@@ -356,5 +357,6 @@ def memory_room(
                     f"needs {costs.need_bytes(1) / 1e9:.2f} GB for its state and one "
                     "microbatch; use more stages, smaller microbatches or larger devices"
                 )
-            room[d] = shape.microbatches if math.isinf(fits) else min(int(fits), MOST_ROOM)
+            held = shape.microbatches if math.isinf(fits) else min(int(fits), MOST_ROOM)
+            room[d] = held if in_flight is None else min(held, in_flight)
     return room

@@ -117,17 +117,14 @@ def path_problem(
     """
     cluster, workload, request = question.cluster, question.workload, question.request
     assert request.path_stages is not None
-    room = memory_room(cluster, workload, shape, assignment.groups)
-    held = [room[d] for d in range(len(cluster))]
-    if request.in_flight is not None:
-        held = [min(count, request.in_flight) for count in held]
+    room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
     problem = PathProblem.from_assignment(
         cluster,
         workload,
         assignment,
         path_stages=request.path_stages,
         microbatches_per_start=shape.microbatches // shape.starts,
-        memory=held,
+        memory=[room[d] for d in range(len(cluster))],
         max_swaps=request.swaps,
         live_memory=True,
         queueing=True,

@@ -241,9 +241,8 @@ class _Trials:
     ) -> tuple[Schedule, ...]:
         """The same paths, B before H before F as they come on the clock."""
         question, groups = self.question, assignment.groups
-        room = memory_room(question.cluster, question.workload, shape, groups)
-        if question.request.in_flight is not None:
-            room = {d: min(count, question.request.in_flight) for d, count in room.items()}
-        sent = sent_bytes(shape.costs(question.workload), groups, len(question.cluster))
-        links = Links.of(question.cluster)
+        cluster, workload = question.cluster, question.workload
+        room = memory_room(cluster, workload, shape, groups, question.request.in_flight)
+        sent = sent_bytes(shape.costs(workload), groups, len(cluster))
+        links = Links.of(cluster)
         return tuple(eagerly_ordered(one, times, sent, links, room) for one in schedules)

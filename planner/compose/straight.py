@@ -56,11 +56,9 @@ def straight_schedule(
     """
     assert assignment.grid is not None
     cluster, workload, request = question.cluster, question.workload, question.request
-    room = memory_room(cluster, workload, shape, assignment.groups)
+    room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
     grid = assignment.grid.tolist()
     if request.schedule == Order.EAGER_1F1B:
-        if request.in_flight is not None:
-            room = {d: min(count, request.in_flight) for d, count in room.items()}
         sent = sent_bytes(shape.costs(workload), assignment.groups, len(cluster))
         links = Links.of(cluster)
         return eager_schedule(grid, shape.microbatches, shape.head, times, sent, links, room)

@@ -271,6 +271,10 @@ class AveragingGroup:
         return cls(members, (1.0 / n,) * n, (True,) * n)
 
 
+StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
+"""Rounds of groups of one stage, one round after the other."""
+
+
 def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
     """Whether a stage averages in two levels.
 
@@ -406,7 +410,7 @@ class TrainingPlan:
     assignment: AssignmentPlan
     stage_layers: tuple[tuple[int, int], ...]
     schedules: tuple[Schedule, ...]
-    averaging: tuple[tuple[tuple[AveragingGroup, ...], ...], ...]
+    averaging: tuple[StageAveraging, ...]
     predicted: Predicted
     certificates: Mapping[str, Certificate]
     recompute: tuple[bool, ...] = ()

@@ -100,6 +100,18 @@ def test_the_estimate_is_no_less_than_the_rounds(
         assert found <= rounds_s(equal, 1e7, links, codec) * (1 + 1e-9)
 
 
+def test_lines_of_those_who_sum_for_others() -> None:
+    """The first of three machines sums alone: its line carries four vectors, the others' two."""
+    cluster = nodes([2, 2, 2], can_aggregate=[True, True, False, False, False, False])
+    places = Places.of(cluster)
+    search = LayoutSearch(places, model())
+    row = np.array([2 if places.members[c][0] % 2 == 0 else 0 for c in range(len(places.members))])
+    assert row.sum() == 6
+    share, held, sent = np.zeros(len(row)), np.zeros(3), np.zeros(3)
+    averaging_s(1e7, 1e7, row, search.links, share, held, sent, 0.0)
+    assert sorted(sent) == pytest.approx([2e7, 2e7, 4e7])
+
+
 def test_a_plan_of_machines(tmp_path: Path) -> None:
     """Averages in two levels, is saved, read, checked, and its bound proven; edits are found."""
     cluster, work = nodes([3, 2, 2]), tiny_workload(batch_samples=32)
