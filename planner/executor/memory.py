@@ -191,13 +191,29 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     if device.type != "cuda":
         return [Claim(machine, here, need.total, available_bytes(), USABLE, parts)]
     free, _ = torch.cuda.mem_get_info(device)
-    on = torch.cuda.get_device_properties(device)
-    gpu = f"{machine} {getattr(on, 'uuid', device.index)}"
+    name, gpu = gpu_of(device)
     beside = {"copies for the network": need.host}
     return [
-        Claim(gpu, on.name, need.total, float(free), GPU_USABLE, parts),
+        Claim(gpu, name, need.total, float(free), GPU_USABLE, parts),
         Claim(machine, here, need.host, available_bytes(), USABLE, beside),
     ]
+
+
+def gpu_of(device: torch.device) -> tuple[str, str]:
+    """The name of a GPU's kind, and a text that no other GPU has.
+
+    Parameters
+    ----------
+    device
+        A GPU.
+
+    Returns
+    -------
+    tuple[str, str]
+        The same for all ranks on it.
+    """
+    on = torch.cuda.get_device_properties(device)
+    return on.name, f"{_machine()} {getattr(on, 'uuid', device.index)}"
 
 
 def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner
-from planner.executor.memory import Need
+from planner.executor.memory import Need, gpu_of
 from planner.executor.ranks import Ranks
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.model import TrainingPlan
@@ -32,10 +32,7 @@ def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float 
     float or None
         FLOP/s; None where one is not in the table of GPUs, as a processor is not.
     """
-    own = ["", ""]
-    if device.type == "cuda":
-        on = torch.cuda.get_device_properties(device)
-        own = [on.name, str(getattr(on, "uuid", ranks.rank))]
+    own = gpu_of(device) if device.type == "cuda" else ("", "")
     told = [json.loads(text) for text in ranks.share("gpu", json.dumps(own))]
     names = {gpu: name for rank, (name, gpu) in enumerate(told) if rank in plan.stage_of}
     if not all(name in CALLED for name in names.values()):
