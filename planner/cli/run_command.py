@@ -47,6 +47,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=Path,
         help="go on from the newest checkpoint of this folder; --steps counts those before too",
     )
+    sub.add_argument(
+        "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
+    )
+    sub.add_argument(
+        "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
+    )
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
@@ -74,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         args.checkpoint,
         args.every,
         args.resume,
+        args.weights,
+        args.export,
     )
     return launch(asked, as_json=args.json)
 
@@ -96,6 +104,8 @@ class LocalRun:
         Seconds of a device's silence that end the run; None: the executor's own.
     checkpoint, every, resume
         Where checkpoints go and after how many steps, and where they were.
+    weights, export
+        Folders of Hugging Face weights: to start from, and to write at the end.
     """
 
     plan: Path
@@ -110,6 +120,8 @@ class LocalRun:
     checkpoint: Path | None = None
     every: int | None = None
     resume: Path | None = None
+    weights: Path | None = None
+    export: Path | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -260,6 +272,8 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--checkpoint", asked.checkpoint),
         ("--every", asked.every),
         ("--resume", asked.resume),
+        ("--weights", asked.weights),
+        ("--export", asked.export),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -26,6 +26,7 @@ from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.connections import ConnectionLost
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
+from planner.executor.export import Export, export_trained
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, Optimizer
@@ -45,8 +46,10 @@ ALIKE = (
     *("own_pace", "learning_rate", "optimizer"),
 )
 """Options that all ranks must be given alike."""
-FILES = ("data", "calibrate", "trace", "checkpoint", "resume")
+FILES = ("data", "calibrate", "trace", "checkpoint", "resume", "weights", "export")
 """Given to all ranks or to none; the files may have other names elsewhere."""
+NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "weights", "export")
+"""Options for a model that is trained."""
 SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
 
@@ -99,6 +102,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
     )
+    parser.add_argument("--weights", type=Path, help="folder of Hugging Face weights to start from")
+    parser.add_argument("--export", type=Path, help="write Hugging Face weights into this folder")
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument(
@@ -142,10 +147,9 @@ def _torch_device(choice: str) -> torch.device:
 def _run(args: argparse.Namespace, watch: Watch) -> int:
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
-    if args.impose and (args.own_pace or args.calibrate or args.checkpoint or args.resume):
-        raise ValueError(
-            "--impose runs no model; leave out --own-pace, --calibrate, --checkpoint and --resume"
-        )
+    for option in NO_MODEL if args.impose else ():
+        if getattr(args, option):
+            raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -165,13 +169,13 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints = 0, None
+    first, checkpoints, export, learner = 0, None, None, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
         worker = Worker(plan, ranks, compute, imposed=imposed)
     else:
-        learner = None
+        export = None if args.export is None else Export(args.export, plan, args.weights)
         if ranks.rank in plan.stage_of:
             learner = Learner(
                 plan,
@@ -180,6 +184,8 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 learning_rate=args.learning_rate,
                 data=args.data,
                 optimizer=args.optimizer,
+                # what is gone on from has its own
+                weights=args.weights if args.resume is None else None,
             )
         if args.calibrate is not None:
             measured = calibrate(plan, ranks, learner, device)
@@ -190,6 +196,8 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
     steps = _steps(args, plan, worker, first, checkpoints)
+    if export is not None:
+        export_trained(export, ranks, learner)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)

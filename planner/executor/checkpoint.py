@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from planner.executor.learner import Learner
 from planner.executor.ranks import Ranks
@@ -166,29 +168,109 @@ def resume(
     done: int = max(common)
     if learner is None:
         return done
-    path = _place(folder, done) / INDEX
-    try:
-        index = json.loads(path.read_text())
-        of, with_, shards = index["plan"], index["optimizer"], index["shards"]
-        version, sha256 = index["version"], shards[_shard(ranks.rank)]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    index, path = _index(folder, done, plan)
+    if index["optimizer"] != optimizer:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); delete this checkpoint, so that an earlier one is "
-            "taken"
-        ) from None
+            f"{path}: was trained with {index['optimizer']}, this run has {optimizer}; give "
+            f"--optimizer {index['optimizer']}"
+        )
+    learner.load_state(_read(folder, done, ranks.rank, index))
+    return done
+
+
+def newest(folder: Path, ranks: Iterable[int]) -> int:
+    """Steps of the newest complete checkpoint that has the shards of all these ranks.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    ranks
+        Devices.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    """
+    wanted = tuple(ranks)
+    found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
+    if not found:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint with the shards of devices "
+            f"{', '.join(map(str, wanted[:8]))}; bring the nodes' folders together first"
+        )
+    return found[-1]
+
+
+def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
+    """What a rank held.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    steps
+        That were done.
+    rank
+        Device.
+    plan
+        What was trained.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        As `planner.executor.learner.Learner.state` gave it.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint is of another plan.
+    TensorFileError
+        Its file is damaged.
+    """
+    return _read(folder, steps, rank, _index(folder, steps, plan)[0])
+
+
+def _read(folder: Path, steps: int, rank: int, index: dict[str, Any]) -> dict[str, Tensor]:
+    name = _shard(rank)
+    try:
+        sha256 = str(index["shards"][name]["sha256"])
+    except (KeyError, TypeError):
+        raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
+    return read_tensors(_place(folder, steps) / name, sha256)
+
+
+def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any], Path]:
+    """The index of a checkpoint of this plan, and where it is."""
+    path = _place(folder, steps) / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+        of, version, _ = index["plan"], index["version"], index["optimizer"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, str(error)) from None
     if version != VERSION:
-        raise CheckpointError(f"{path}: has version {version}, this release reads {VERSION}")
+        raise CheckpointError(
+            f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
+            "that wrote it"
+        )
     if of != plan.content_hash:
         raise CheckpointError(
             f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "
             "plan that was run"
         )
-    if with_ != optimizer:
-        raise CheckpointError(
-            f"{path}: was trained with {with_}, this run has {optimizer}; give --optimizer {with_}"
-        )
-    learner.load_state(read_tensors(_place(folder, done) / _shard(ranks.rank), sha256))
-    return done
+    return index, path
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: cannot be read ({why}); delete this checkpoint, so that an earlier one is taken"
+    )
 
 
 def _place(folder: Path, steps: int) -> Path:

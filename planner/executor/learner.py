@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from planner.executor.data import Microbatches
 from planner.executor.messages import Message
-from planner.executor.model import build_head, build_stage
+from planner.executor.model import Head, build_head, build_stage
+from planner.executor.weights import load_weights
 from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
@@ -62,10 +63,33 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.boundary_codec: the executor sends activations as they are so far, found "
             f"{codec}; plan without one"
         )
+    if arch.tied and plan.head_stage != 0:
+        raise PlanError(
+            "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
+            "them on one stage; plan with --head first or one stage, or set it to false"
+        )
     # load_plan has seen to this for files; a plan made in memory is as welcome
     for problem in contradictions(plan):
         raise PlanError(problem)
     return arch
+
+
+def has_head(plan: TrainingPlan, rank: int) -> bool:
+    """Whether a rank runs head and loss in any schedule.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Device.
+
+    Returns
+    -------
+    bool
+        Devices of one stage are alike in this.
+    """
+    return any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
 
 
 class _Kept(NamedTuple):
@@ -92,11 +116,15 @@ class Learner:
         A text file; None: synthetic.
     optimizer
         An `Optimizer` or its name.
+    weights
+        Folder of Hugging Face weights to start from; None: the plan's seed makes them.
 
     Raises
     ------
     PlanError
         The plan cannot be carried out.
+    WeightsError
+        The folder's weights are of another model.
     """
 
     def __init__(
@@ -108,6 +136,7 @@ class Learner:
         learning_rate: float,
         data: Path | None = None,
         optimizer: str = Optimizer.ADAMW,
+        weights: Path | None = None,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
@@ -115,17 +144,17 @@ class Learner:
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
-        runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
-        self.head = build_head(arch, plan.seed).to(device) if runs_head else None
+        self.head: Head | None = None
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
         self.data = Microbatches(
             arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
         )
         self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
-        self.parameters: list[nn.Parameter] = [
-            *self.stage.parameters(),
-            *(() if self.head is None else self.head.parameters()),
-        ]
+        if weights is not None:
+            load_weights(weights, arch, *plan.stage_layers[stage], self.named())
+        self.parameters = list(self.named().values())
         self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
         self._vector = _joined_gradients(self.parameters)
         on_gpu = device.type == "cuda"
@@ -174,7 +203,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Parameters, and what the optimizer keeps of each; all that training goes on from."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self._named().items():
+        for name, parameter in self.named().items():
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
@@ -189,7 +218,7 @@ class Learner:
             By name; every parameter is there.
         """
         with torch.no_grad():
-            for name, parameter in self._named().items():
+            for name, parameter in self.named().items():
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
@@ -199,13 +228,12 @@ class Learner:
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
 
-    def _named(self) -> dict[str, nn.Parameter]:
-        parts = {"stage": self.stage} | ({} if self.head is None else {"head": self.head})
-        return {
-            f"{part}.{name}": parameter
-            for part, module in parts.items()
-            for name, parameter in module.named_parameters()
-        }
+    def named(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, a matrix that embedding and head share once."""
+        whole = nn.ModuleDict({"stage": self.stage})
+        if self.head is not None:
+            whole["head"] = self.head
+        return dict(whole.named_parameters())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

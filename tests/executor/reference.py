@@ -27,8 +27,9 @@ def train_single(
     arch = require_executable(plan)
     w = plan.workload
     stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
-    head = build_head(arch, plan.seed)
-    parameters = [p for module in (*stages, head) for p in module.parameters()]
+    head = build_head(arch, plan.seed, stages[0].stem)
+    # a tied matrix once
+    parameters = list(nn.ModuleList([*stages, head]).parameters())
     optim = make_optimizer(Optimizer.ADAMW, parameters, learning_rate)
     batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, None)
     for step in range(count):
