@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.options import add_training, optimizing_of, words_of
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -36,8 +37,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, steps, what to train on, what to measure."""
     sub.add_argument("plan", type=Path)
     sub.add_argument("--steps", type=positive, default=10)
-    sub.add_argument("--learning-rate", type=float, default=1e-3)
-    sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
     sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
@@ -47,12 +46,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=Path,
         help="go on from the newest checkpoint of this folder; --steps counts those before too",
     )
-    sub.add_argument(
-        "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
-    )
-    sub.add_argument(
-        "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
-    )
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
@@ -61,17 +54,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="seconds of a device's silence that end the run; default 10, and more where the plan "
         "has long latencies",
     )
+    add_training(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
+    optimizing_of(args)  # what is no value is said before anything starts
     asked = LocalRun(
         args.plan,
         args.steps,
-        args.learning_rate,
-        args.data,
+        words_of(args),
         args.calibrate,
         args.calibration,
         args.trace,
@@ -80,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
         args.checkpoint,
         args.every,
         args.resume,
-        args.weights,
-        args.export,
     )
     return launch(asked, as_json=args.json)
 
@@ -94,6 +86,8 @@ class LocalRun:
     ----------
     plan
         The plan file.
+    training
+        Options of `planner.executor.options.add_training`, as words.
     calibrate, calibration
         Where measured compute times go, or where they were stored before.
     trace
@@ -104,14 +98,11 @@ class LocalRun:
         Seconds of a device's silence that end the run; None: the executor's own.
     checkpoint, every, resume
         Where checkpoints go and after how many steps, and where they were.
-    weights, export
-        Folders of Hugging Face weights: to start from, and to write at the end.
     """
 
     plan: Path
     steps: int
-    learning_rate: float
-    data: Path | None
+    training: list[str]
     calibrate: Path | None
     calibration: Path | None
     trace: Path | None
@@ -120,8 +111,6 @@ class LocalRun:
     checkpoint: Path | None = None
     every: int | None = None
     resume: Path | None = None
-    weights: Path | None = None
-    export: Path | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -135,8 +124,6 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
-    if asked.data is not None and not asked.data.is_file():
-        raise PlanError(f"{asked.data}: is not a file; give a text file to train on")
     predicted = None
     if asked.calibration is not None:
         predicted = predict(plan, workload, Calibration.load(asked.calibration))
@@ -259,12 +246,11 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
-        *("--learning-rate", str(asked.learning_rate)),
+        *asked.training,
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
     for flag, value in (
-        ("--data", asked.data),
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
         ("--device", asked.device),
@@ -272,8 +258,6 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--checkpoint", asked.checkpoint),
         ("--every", asked.every),
         ("--resume", asked.resume),
-        ("--weights", asked.weights),
-        ("--export", asked.export),
     ):
         if value is not None:
             command += [flag, str(value)]

@@ -29,7 +29,9 @@ from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.export import Export, export_trained
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
-from planner.executor.learner import Learner, Optimizer
+from planner.executor.learner import Learner
+from planner.executor.optimizing import Optimizing
+from planner.executor.options import FOLDERS, OPTIMIZING, add_training, optimizing_of
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
@@ -43,10 +45,11 @@ from planner.training_plan.model import TrainingPlan
 EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "learning_rate", "optimizer"),
+    "own_pace",
+    *OPTIMIZING,
 )
 """Options that all ranks must be given alike."""
-FILES = ("data", "calibrate", "trace", "checkpoint", "resume", "weights", "export")
+FILES = ("data", "calibrate", "trace", "checkpoint", "resume", *FOLDERS)
 """Given to all ranks or to none; the files may have other names elsewhere."""
 NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "weights", "export")
 """Options for a model that is trained."""
@@ -93,17 +96,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
-    parser.add_argument("--data", type=Path, help="text file; default: synthetic")
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
     parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
     parser.add_argument("--every", type=int, default=EVERY, help="steps between two checkpoints")
     parser.add_argument(
         "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
     )
-    parser.add_argument("--weights", type=Path, help="folder of Hugging Face weights to start from")
-    parser.add_argument("--export", type=Path, help="write Hugging Face weights into this folder")
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument(
@@ -122,6 +120,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
+    add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
     imposed.add_argument("--impose", action="store_true")
     imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
@@ -157,6 +156,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+    optimizing = optimizing_of(args)
     plan = load_plan(args.plan)
     ranks = join(
         plan,
@@ -181,9 +181,8 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 plan,
                 ranks.rank,
                 device,
-                learning_rate=args.learning_rate,
+                optimizing,
                 data=args.data,
-                optimizer=args.optimizer,
                 # what is gone on from has its own
                 weights=args.weights if args.resume is None else None,
             )
@@ -192,7 +191,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
-        first, checkpoints = _checkpoints(args, plan, ranks, learner, watch)
+        first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
     steps = _steps(args, plan, worker, first, checkpoints)
@@ -222,6 +221,7 @@ def _checkpoints(
     plan: TrainingPlan,
     ranks: Ranks,
     learner: Learner | None,
+    optimizing: Optimizing,
     watch: Watch,
 ) -> tuple[int, Checkpoints | None]:
     """How many steps were done before, and what writes checkpoints."""
@@ -229,9 +229,9 @@ def _checkpoints(
     def written(steps: int) -> None:
         watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
 
-    first = 0
+    first, settings = 0, optimizing.to_dict()
     if args.resume is not None:
-        first = resume(args.resume, plan, ranks, learner, args.optimizer)
+        first = resume(args.resume, plan, ranks, learner, settings)
         if first >= args.steps:
             raise ValueError(
                 f"--steps is {args.steps}, but {first} were done; give the number of all steps, "
@@ -239,7 +239,6 @@ def _checkpoints(
             )
     if args.checkpoint is None:
         return first, None
-    settings = {"optimizer": args.optimizer, "learning_rate": args.learning_rate}
     more = (plan, ranks, learner, settings, written)
     return first, Checkpoints(args.checkpoint, args.every, *more)
 

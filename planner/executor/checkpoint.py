@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 KEPT = 2
 """Complete checkpoints in the folder."""
 
@@ -46,7 +46,7 @@ class Checkpoints:
     learner
         What this rank holds; None: it holds nothing.
     settings
-        What the index tells beside.
+        What losses depend on beside the plan, by the names of the options that say it.
     written
         Takes the number of steps of each checkpoint that is complete.
     """
@@ -62,7 +62,7 @@ class Checkpoints:
         written: Callable[[int], None],
     ) -> None:
         self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
-        self._index = {"version": VERSION, "plan": plan.content_hash, **settings}
+        self._index = {"version": VERSION, "plan": plan.content_hash, "settings": settings}
         self._written = written
 
     def after(self, step: int) -> None:
@@ -126,7 +126,11 @@ class Checkpoints:
 
 
 def resume(
-    folder: Path, plan: TrainingPlan, ranks: Ranks, learner: Learner | None, optimizer: str
+    folder: Path,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    settings: Mapping[str, Any],
 ) -> int:
     """Load the newest checkpoint that all ranks have.
 
@@ -138,7 +142,7 @@ def resume(
         What is trained, and this process among all.
     learner
         Takes what this rank held.
-    optimizer
+    settings
         Of this run.
 
     Returns
@@ -149,7 +153,7 @@ def resume(
     Raises
     ------
     CheckpointError
-        There is none, or it is of another plan or optimizer.
+        There is none, or it is of another plan or other settings.
     TensorFileError
         Its file is damaged.
     """
@@ -169,11 +173,13 @@ def resume(
     if learner is None:
         return done
     index, path = _index(folder, done, plan)
-    if index["optimizer"] != optimizer:
-        raise CheckpointError(
-            f"{path}: was trained with {index['optimizer']}, this run has {optimizer}; give "
-            f"--optimizer {index['optimizer']}"
-        )
+    for name, value in settings.items():
+        if (was := index["settings"].get(name)) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
+                f"{was}"
+            )
     learner.load_state(_read(folder, done, ranks.rank, index))
     return done
 
@@ -251,7 +257,7 @@ def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any]
     path = _place(folder, steps) / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())
-        of, version, _ = index["plan"], index["version"], index["optimizer"]
+        of, version = index["plan"], index["version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, str(error)) from None
     if version != VERSION:
@@ -259,6 +265,8 @@ def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any]
             f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
             "that wrote it"
         )
+    if not isinstance(index.get("settings"), dict):
+        raise _unreadable(path, "no settings")
     if of != plan.content_hash:
         raise CheckpointError(
             f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "

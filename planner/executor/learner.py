@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,22 +12,13 @@ from torch import Tensor, nn
 from planner.executor.data import Microbatches
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
+from planner.executor.optimizing import Optimizing
 from planner.executor.weights import load_weights
-from planner.network.values import choice
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
-
-WEIGHT_DECAY = 0.01
-
-
-class Optimizer(enum.StrEnum):
-    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
-
-    ADAMW = "adamw"
-    SGD = "sgd"
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
@@ -110,12 +100,10 @@ class Learner:
         This process.
     device
         Where it computes.
-    learning_rate
-        Of every step.
+    optimizing
+        What updates the parameters.
     data
         A text file; None: synthetic.
-    optimizer
-        An `Optimizer` or its name.
     weights
         Folder of Hugging Face weights to start from; None: the plan's seed makes them.
 
@@ -132,10 +120,9 @@ class Learner:
         plan: TrainingPlan,
         rank: int,
         device: torch.device,
+        optimizing: Optimizing,
         *,
-        learning_rate: float,
         data: Path | None = None,
-        optimizer: str = Optimizer.ADAMW,
         weights: Path | None = None,
     ) -> None:
         arch = require_executable(plan)
@@ -155,7 +142,8 @@ class Learner:
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
         self.parameters = list(self.named().values())
-        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
+        self.optimizing = optimizing
+        self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
         on_gpu = device.type == "cuda"
         self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
@@ -192,6 +180,7 @@ class Learner:
         """Take the optimizer step."""
         if self._host is not self._vector:
             self._vector.copy_(self._host)
+        self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -277,30 +266,6 @@ class Learner:
         torch.autograd.backward(output, gradient)
         # the first stage has nobody to hand a gradient to
         return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
-
-
-def make_optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float
-) -> torch.optim.Optimizer:
-    """The optimizer of a rank's parameters.
-
-    Parameters
-    ----------
-    name
-        An `Optimizer` or its name.
-    parameters
-        What it updates.
-    learning_rate
-        Of every step.
-
-    Raises
-    ------
-    ValueError
-        There is no such optimizer.
-    """
-    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from planner.executor.data import Microbatches
-from planner.executor.learner import Optimizer, make_optimizer, require_executable
+from planner.executor.learner import require_executable
 from planner.executor.model import build_head, build_stage
+from planner.executor.optimizing import Optimizing
 from planner.training_plan.model import TrainingPlan
 
 
 def train_single(
     plan: TrainingPlan,
     count: int,
-    *,
-    learning_rate: float,
+    optimizing: Optimizing,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
@@ -30,7 +30,7 @@ def train_single(
     head = build_head(arch, plan.seed, stages[0].stem)
     # a tied matrix once
     parameters = list(nn.ModuleList([*stages, head]).parameters())
-    optim = make_optimizer(Optimizer.ADAMW, parameters, learning_rate)
+    optim = optimizing.make(parameters)
     batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, None)
     for step in range(count):
         for parameter in parameters:
@@ -45,4 +45,5 @@ def train_single(
             loss.backward()
             total += float(loss.detach())
         yield total, parameters
+        optimizing.set_rate(optim, step)
         optim.step()

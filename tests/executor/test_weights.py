@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from planner.cli.main import main
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SEQUENCE, STEPS = 16, 3
+SEQUENCE, STEPS = 16, 4
 LLAMA = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -90,8 +91,9 @@ def plan_for(folder: Path, grid: list[list[int]], head: str = "last") -> Trainin
 def learner_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Learner:
     """A stage with the folder's weights."""
     from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
 
-    return Learner(plan, rank, torch.device("cpu"), learning_rate=1e-3, weights=folder)
+    return Learner(plan, rank, torch.device("cpu"), Optimizing(1e-3), weights=folder)
 
 
 def our_logits(learners: list[Learner], tokens: Tensor) -> Any:
@@ -222,7 +224,12 @@ def trained_by_transformers(name: str, plan: TrainingPlan) -> tuple[Any, list[fl
     from planner.executor.data import Microbatches
 
     model = theirs(name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
     w = plan.workload
     batches = Microbatches(61, SEQUENCE, w.microbatch_samples, plan.seed, None)
     losses = []
@@ -230,6 +237,11 @@ def trained_by_transformers(name: str, plan: TrainingPlan) -> tuple[Any, list[fl
         rows = torch.cat([batches.tokens(step, b) for b in range(w.batch_samples)])
         logits = model(rows[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        # two steps of warm-up, then a cosine that ends with the fourth step
+        ended = max(0.0, (step - 2) / 2)
+        rate = 2e-3 * (step + 1) / 2 if step < 2 else 1e-3 * (1 + np.cos(np.pi * ended))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -256,6 +268,8 @@ def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) 
         tmp_path,
         *("--weights", str(folder), "--export", str(out)),
         *("--checkpoint", str(kept), "--every", str(STEPS)),
+        *("--learning-rate", "2e-3", "--warmup", "2", "--schedule", "cosine"),
+        *("--min-lr-ratio", "0", "--weight-decay", "0.1", "--beta2", "0.95"),
     )
     assert code == 0, said
     model, want = trained_by_transformers(name, plan)

@@ -1,0 +1,108 @@
+"""Options of training, the same for ``python -m planner.executor`` and for ``planner run``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from planner.executor.optimizing import Optimizer, Optimizing, RateSchedule
+
+OPTIMIZING = tuple(field.name for field in fields(Optimizing))
+"""Options that are settings of an `Optimizing`, by their names."""
+FOLDERS = ("weights", "export")
+"""Given to all ranks or to none; they may have other names elsewhere."""
+TRAINING = (*OPTIMIZING, "data", *FOLDERS)
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """What is trained on, from what, and how.
+
+    Parameters
+    ----------
+    parser
+        Gets the options.
+    """
+    group = parser.add_argument_group("training")
+    group.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
+    group.add_argument(
+        "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
+    )
+    group.add_argument(
+        "--export", type=Path, help="write the trained model into this folder, for Hugging Face"
+    )
+    group = parser.add_argument_group("what updates the parameters")
+    usual = Optimizing()
+    group.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
+    group.add_argument(
+        "--schedule",
+        choices=[s.value for s in RateSchedule],
+        default=usual.schedule.value,
+        help="of the learning rate after its warm-up; default %(default)s",
+    )
+    group.add_argument(
+        "--schedule-steps",
+        type=int,
+        help="cosine: steps until the lowest learning rate; default --steps",
+    )
+    group.add_argument(
+        "--warmup",
+        type=int,
+        default=usual.warmup,
+        help="steps in which the learning rate rises; default %(default)s",
+    )
+    for name, about in (
+        ("learning_rate", "the highest"),
+        ("min_lr_ratio", "cosine: the lowest learning rate over the highest"),
+        ("weight_decay", "AdamW's, of matrices; norms and biases have none"),
+        ("beta1", "AdamW's"),
+        ("beta2", "AdamW's"),
+        ("eps", "AdamW's"),
+    ):
+        group.add_argument(
+            _option(name),
+            type=float,
+            default=getattr(usual, name),
+            help=f"{about}; default %(default)g",
+        )
+
+
+def optimizing_of(args: argparse.Namespace) -> Optimizing:
+    """What updates the parameters.
+
+    Parameters
+    ----------
+    args
+        With the options of `add_training`, and ``steps``.
+
+    Returns
+    -------
+    Optimizing
+        Validated.
+
+    Raises
+    ------
+    ValueError
+        A value that is none.
+    """
+    said = {name: getattr(args, name) for name in OPTIMIZING}
+    if said["schedule_steps"] is None:
+        said["schedule_steps"] = args.steps
+    return Optimizing(**said)
+
+
+def words_of(args: argparse.Namespace) -> list[str]:
+    """The options of `add_training` as words of a command line."""
+    said: Mapping[str, Any] = {name: getattr(args, name) for name in TRAINING}
+    return [
+        word
+        for name, value in said.items()
+        if value is not None
+        for word in (_option(name), str(value))
+    ]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
