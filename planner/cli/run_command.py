@@ -19,7 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
-from planner.executor.options import add_training, optimizing_of, words_of
+from planner.executor.options import add_training, data_of, optimizing_of, words_of
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
-    optimizing_of(args)  # what is no value is said before anything starts
+    # what is no value is said before anything starts
+    optimizing_of(args), data_of(args)
     asked = LocalRun(
         args.plan,
         args.steps,

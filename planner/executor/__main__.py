@@ -31,7 +31,7 @@ from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner
 from planner.executor.optimizing import Optimizing
-from planner.executor.options import FOLDERS, OPTIMIZING, add_training, optimizing_of
+from planner.executor.options import FILES, OPTIMIZING, add_training, data_of, optimizing_of
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
@@ -46,10 +46,10 @@ EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
     "own_pace",
-    *OPTIMIZING,
+    *(*OPTIMIZING, "shuffle"),
 )
 """Options that all ranks must be given alike."""
-FILES = ("data", "calibrate", "trace", "checkpoint", "resume", *FOLDERS)
+TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
 NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "weights", "export")
 """Options for a model that is trained."""
@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
-    optimizing = optimizing_of(args)
+    optimizing, data = optimizing_of(args), data_of(args)
     plan = load_plan(args.plan)
     ranks = join(
         plan,
@@ -182,10 +182,11 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 ranks.rank,
                 device,
                 optimizing,
-                data=args.data,
+                data=data,
                 # what is gone on from has its own
                 weights=args.weights if args.resume is None else None,
             )
+        _require_same_data(ranks, learner)
         if args.calibrate is not None:
             measured = calibrate(plan, ranks, learner, device)
             if measured is not None:
@@ -212,8 +213,20 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
 def _settings(args: argparse.Namespace) -> str:
     """What all ranks must be told alike: numbers, and what they do together or not at all."""
     said = {name: getattr(args, name) for name in ALIKE}
-    said |= {name: getattr(args, name) is not None for name in FILES}
+    said |= {name: getattr(args, name) is not None for name in TOGETHER}
     return " ".join(f"{name}={value}" for name, value in said.items())
+
+
+def _require_same_data(ranks: Ranks, learner: Learner | None) -> None:
+    """Raise if two ranks would make other samples."""
+    mine = "" if learner is None or learner.data is None else learner.data.says
+    told = ranks.share("data", mine)
+    first = next((rank for rank, says in enumerate(told) if says), 0)
+    if mine and mine != told[first]:
+        raise ValueError(
+            f"--data: here are {mine}, on device {ranks.name(first)!r} {told[first]}; give all "
+            "nodes the same text and tokenizer"
+        )
 
 
 def _checkpoints(

@@ -140,14 +140,13 @@ def measure_compute(learner: Learner) -> dict[str, float]:
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None
             # making or reading a microbatch is part of the operation
-            tokens = learner.data.tokens(0, 0)[:, :-1] if first else None
-            inputs = x.requires_grad_() if tokens is None else tokens.to(learner.device)
+            inputs = learner.tokens(0, 0)[:, :-1] if first else x.requires_grad_()
             state["output"] = learner.stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
             assert learner.head is not None
             leaf = x.detach().requires_grad_()
-            targets = learner.data.tokens(0, 0)[:, 1:].to(learner.device)
+            targets = learner.tokens(0, 0)[:, 1:]
             (learner.head(leaf, targets) / learner.batch_tokens).backward()
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:

@@ -77,11 +77,15 @@ class Checkpoints:
         if done % self._every:
             return
         here = _place(self._folder, done)
-        told = [json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here))]
+        told = [
+            json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here, done))
+        ]
         failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
         if not failed:
             shards = {_shard(r): t for r, t in enumerate(told) if t}
-            index = self._index | {"steps": done, "shards": shards}
+            # any who reads the data knows from where on all can go on
+            data = next((one["data"] for one in shards.values() if "data" in one), None)
+            index = self._index | {"steps": done, "data": data, "shards": shards}
             failed = self._complete(here, json.dumps(index, indent=1))
         if failed:
             self._give_up(here, done, *failed[0])
@@ -90,15 +94,17 @@ class Checkpoints:
         for old in _complete(self._folder)[:-KEPT]:
             shutil.rmtree(_place(self._folder, old), ignore_errors=True)
 
-    def _shard(self, here: Path) -> str:
+    def _shard(self, here: Path, done: int) -> str:
         """Write this rank's; what the others are told."""
         if self._learner is None:
             return "{}"
         try:
             here.mkdir(parents=True, exist_ok=True)
-            return json.dumps(
-                {"sha256": write_tensors(here / _shard(self._ranks.rank), self._learner.state())}
-            )
+            path, data = here / _shard(self._ranks.rank), self._learner.data
+            told: dict[str, Any] = {"sha256": write_tensors(path, self._learner.state())}
+            if data is not None:
+                told["data"] = {"says": data.says, "position": data.position(done)}
+            return json.dumps(told)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 
@@ -181,6 +187,14 @@ def resume(
                 f"{was}"
             )
     learner.load_state(_read(folder, done, ranks.rank, index))
+    if learner.data is not None:
+        data = index["data"]
+        if data["says"] != learner.data.says:
+            raise CheckpointError(
+                f"{path}: was trained on {data['says']}, this run has {learner.data.says}; give "
+                "the same --data, --tokenizer and --shuffle"
+            )
+        learner.data.seek(data["position"])
     return done
 
 
@@ -265,8 +279,8 @@ def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any]
             f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
             "that wrote it"
         )
-    if not isinstance(index.get("settings"), dict):
-        raise _unreadable(path, "no settings")
+    if not (isinstance(index.get("settings"), dict) and isinstance(index.get("data"), dict)):
+        raise _unreadable(path, "no settings, or no data")
     if of != plan.content_hash:
         raise CheckpointError(
             f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from planner.executor.data import Microbatches
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
@@ -103,7 +104,7 @@ class Learner:
     optimizing
         What updates the parameters.
     data
-        A text file; None: synthetic.
+        What to train on.
     weights
         Folder of Hugging Face weights to start from; None: the plan's seed makes them.
 
@@ -122,7 +123,7 @@ class Learner:
         device: torch.device,
         optimizing: Optimizing,
         *,
-        data: Path | None = None,
+        data: Data = SYNTHETIC,
         weights: Path | None = None,
     ) -> None:
         arch = require_executable(plan)
@@ -134,9 +135,8 @@ class Learner:
         self.head: Head | None = None
         if has_head(plan, rank):
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
-        self.data = Microbatches(
-            arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
-        )
+        reads = self.stage.stem is not None or self.head is not None
+        self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
         self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
         if weights is not None:
@@ -165,6 +165,11 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
+        assert self.data is not None
+        return self.data.tokens(step, microbatch).to(self.device)
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
@@ -235,7 +240,7 @@ class Learner:
 
     def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
         """From what another stage gave or, on the first, from the data."""
-        inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
+        inputs = self.tokens(self._step, b)[:, :-1] if kept is None else kept
         output: Tensor = self.stage(inputs)
         return output
 
@@ -248,7 +253,7 @@ class Learner:
         if self.recompute:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
-        targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
+        targets = self.tokens(self._step, b)[:, 1:]
         loss = self.head(activations, targets) / self.batch_tokens
         loss.backward()
         assert activations.grad is not None

@@ -8,13 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from planner.executor.data.options import BUFFER, Data
 from planner.executor.optimizing import Optimizer, Optimizing, RateSchedule
 
 OPTIMIZING = tuple(field.name for field in fields(Optimizing))
 """Options that are settings of an `Optimizing`, by their names."""
-FOLDERS = ("weights", "export")
+FILES = ("data", "tokenizer", "weights", "export")
 """Given to all ranks or to none; they may have other names elsewhere."""
-TRAINING = (*OPTIMIZING, "data", *FOLDERS)
+TRAINING = (*OPTIMIZING, "shuffle", *FILES)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,18 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         Gets the options.
     """
     group = parser.add_argument_group("training")
-    group.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
+    group.add_argument(
+        "--data", type=Path, help="text file, or folder of them, to train on; default: synthetic"
+    )
+    group.add_argument(
+        "--tokenizer", type=Path, help="tokenizer.json of Hugging Face; default: bytes"
+    )
+    group.add_argument(
+        "--shuffle",
+        type=int,
+        default=BUFFER,
+        help="samples of the text that are shuffled together; default %(default)s",
+    )
     group.add_argument(
         "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
     )
@@ -91,6 +103,11 @@ def optimizing_of(args: argparse.Namespace) -> Optimizing:
     if said["schedule_steps"] is None:
         said["schedule_steps"] = args.steps
     return Optimizing(**said)
+
+
+def data_of(args: argparse.Namespace) -> Data:
+    """What to train on."""
+    return Data(args.data, args.tokenizer, args.shuffle)
 
 
 def words_of(args: argparse.Namespace) -> list[str]:

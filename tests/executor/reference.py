@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from planner.executor.data import Microbatches
+from planner.executor.data.microbatches import microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.learner import require_executable
 from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
@@ -18,6 +19,7 @@ def train_single(
     plan: TrainingPlan,
     count: int,
     optimizing: Optimizing,
+    data: Data = SYNTHETIC,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
@@ -31,7 +33,7 @@ def train_single(
     # a tied matrix once
     parameters = list(nn.ModuleList([*stages, head]).parameters())
     optim = optimizing.make(parameters)
-    batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, None)
+    batches = microbatches_of(plan, data)
     for step in range(count):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)

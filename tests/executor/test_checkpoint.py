@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from planner.training_plan.file import save_plan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
@@ -60,6 +62,45 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert code == 0, said
     assert sorted(second) == list(range(10, 20))
     assert first | second == whole
+
+
+def test_resumed_on_a_text(tmp_path: Path) -> None:
+    """A folder of shards goes on within a shuffled block, as one process reads it; another is said.
+
+    Steps of 8 samples, blocks of 12, an epoch of 60.
+    """
+    from itertools import islice
+
+    from planner.executor.data.options import Data
+    from tests.executor.reference import train_single
+
+    arch = Architecture(Family.GPT2, 4, 32, 4, 4, 64, 256, 16)
+    workload = Workload.transformer(
+        "bytes", arch, batch_samples=8, activation_bytes_per_element=4.0
+    )
+    plan = make_plan([[0, 1], [2, 3]], workload=workload)
+    path, folder, text = tmp_path / "plan.json", tmp_path / "checkpoints", tmp_path / "text"
+    save_plan(plan, path)
+    text.mkdir()
+    for name, words in (("a", "one line\n"), ("b", "another, and longer\n")):
+        (text / name).write_text(words * 33)
+    data = ("--data", str(text), "--shuffle", "12")
+    code, whole, said = train(path, "--steps", "12", *data)
+    assert code == 0, said
+    single = train_single(plan, 12, Optimizing(), Data(text, buffer=12))
+    torch.set_num_threads(1)
+    expected = [loss for loss, _ in islice(single, 12)]
+    assert [whole[step] for step in range(12)] == pytest.approx(expected, rel=1e-5)
+    kept = ("--checkpoint", str(folder), "--every", "7")
+    code, first, _ = train(path, "--steps", "7", *kept, *data)
+    assert code == 0
+    code, second, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    assert code == 0, said
+    assert first | second == whole
+    (text / "c").write_text("more")
+    code, _, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    assert code == 2
+    assert "was trained on 2 files, 957 bytes, bytes, 12 shuffled, this run has 3 files" in said[0]
 
 
 def rank(learner_of: int = 0, count: int = 1) -> tuple[Ranks, Learner]:

@@ -221,7 +221,7 @@ def run_ranks(plan: TrainingPlan, folder: Path, *more: str) -> tuple[int, list[f
 
 def trained_by_transformers(name: str, plan: TrainingPlan) -> tuple[Any, list[float]]:
     """The same steps by another program: its model, a plain loop, PyTorch's AdamW."""
-    from planner.executor.data import Microbatches
+    from planner.executor.data.synthetic import Synthetic
 
     model = theirs(name)
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -231,7 +231,7 @@ def trained_by_transformers(name: str, plan: TrainingPlan) -> tuple[Any, list[fl
         betas=(0.9, 0.95),
     )
     w = plan.workload
-    batches = Microbatches(61, SEQUENCE, w.microbatch_samples, plan.seed, None)
+    batches = Synthetic(61, SEQUENCE, w.microbatch_samples, plan.seed)
     losses = []
     for step in range(STEPS):
         rows = torch.cat([batches.tokens(step, b) for b in range(w.batch_samples)])
