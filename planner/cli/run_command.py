@@ -19,7 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
-from planner.executor.options import add_training, data_of, optimizing_of, words_of
+from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
     # what is no value is said before anything starts
-    optimizing_of(args), data_of(args)
+    optimizing_of(args), data_of(args), eval_data_of(args)
     asked = LocalRun(
         args.plan,
         args.steps,
@@ -140,7 +140,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             steps.take,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-    _summary(plan, steps.done, reason, as_json)
+    _summary(plan, steps, reason, as_json)
     return code
 
 
@@ -170,6 +170,7 @@ class _Steps:
         as_json: bool,
     ) -> None:
         self.done: list[dict[str, Any]] = []
+        self.evaluated: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json = predicted, as_json
 
@@ -181,6 +182,12 @@ class _Steps:
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+        elif event["event"] == "evaluated":
+            self.evaluated.append({name: event[name] for name in event if name != "event"})
+            self._say(
+                f"after {event['steps']} steps, {event['paths']}: held-out loss "
+                f"{event['loss']:.4f}, perplexity {event['perplexity']:.4g}"
+            )
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
@@ -217,11 +224,15 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     )
 
 
-def _summary(
-    plan: TrainingPlan, steps: list[dict[str, Any]], failed: str | None, as_json: bool
-) -> None:
+def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool) -> None:
+    steps = told.done
     if as_json:
-        data = {"planned_step_s": plan.predicted.step_s, "steps": steps, "failed": failed}
+        data = {
+            "planned_step_s": plan.predicted.step_s,
+            "steps": steps,
+            "evaluated": told.evaluated,
+            "failed": failed,
+        }
         print(json.dumps(data, indent=1))
     if as_json or failed is not None:
         return

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -25,13 +25,22 @@ from planner.executor.binding import WAIT_S, MissingError, join, own_name, patie
 from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.connections import ConnectionLost
+from planner.executor.data.alike import require_same_data
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
+from planner.executor.evaluate import Evaluation
 from planner.executor.export import Export, export_trained
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner
 from planner.executor.optimizing import Optimizing
-from planner.executor.options import FILES, OPTIMIZING, add_training, data_of, optimizing_of
+from planner.executor.options import (
+    FILES,
+    NUMBERS,
+    add_training,
+    data_of,
+    eval_data_of,
+    optimizing_of,
+)
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
@@ -46,12 +55,12 @@ EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
     "own_pace",
-    *(*OPTIMIZING, "shuffle"),
+    *NUMBERS,
 )
 """Options that all ranks must be given alike."""
 TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
-NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "weights", "export")
+NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
 """Options for a model that is trained."""
 SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
@@ -169,7 +178,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints, export, learner = 0, None, None, None
+    first, checkpoints, evaluation, export, learner = 0, None, None, None, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -186,7 +195,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 # what is gone on from has its own
                 weights=args.weights if args.resume is None else None,
             )
-        _require_same_data(ranks, learner)
+        require_same_data(ranks, "--data", None if learner is None else learner.data)
         if args.calibrate is not None:
             measured = calibrate(plan, ranks, learner, device)
             if measured is not None:
@@ -195,7 +204,15 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-    steps = _steps(args, plan, worker, first, checkpoints)
+        if (held_out := eval_data_of(args)) is not None:
+            evaluation = Evaluation(
+                *(plan, ranks, learner, worker.wiring, held_out),
+                every=args.eval_every,
+                batches=args.eval_batches,
+                steps=range(first, args.steps),
+            )
+    with evaluation or nullcontext():
+        steps = _steps(args, plan, worker, first, checkpoints, evaluation)
     if export is not None:
         export_trained(export, ranks, learner)
     if args.record is not None:
@@ -215,18 +232,6 @@ def _settings(args: argparse.Namespace) -> str:
     said = {name: getattr(args, name) for name in ALIKE}
     said |= {name: getattr(args, name) is not None for name in TOGETHER}
     return " ".join(f"{name}={value}" for name, value in said.items())
-
-
-def _require_same_data(ranks: Ranks, learner: Learner | None) -> None:
-    """Raise if two ranks would make other samples."""
-    mine = "" if learner is None or learner.data is None else learner.data.says
-    told = ranks.share("data", mine)
-    first = next((rank for rank, says in enumerate(told) if says), 0)
-    if mine and mine != told[first]:
-        raise ValueError(
-            f"--data: here are {mine}, on device {ranks.name(first)!r} {told[first]}; give all "
-            "nodes the same text and tokenizer"
-        )
 
 
 def _checkpoints(
@@ -262,6 +267,7 @@ def _steps(
     worker: Worker,
     first: int,
     checkpoints: Checkpoints | None,
+    evaluation: Evaluation | None,
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
@@ -272,6 +278,9 @@ def _steps(
         records.append(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
+        for found in evaluation.after(record.step) if evaluation is not None else ():
+            if worker.rank == 0:
+                progress.evaluated(found)
         if checkpoints is not None:
             checkpoints.after(record.step)
     if worker.rank == 0:

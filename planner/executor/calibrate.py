@@ -141,13 +141,12 @@ def measure_compute(learner: Learner) -> dict[str, float]:
             first = learner.stage.stem is not None
             # making or reading a microbatch is part of the operation
             inputs = learner.tokens(0, 0)[:, :-1] if first else x.requires_grad_()
-            state["output"] = learner.stage(inputs)
+            state["output"] = learner.run_stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
-            assert learner.head is not None
             leaf = x.detach().requires_grad_()
             targets = learner.tokens(0, 0)[:, 1:]
-            (learner.head(leaf, targets) / learner.batch_tokens).backward()
+            torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             torch.autograd.backward(state["output"], torch.randn_like(state["output"]))

@@ -232,20 +232,29 @@ class Learner:
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
         with torch.set_grad_enabled(not self.recompute):
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         # without a graph the output is of use to H alone
         of_use = not self.recompute or self.head is not None
         self._kept[b] = _Kept(kept, output if of_use else None)
         return output.detach()
 
-    def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
-        """From what another stage gave or, on the first, from the data."""
-        inputs = self.tokens(self._step, b)[:, :-1] if kept is None else kept
+    def run_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, of tokens or activations."""
         output: Tensor = self.stage(inputs)
         return output
 
+    def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """The head's loss, summed over tokens."""
+        assert self.head is not None
+        loss: Tensor = self.head(activations, targets)
+        return loss
+
+    def _through(self, b: int, kept: Tensor | None) -> Tensor:
+        """From what another stage gave or, on the first, from the data."""
+        return self.run_stage(self.tokens(self._step, b)[:, :-1] if kept is None else kept)
+
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
-        assert self.head is not None and self._loss is not None
+        assert self._loss is not None
         kept = self._kept[b]
         if received is None:
             assert kept.output is not None
@@ -254,8 +263,8 @@ class Learner:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
         targets = self.tokens(self._step, b)[:, 1:]
-        loss = self.head(activations, targets) / self.batch_tokens
-        loss.backward()
+        loss = self.run_loss(activations, targets) / self.batch_tokens
+        torch.autograd.backward(loss)
         assert activations.grad is not None
         self._loss += float(loss.detach())
         self._head_gradients[b] = activations.grad
@@ -264,7 +273,7 @@ class Learner:
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
         kept, output = self._kept.pop(b)
         if self.recompute:
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         assert output is not None
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received

@@ -13,9 +13,14 @@ from planner.executor.optimizing import Optimizer, Optimizing, RateSchedule
 
 OPTIMIZING = tuple(field.name for field in fields(Optimizing))
 """Options that are settings of an `Optimizing`, by their names."""
-FILES = ("data", "tokenizer", "weights", "export")
+FILES = ("data", "tokenizer", "eval_data", "weights", "export")
 """Given to all ranks or to none; they may have other names elsewhere."""
-TRAINING = (*OPTIMIZING, "shuffle", *FILES)
+NUMBERS = (*OPTIMIZING, "shuffle", "eval_every", "eval_batches")
+"""The same on all ranks."""
+TRAINING = (*NUMBERS, *FILES)
+
+
+EVAL_EVERY, EVAL_BATCHES = 100, 4
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,21 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=BUFFER,
         help="samples of the text that are shuffled together; default %(default)s",
+    )
+    group.add_argument(
+        "--eval-data", type=Path, help="text file or folder to evaluate on; default: none"
+    )
+    group.add_argument(
+        "--eval-every",
+        type=int,
+        default=EVAL_EVERY,
+        help="steps between two evaluations; default %(default)s",
+    )
+    group.add_argument(
+        "--eval-batches",
+        type=int,
+        default=EVAL_BATCHES,
+        help="batches of an evaluation, each as large as a step's; default %(default)s",
     )
     group.add_argument(
         "--weights", type=Path, help="folder of Hugging Face weights to start from (safetensors)"
@@ -107,7 +127,14 @@ def optimizing_of(args: argparse.Namespace) -> Optimizing:
 
 def data_of(args: argparse.Namespace) -> Data:
     """What to train on."""
-    return Data(args.data, args.tokenizer, args.shuffle)
+    # evaluation may have the tokenizer for itself
+    tokenizer = args.tokenizer if args.data is not None or args.eval_data is None else None
+    return Data(args.data, tokenizer, args.shuffle)
+
+
+def eval_data_of(args: argparse.Namespace) -> Data | None:
+    """What to evaluate on, in the order of the text; None: nothing."""
+    return None if args.eval_data is None else Data(args.eval_data, args.tokenizer, 1)
 
 
 def words_of(args: argparse.Namespace) -> list[str]:

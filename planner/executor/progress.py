@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.executor.evaluate import Evaluated
 from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
 
@@ -58,6 +59,19 @@ class Progress:
             loss=loss,
             loss_step=of,
             took_s=took,
+        )
+
+    def evaluated(self, found: Evaluated) -> None:
+        """An evaluation has ended; the next step begins after it."""
+        self._ended_s = 0.0
+        self._say(
+            f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
+            f"perplexity {found.perplexity:.4g}",
+            event="evaluated",
+            steps=found.steps,
+            paths=found.paths,
+            loss=found.loss,
+            perplexity=found.perplexity,
         )
 
     def end(self, losses: Losses | None) -> None:
