@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.executor.work import summary
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
@@ -40,8 +41,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, steps, what to train on, what to measure."""
     sub.add_argument("plan", type=Path)
     sub.add_argument("--steps", type=positive, default=10)
-    sub.add_argument("--learning-rate", type=float, default=1e-3)
-    sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
     sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
@@ -59,17 +58,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="seconds of a device's silence that end the run; default 10, and more where the plan "
         "has long latencies",
     )
+    add_training(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
+    # what is no value is said before anything starts
+    optimizing_of(args), data_of(args), eval_data_of(args)
     asked = LocalRun(
         args.plan,
         args.steps,
-        args.learning_rate,
-        args.data,
+        words_of(args),
         args.calibrate,
         args.calibration,
         args.trace,
@@ -90,6 +91,8 @@ class LocalRun:
     ----------
     plan
         The plan file.
+    training
+        Options of `planner.executor.options.add_training`, as words.
     calibrate, calibration
         Where measured compute times go, or where they were stored before.
     trace
@@ -104,8 +107,7 @@ class LocalRun:
 
     plan: Path
     steps: int
-    learning_rate: float
-    data: Path | None
+    training: list[str]
     calibrate: Path | None
     calibration: Path | None
     trace: Path | None
@@ -127,8 +129,6 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     violations = check(plan)
     if violations:
         raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
-    if asked.data is not None and not asked.data.is_file():
-        raise PlanError(f"{asked.data}: is not a file; give a text file to train on")
     predicted = None
     if asked.calibration is not None:
         predicted = predict(plan, workload, Calibration.load(asked.calibration))
@@ -144,7 +144,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             steps.take,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-    _summary(plan, steps.done, steps.devices, reason, as_json)
+    _summary(plan, steps, reason, as_json)
     return code
 
 
@@ -175,6 +175,7 @@ class _Steps:
     ) -> None:
         self.done: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
+        self.evaluated: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json = predicted, as_json
 
@@ -186,6 +187,12 @@ class _Steps:
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+        elif event["event"] == "evaluated":
+            self.evaluated.append({name: event[name] for name in event if name != "event"})
+            self._say(
+                f"after {event['steps']} steps, {event['paths']}: held-out loss "
+                f"{event['loss']:.4f}, perplexity {event['perplexity']:.4g}"
+            )
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
@@ -227,18 +234,14 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     )
 
 
-def _summary(
-    plan: TrainingPlan,
-    steps: list[dict[str, Any]],
-    devices: list[dict[str, Any]],
-    failed: str | None,
-    as_json: bool,
-) -> None:
+def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool) -> None:
+    steps = told.done
     if as_json:
         data = {
             "planned_step_s": plan.predicted.step_s,
             "steps": steps,
-            "devices": devices,
+            "evaluated": told.evaluated,
+            "devices": told.devices,
             "failed": failed,
         }
         print(json.dumps(data, indent=1))
@@ -266,12 +269,11 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
-        *("--learning-rate", str(asked.learning_rate)),
+        *asked.training,
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
     for flag, value in (
-        ("--data", asked.data),
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
         ("--device", asked.device),

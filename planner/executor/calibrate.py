@@ -141,16 +141,13 @@ def measure_compute(learner: Learner) -> dict[str, float]:
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None
             # making or reading a microbatch is part of the operation
-            tokens = learner.data.tokens(0, 0)[:, :-1] if first else None
-            inputs = x.requires_grad_() if tokens is None else tokens.to(learner.device)
-            state["output"] = learner.computed_stage(inputs)
+            inputs = learner.tokens(0, 0)[:, :-1] if first else x.requires_grad_()
+            state["output"] = learner.run_stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
-            assert learner.computed_head is not None
             leaf = x.detach().requires_grad_()
-            targets = learner.data.tokens(0, 0)[:, 1:].to(learner.device)
-            loss = learner.computed_head(leaf, targets) / learner.batch_tokens
-            torch.autograd.backward(loss)
+            targets = learner.tokens(0, 0)[:, 1:]
+            torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             torch.autograd.backward(state["output"], torch.randn_like(state["output"]))

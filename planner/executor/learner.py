@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,26 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from planner.executor.data import Microbatches
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.kept import Kept
 from planner.executor.messages import Message
-from planner.executor.model import build_head, build_stage
+from planner.executor.model import Head, build_head, build_stage
+from planner.executor.optimizing import Optimizing
 from planner.executor.precision import TORCH, Computed, prepare
-from planner.network.values import choice
+from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
-
-WEIGHT_DECAY = 0.01
-
-
-class Optimizer(enum.StrEnum):
-    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
-
-    ADAMW = "adamw"
-    SGD = "sgd"
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
@@ -65,6 +57,11 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.boundary_codec: the executor sends activations as they are so far, found "
             f"{codec}; plan without one"
         )
+    if arch.tied and plan.head_stage != 0:
+        raise PlanError(
+            "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
+            "them on one stage; plan with --head first or one stage, or set it to false"
+        )
     sizes = {
         "layers[0].output_bytes": (
             plan.workload.layers[0].output_bytes,
@@ -87,6 +84,24 @@ def require_executable(plan: TrainingPlan) -> Architecture:
     return arch
 
 
+def has_head(plan: TrainingPlan, rank: int) -> bool:
+    """Whether a rank runs head and loss in any schedule.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Device.
+
+    Returns
+    -------
+    bool
+        Devices of one stage are alike in this.
+    """
+    return any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
+
+
 class _Kept(NamedTuple):
     """Of a microbatch between its F and its B: what was received, and what the stage made of it."""
 
@@ -105,17 +120,19 @@ class Learner:
         This process.
     device
         Where it computes.
-    learning_rate
-        Of every step.
+    optimizing
+        What updates the parameters.
     data
-        A text file; None: synthetic.
-    optimizer
-        An `Optimizer` or its name.
+        What to train on.
+    weights
+        Folder of Hugging Face weights to start from; None: the plan's seed makes them.
 
     Raises
     ------
     PlanError
         The plan cannot be carried out.
+    WeightsError
+        The folder's weights are of another model.
     """
 
     def __init__(
@@ -123,34 +140,34 @@ class Learner:
         plan: TrainingPlan,
         rank: int,
         device: torch.device,
+        optimizing: Optimizing,
         *,
-        learning_rate: float,
-        data: Path | None = None,
-        optimizer: str = Optimizer.ADAMW,
+        data: Data = SYNTHETIC,
+        weights: Path | None = None,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
         prepare(plan, device)
         self.device = device
         self.dtype = TORCH[w.precision.compute]
-        self._sent = TORCH[w.precision.messages]
+        self.sent = TORCH[w.precision.messages]
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
-        runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
-        self.head = build_head(arch, plan.seed).to(device) if runs_head else None
-        self.computed_stage = Computed(self.stage, self.dtype)
-        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
-        self.data = Microbatches(
-            arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
-        )
+        self.head: Head | None = None
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
+        reads = self.stage.stem is not None or self.head is not None
+        self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
         self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
-        self.parameters: list[nn.Parameter] = [
-            *self.stage.parameters(),
-            *(() if self.head is None else self.head.parameters()),
-        ]
-        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
+        if weights is not None:
+            load_weights(weights, arch, *plan.stage_layers[stage], self.named())
+        self.parameters = list(self.named().values())
+        self.computed_stage = Computed(self.stage, self.dtype)
+        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
+        self.optimizing = optimizing
+        self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
         self.kept = Kept()
         self._counting = device.type == "cpu"
@@ -190,7 +207,7 @@ class Learner:
         given = None if received is None else received.to(self.device, self.dtype)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
         with self.kept.counting(self.weights) if self._counting else nullcontext():
-            made = work(microbatch, given).to(self._sent)
+            made = work(microbatch, given).to(self.sent)
         if self._counting:
             own = [t for kept in self._kept.values() for t in kept if t is not None]
             self.kept.bytes([*own, *self._head_gradients.values()])
@@ -198,9 +215,14 @@ class Learner:
             torch.cuda.synchronize(self.device)
         return made
 
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
+        assert self.data is not None
+        return self.data.tokens(step, microbatch).to(self.device)
+
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return torch.empty(self.shape, dtype=self._sent)
+        return torch.empty(self.shape, dtype=self.sent)
 
     def gradients(self) -> Tensor:
         """All gradients in one vector on the CPU."""
@@ -212,6 +234,7 @@ class Learner:
         """Take the optimizer step."""
         if self._host is not self._vector:
             self._vector.copy_(self._host)
+        self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
         self.round()
         if self.device.type == "cuda":
@@ -230,7 +253,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Parameters, and what the optimizer keeps of each; all that training goes on from."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self._named().items():
+        for name, parameter in self.named().items():
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
@@ -245,7 +268,7 @@ class Learner:
             By name; every parameter is there.
         """
         with torch.no_grad():
-            for name, parameter in self._named().items():
+            for name, parameter in self.named().items():
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
@@ -256,30 +279,37 @@ class Learner:
                 }
         self.round()
 
-    def _named(self) -> dict[str, nn.Parameter]:
-        parts = {"stage": self.stage} | ({} if self.head is None else {"head": self.head})
-        return {
-            f"{part}.{name}": parameter
-            for part, module in parts.items()
-            for name, parameter in module.named_parameters()
-        }
+    def named(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, a matrix that embedding and head share once."""
+        whole = nn.ModuleDict({"stage": self.stage})
+        if self.head is not None:
+            whole["head"] = self.head
+        return dict(whole.named_parameters())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
         with torch.set_grad_enabled(not self.recompute):
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         # without a graph the output is of use to H alone
         of_use = not self.recompute or self.head is not None
         self._kept[b] = _Kept(kept, output if of_use else None)
         return output.detach()
 
-    def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
-        """From what another stage gave or, on the first, from the data."""
-        inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
+    def run_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, of tokens or activations."""
         return self.computed_stage(inputs)
 
+    def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """The head's loss, summed over tokens."""
+        assert self.computed_head is not None
+        return self.computed_head(activations, targets)
+
+    def _through(self, b: int, kept: Tensor | None) -> Tensor:
+        """From what another stage gave or, on the first, from the data."""
+        return self.run_stage(self.tokens(self._step, b)[:, :-1] if kept is None else kept)
+
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
-        assert self.computed_head is not None and self._loss is not None
+        assert self._loss is not None
         kept = self._kept[b]
         if received is None:
             assert kept.output is not None
@@ -287,8 +317,8 @@ class Learner:
         if self.recompute:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
-        targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
-        loss = self.computed_head(activations, targets) / self.batch_tokens
+        targets = self.tokens(self._step, b)[:, 1:]
+        loss = self.run_loss(activations, targets) / self.batch_tokens
         torch.autograd.backward(loss)
         assert activations.grad is not None
         self._loss += float(loss.detach())
@@ -298,37 +328,13 @@ class Learner:
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
         kept, output = self._kept.pop(b)
         if self.recompute:
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         assert output is not None
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received
         torch.autograd.backward(output, gradient)
         # the first stage has nobody to hand a gradient to
         return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
-
-
-def make_optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float
-) -> torch.optim.Optimizer:
-    """The optimizer of a rank's parameters.
-
-    Parameters
-    ----------
-    name
-        An `Optimizer` or its name.
-    parameters
-        What it updates.
-    learning_rate
-        Of every step.
-
-    Raises
-    ------
-    ValueError
-        There is no such optimizer.
-    """
-    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:

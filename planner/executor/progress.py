@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.executor.evaluate import Evaluated
 from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
 from planner.executor.work import Work, summary
@@ -66,6 +67,19 @@ class Progress:
             took_s=took,
             predicted_s=self.planned_s,
             **rates,
+        )
+
+    def evaluated(self, found: Evaluated) -> None:
+        """An evaluation has ended; the next step begins after it."""
+        self._ended_s = 0.0
+        self._say(
+            f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
+            f"perplexity {found.perplexity:.4g}",
+            event="evaluated",
+            steps=found.steps,
+            paths=found.paths,
+            loss=found.loss,
+            perplexity=found.perplexity,
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:

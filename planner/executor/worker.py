@@ -47,6 +47,8 @@ class Worker:
 
     Attributes
     ----------
+    wiring
+        The plan as this rank sees it.
     losses
         On rank 0, those known so far; None where there are none.
     began_s
@@ -79,7 +81,7 @@ class Worker:
         self.began_s = 0.0
         self._connections: Connections = {}
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
-        self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
 
     @property
     def sent_bytes(self) -> dict[int, int]:
@@ -116,14 +118,14 @@ class Worker:
         cycle = self.plan.cycle
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
-            wanted = self._wiring.connections
+            wanted = self.wiring.connections
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
             self._connections = _busy(connections)
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
-                grow_windows(_busy(connections), self._wiring.flight_bytes())
+                grow_windows(_busy(connections), self.wiring.flight_bytes())
             yield from self._walk(walk, rest, first, connections)
 
     def _walk(
@@ -133,8 +135,8 @@ class Worker:
         if self.ranks.watch is not None:
             self.ranks.watch.ending.on_end(lambda: failure(EndedError()))
         pipeline = _of(connections, Purpose.PIPELINE)
-        outbox = Outbox(pipeline, failure, self._wiring.rates())
-        inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
+        outbox = Outbox(pipeline, failure, self.wiring.rates())
+        inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
         told = range(first, first + len(walk))
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
@@ -171,14 +173,14 @@ class Worker:
     ) -> None:
         schedule = self.plan.schedules[k]
         if self._tickets is None:
-            order, traffic = schedule.order[self.rank], self._wiring.traffic[k]
+            order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
             run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
         elif self.rank in self.plan.stage_of:
             numbers = _taken(self._tickets, serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 
     def _average_and_update(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        averaging = self._wiring.averaging
+        averaging = self.wiring.averaging
         if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
             ready = time.monotonic()
             end = averaging.run(self._compute.gradients(), peers, outbox)
@@ -206,7 +208,7 @@ class Worker:
         self, connections: dict[int, Connection], steps: range
     ) -> Losses | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
-        tellers = self._wiring.tellers
+        tellers = self.wiring.tellers
         if self.rank == 0 and tellers:
             self.losses = Losses(connections, 0 in tellers, steps)
         if self.rank not in tellers:

@@ -1,7 +1,8 @@
-"""Workloads of the papers, and any transformer from its Hugging Face ``config.json``.
+"""Workloads of the papers, and any transformer of known sizes.
 
 Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
-token; attention adds ``4 s h`` per token (scores and values, Narayanan et al. 2021, section 5.1).
+token; attention adds ``4 s h`` per token (scores and values, h: all
+heads' sizes; Narayanan et al. 2021, section 5.1).
 A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
 attention scores recomputed; one of them is dropout's masks), or, where its feed-forward part is
 wider, ``8 s h`` and that part's two or three activations. It hands on ``s h`` elements.
@@ -9,10 +10,8 @@ wider, ``8 s h`` and that part's two or three activations. It hands on ``s h`` e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from planner.network.dtype import Dtype
@@ -74,22 +73,22 @@ def transformer(
     formats = Precision.of(precision)
     kept, sent = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence
-    kv = h // arch.heads * arch.kv_heads
+    q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
     if arch.kind is Family.GPT2:
-        weights = h * (h + 2 * kv) + h * h + 2 * h * arch.ffn
-        extra = (h + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
-        stem_parameters = (arch.vocabulary + s) * h
+        weights = h * (q + 2 * kv) + q * h + 2 * h * arch.ffn
+        extra = (q + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
+        stem_parameters = (arch.vocabulary + arch.position_rows) * h
         final_norm = 2 * h
     else:
-        weights = h * (h + 2 * kv) + h * h + 3 * h * arch.ffn
-        extra = 2 * h  # two RMSNorms
+        weights = h * (q + 2 * kv) + q * h + 3 * h * arch.ffn
+        extra = 2 * h + ((q + 2 * kv) if arch.qkv_bias else 0)  # two RMSNorms
         stem_parameters = arch.vocabulary * h
         final_norm = h
     handed_on = float(s * h * sent)
     layer = Layer(
         "layer",
         weights + extra,
-        2.0 * weights * s + 4.0 * s * s * h,
+        2.0 * weights * s + 4.0 * s * s * q,
         handed_on,
         max(SAVED_ELEMENTS * h, SAVED_WITHOUT_FFN * h + SAVED_OF_FFN[arch.kind] * arch.ffn)
         * s
@@ -298,10 +297,11 @@ def preset(name: str, **changes: Any) -> Fields:
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no workload {name!r}; choose one of {', '.join(PRESETS)}")
-    return _changed(PRESETS[name](name), changes)
+    return changed(PRESETS[name](name), changes)
 
 
-def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
+def changed(workload: Fields, changes: dict[str, Any]) -> Fields:
+    """A workload with ``sequence`` and other fields changed, as `preset` takes them."""
     changes = {key: value for key, value in changes.items() if value is not None}
     sequence = changes.pop("sequence", None)
     precision = changes.pop("precision", None)
@@ -329,85 +329,3 @@ def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
             source=workload["source"],
         )
     return workload | changes
-
-
-def from_hf_config(path: str | Path, **changes: Any) -> Fields:
-    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2).
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    changes
-        ``sequence`` (tokens per sample), ``precision``, or `WORKLOAD_FIELDS`; None leaves one as
-        it is.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        One line with the path, the field and what is wrong.
-    """
-    try:
-        config = json.loads(Path(path).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
-
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
-
-    def need(*names: str) -> int:
-        for name in names:
-            value = config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{path}: {name} is {value!r}; it must be a whole number >= 1")
-            return int(value)
-        raise ValueError(f"{path}: field {names[0]!r} is missing; it is needed for its size")
-
-    kind = config.get("model_type")
-    if kind == "gpt2":
-        hidden = need("n_embd")
-        heads = need("n_head")
-        arch = Architecture(
-            Family.GPT2,
-            need("n_layer"),
-            hidden,
-            heads,
-            heads,
-            need("n_inner") if config.get("n_inner") else 4 * hidden,
-            need("vocab_size"),
-            need("n_positions", "n_ctx"),
-            bool(config.get("tie_word_embeddings", True)),
-        )
-    elif kind in ("llama", "mistral", "qwen2"):
-        heads = need("num_attention_heads")
-        arch = Architecture(
-            Family.LLAMA,
-            need("num_hidden_layers"),
-            need("hidden_size"),
-            heads,
-            need("num_key_value_heads") if config.get("num_key_value_heads") else heads,
-            need("intermediate_size"),
-            need("vocab_size"),
-            need("max_position_embeddings"),
-            bool(config.get("tie_word_embeddings", False)),
-        )
-    else:
-        raise ValueError(
-            f"{path}: model_type {kind!r} is not supported; it must be gpt2, llama, mistral or "
-            "qwen2"
-        )
-    batch = changes.pop("batch_samples", None) or 512
-    workload = transformer(
-        str(config.get("_name_or_path") or Path(path).stem),
-        arch,
-        batch_samples=batch,
-        source=f"Hugging Face config.json, model_type {kind}",
-    )
-    return _changed(workload, changes)

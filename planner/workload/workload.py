@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.network.dtype import Dtype
 from planner.network.values import choice, count, of_kind, real, several
-from planner.workload import presets
+from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
 from planner.workload.precision import Precision
@@ -182,7 +182,7 @@ class Workload:
 
     @classmethod
     def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
-        """From a Hugging Face ``config.json``; see `planner.workload.presets.from_hf_config`.
+        """From a Hugging Face ``config.json``; see `planner.workload.hf_config.from_hf_config`.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class Workload:
         ValueError
             One line with the path, the field and what is wrong.
         """
-        return cls(**presets.from_hf_config(path, **changes))
+        return cls(**hf_config.from_hf_config(path, **changes))
 
     @classmethod
     def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
@@ -338,6 +338,8 @@ class Workload:
         data = asdict(self)
         data["layers"] = [asdict(layer) for layer in self.layers]
         data["precision"] = self.precision.to_dict()
+        if self.architecture is not None:
+            data["architecture"] = self.architecture.to_dict()
         if self.boundary_codec is BoundaryCodec.NONE:
             del data["boundary_codec"]
             if self.boundary_ratio == 1.0:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from planner.executor.data import Microbatches
-from planner.executor.learner import Optimizer, make_optimizer, require_executable
+from planner.executor.data.microbatches import microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
+from planner.executor.learner import require_executable
 from planner.executor.model import build_head, build_stage
+from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 
@@ -17,8 +19,8 @@ from planner.training_plan.model import TrainingPlan
 def train_single(
     plan: TrainingPlan,
     count: int,
-    *,
-    learning_rate: float,
+    optimizing: Optimizing,
+    data: Data = SYNTHETIC,
 ) -> Iterator[tuple[float, list[nn.Parameter]]]:
     """Train the plan's model on the plan's microbatches; yields loss and parameters with gradients.
 
@@ -30,10 +32,11 @@ def train_single(
     arch = require_executable(plan)
     w = plan.workload
     stages = [build_stage(arch, *part, plan.seed) for part in plan.stage_layers]
-    head = build_head(arch, plan.seed)
-    parameters = [p for module in (*stages, head) for p in module.parameters()]
-    optim = make_optimizer(Optimizer.ADAMW, parameters, learning_rate)
-    batches = Microbatches(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, None)
+    head = build_head(arch, plan.seed, stages[0].stem)
+    # a tied matrix once
+    parameters = list(nn.ModuleList([*stages, head]).parameters())
+    optim = optimizing.make(parameters)
+    batches = microbatches_of(plan, data)
     for step in range(count):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -50,6 +53,7 @@ def train_single(
             torch.autograd.backward(loss)
             total += float(loss.detach())
         yield total, parameters
+        optimizing.set_rate(optim, step)
         optim.step()
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.optimizing import Optimizing  # noqa: E402
+
 TOLERANCE = 0.07
 """One of GPT-2's 17 elements is dropout's, which the executor has not; planning leaves out norms'
 statistics, rotary tables, and the stage's output, which waits for its gradient."""
@@ -40,7 +42,7 @@ def test_activations_are_as_many_bytes_as_planned(
         "small", arch, batch_samples=4, microbatch_samples=2, precision=precision
     )
     plan = make_plan([[0, 1]], workload=workload)
-    learner = Learner(plan, 1, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, 1, torch.device("cpu"), Optimizing())
     learner.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
     for b in (1, 2):
@@ -77,7 +79,7 @@ def test_the_executor_holds_what_it_says(
         precision=precision,
     )
     plan = make_plan([[0, 1]], workload=workload).replace(recompute=(again, again))
-    learner = Learner(plan, stage, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, stage, torch.device("cpu"), Optimizing())
     learner._counting = False
     before = [*learner.weights, learner.gradients()]
     live = LiveBytes(before)

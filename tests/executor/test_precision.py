@@ -17,6 +17,7 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 torch = pytest.importorskip("torch")
 
 from planner.executor.learner import require_executable  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
 
 Formats = Mapping[str, str] | str
 
@@ -94,7 +95,7 @@ def test_fp32_computes_with_the_parameters_themselves() -> None:
     """No copy, and what is summed in fp32 whatever the format changes no bit."""
     from planner.executor.learner import Learner
 
-    learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(make_plan([[0, 1]]), 0, torch.device("cpu"), Optimizing())
     assert learner.computed_stage._module is learner.stage
     assert learner.computed_stage.rounded == []
     assert torch.get_float32_matmul_precision() == "highest"
@@ -105,7 +106,7 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     from planner.executor.learner import Learner
 
     plan = make_plan([[0, 1]], workload=tiny())
-    learner = Learner(plan, 0, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
     layers = [p for name, p in learner.stage.named_parameters() if not name.startswith("stem")]
     rounded = sum(weight.nbytes for weight in learner.computed_stage.rounded)
     assert rounded == 2 * sum(p.numel() for p in layers)
@@ -117,7 +118,7 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     assert {t.dtype for t in learner.state().values()} == {torch.float32}
     learner.begin(1, plan.schedules[0])
     assert not torch.equal(learner.operate("F", 0, None), sent)
-    other = Learner(plan, 0, torch.device("cpu"), learning_rate=1e-3)
+    other = Learner(plan, 0, torch.device("cpu"), Optimizing())
     other.load_state(learner.state())
     for one in (learner, other):
         one.begin(1, plan.schedules[0])
@@ -130,7 +131,7 @@ def test_calibration_measures_in_the_plans_format() -> None:
     from planner.executor.learner import Learner
 
     plan = make_plan([[0, 1]], workload=tiny())
-    learner = Learner(plan, 1, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, 1, torch.device("cpu"), Optimizing())
     before = {name: value.clone() for name, value in learner.state().items()}
     used: set[object] = set()
     for computed in (learner.computed_stage, learner.computed_head):

@@ -32,9 +32,10 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     after all F, and what every operation gave.
     """
     from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
 
     plan = plan_of(head, does)
-    learner = Learner(plan, stage, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, stage, torch.device("cpu"), Optimizing(1e-3))
     learner.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
     given = [torch.randn(learner.shape, generator=generator) for _ in range(3 * FLIGHT)]
@@ -78,10 +79,11 @@ def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
     from planner.executor.calibrate import REPEATS, measure_compute
     from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
 
     calls = []
     for does in (False, True):
-        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), learning_rate=1e-3)
+        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), Optimizing(1e-3))
         graphs: list[bool] = []
         learner.stage.register_forward_hook(
             lambda _, __, output, found=graphs: found.append(output.requires_grad)
