@@ -30,10 +30,10 @@ STEPS, EVERY, BATCHES, SEQUENCE = 6, 2, 3, 16
 TEXT = "a line that nobody has seen before; " * 40
 
 
-def bytes_workload() -> Workload:
+def bytes_workload(precision: str = "fp32") -> Workload:
     """Four layers that know bytes."""
     arch = Architecture(Family.LLAMA, 4, 32, 4, 2, 64, 256, SEQUENCE)
-    return Workload.transformer("bytes", arch, batch_samples=6, precision="fp32")
+    return Workload.transformer("bytes", arch, batch_samples=6, precision=precision)
 
 
 def skipping() -> TrainingPlan:
@@ -47,6 +47,7 @@ def skipping() -> TrainingPlan:
 
 PLANS = {
     "2 x 2": lambda: make_plan([[0, 3], [2, 1]], workload=bytes_workload()),
+    "2 x 2 in bf16": lambda: make_plan([[0, 3], [2, 1]], workload=bytes_workload("bf16")),
     "head first": lambda: make_plan([[0, 2, 1]], workload=bytes_workload(), head="first"),
     "skipping": skipping,
 }
@@ -84,7 +85,7 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
         learner = Learner(plan, rank, torch.device("cpu"), Optimizing())
         learner.load_state(read_shard(kept, STEPS, rank, plan))
         learners.append(learner)
-    head = next(learner.head for learner in learners if learner.head is not None)
+    head = next(one.head.to(one.dtype) for one in learners if one.head is not None)
     tokens = torch.tensor(list(TEXT.encode() * 2))
     total, samples = 0.0, plan.workload.batch_samples
     with torch.no_grad():
@@ -93,8 +94,8 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
                 start = (batch * samples + b) * SEQUENCE
                 x = tokens[start : start + SEQUENCE][None]
                 for rank in path:
-                    x = learners[rank].stage(x)
-                logits = head.project(head.norm(x))[0]
+                    x = learners[rank].run_stage(x)
+                logits = head.project(head.norm(x))[0].float()
                 want = tokens[start + 1 : start + SEQUENCE + 1]
                 total -= float(logits.log_softmax(-1)[range(SEQUENCE), want].sum())
     return total / (BATCHES * samples * SEQUENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,19 @@ def test_losses_and_gradients_equal_one_process_in_the_same_formats(
         assert ranks[0]["losses"].tolist() == losses
     exact, _ = single(make_plan(grid, head=head, workload=tiny(kind, "fp32")))
     assert 2 * TOLERANCE < np.abs(np.array(exact) / losses - 1).max() < 1e-2
+
+
+def test_a_shared_matrix_is_rounded_for_the_head_alone(tmp_path: Path) -> None:
+    """What embedding and head give meets in one gradient, in fp32; in another order here."""
+    arch = replace(tiny_workload().architecture, tied=True)
+    workload = Workload.transformer("tied", arch, precision="bf16", batch_samples=8)
+    plan = make_plan([[0, 1]], head="first", workload=workload)
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for rank, found in enumerate(ranks):
+        want = expected_gradient(plan, rank, gradients["first"])
+        np.testing.assert_allclose(found["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
 
 
 def test_gradients_are_averaged_in_their_format(tmp_path: Path) -> None:
