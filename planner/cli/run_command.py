@@ -118,9 +118,11 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
+    from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
 
     plan = load_plan(asked.plan)
+    require_executable(plan)
     workload = as_executed(plan)
     violations = check(plan)
     if violations:
