@@ -58,12 +58,15 @@ def make_plan(
     head: str = "last",
     schedule: str = "eager-1f1b",
     seed: int = 0,
+    clip: float | None = None,
 ) -> TrainingPlan:
     """A plan around a given grid, without any solver."""
     workload = workload or tiny_workload()
     network = network or random_network(len(grid) * len(grid[0]))
     cluster = Cluster(network, Devices(1e12, 16e9))
-    request = PlanRequest(stages=len(grid[0]), schedule=schedule, head=head, network_name="random")
+    request = PlanRequest(
+        stages=len(grid[0]), schedule=schedule, head=head, network_name="random", clip=clip
+    )
     question = Question(cluster, workload, request, seed)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 

@@ -101,6 +101,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="of gradients sent",
     )
     sub.add_argument(
+        "--clip",
+        type=float,
+        help="largest norm of all gradients together; every update then waits for the slowest "
+        "averaging",
+    )
+    sub.add_argument(
         "--boundary-codec",
         default=BoundaryCodec.NONE.value,
         choices=[codec.value for codec in BoundaryCodec],
@@ -155,6 +161,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         group_size=args.group_size,
         codec=args.codec,
         boundary_codec=args.boundary_codec,
+        clip=args.clip,
         method=args.method,
         path_method=args.path_method,
         calibration=calibration,

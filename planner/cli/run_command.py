@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.data.options import Data
 from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.executor.work import summary
 from planner.training_plan.error import PlanError
@@ -65,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
-    # what is no value is said before anything starts
-    optimizing_of(args), data_of(args), eval_data_of(args)
+    optimizing_of(args)  # what is no value is said before anything starts
     asked = LocalRun(
         args.plan,
         args.steps,
         words_of(args),
+        (data_of(args), eval_data_of(args)),
+        (args.weights, args.export),
         args.calibrate,
         args.calibration,
         args.trace,
@@ -93,6 +95,10 @@ class LocalRun:
         The plan file.
     training
         Options of `planner.executor.options.add_training`, as words.
+    texts
+        To train on, and to evaluate on.
+    weights
+        Folders of Hugging Face weights: to start from, and to write at the end.
     calibrate, calibration
         Where measured compute times go, or where they were stored before.
     trace
@@ -108,6 +114,8 @@ class LocalRun:
     plan: Path
     steps: int
     training: list[str]
+    texts: tuple[Data, Data | None]
+    weights: tuple[Path | None, Path | None]
     calibrate: Path | None
     calibration: Path | None
     trace: Path | None
@@ -122,9 +130,22 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
+    from planner.executor.data.microbatches import microbatches_of
+    from planner.executor.export import Export
+    from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
+    from planner.executor.weights import require_same_model
 
     plan = load_plan(asked.plan)
+    arch = require_executable(plan)
+    for text in asked.texts:
+        if text is not None:
+            microbatches_of(plan, text)
+    begin, end = asked.weights
+    if begin is not None:
+        require_same_model(begin, arch)
+    if end is not None:
+        Export(end, plan, begin)
     workload = as_executed(plan)
     violations = check(plan)
     if violations:

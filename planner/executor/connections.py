@@ -46,6 +46,7 @@ class Purpose(enum.IntEnum):
     LOSSES = 2
     CALIBRATION = 3
     LIFELINE = 4
+    NORM = 5
 
 
 class Connection(socket.socket):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from planner.executor.averaging import Averaging
+from planner.executor.clipping import Clipping
 from planner.executor.codec import Wire
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
@@ -39,6 +40,8 @@ class Wiring:
         Messages, by schedule of the cycle.
     averaging
         Its groups.
+    clipping
+        Its part of the norm of all gradients; None: they are not clipped, or it has none.
     tellers
         Ranks that have losses.
     """
@@ -50,6 +53,8 @@ class Wiring:
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
         self.averaging = self._averaging(shared=imposed is not None)
+        clips = plan.clip is not None and rank in plan.stage_of
+        self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
         everybody = set(plan.stage_of)
         self.tellers = set() if imposed is not None else everybody if own_pace else heads
@@ -59,6 +64,8 @@ class Wiring:
         """Purpose and other rank of each connection that this rank needs."""
         wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
         wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
+        if self.clipping is not None:
+            wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if self._rank == 0:
             wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
         elif self._rank in self.tellers:

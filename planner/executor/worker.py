@@ -138,6 +138,7 @@ class Worker:
         outbox = Outbox(pipeline, failure, self.wiring.rates())
         inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
+        norms = _of(connections, Purpose.NORM)
         told = range(first, first + len(walk))
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
@@ -148,7 +149,7 @@ class Worker:
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
-            self._average_and_update(record, peers, outbox)
+            self._average_and_update(record, peers, outbox, norms)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
@@ -179,12 +180,21 @@ class Worker:
             numbers = _taken(self._tickets, serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 
-    def _average_and_update(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        averaging = self.wiring.averaging
+    def _average_and_update(
+        self,
+        record: StepRecord,
+        peers: Peers,
+        outbox: Outbox,
+        norms: dict[int, Connection],
+    ) -> None:
+        averaging, vector = self.wiring.averaging, self._compute.gradients()
         if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
             ready = time.monotonic()
-            end = averaging.run(self._compute.gradients(), peers, outbox)
+            end = averaging.run(vector, peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
+        if self.wiring.clipping is not None:
+            # an imposed run has no gradients to look at
+            self.wiring.clipping.run(vector if self._imposed is None else vector[:0], norms)
         update = time.monotonic()
         self._compute.update()
         record.end_s = time.monotonic()

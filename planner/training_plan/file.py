@@ -203,5 +203,6 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         codec=Codec(data["averaging"]["codec"]),
         wiring=Wiring(data["wiring"]["kind"]),
         sync=Sync(int(sync["every_steps"]), outer),
+        clip=data["averaging"].get("clip"),
         package_version=data["package_version"],
     )

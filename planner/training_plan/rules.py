@@ -54,6 +54,11 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 "of them"
             )
     yield from averaging_contradictions(plan)
+    if plan.clip is not None and plan.sync.every_steps > 1:
+        yield (
+            "averaging.clip: the norm is known where every step averages, found sync.every_steps "
+            f"{plan.sync.every_steps}; leave one of them out"
+        )
     for name in FIELDS:
         values = getattr(plan.compute_times, name)
         if len(values) != n:

@@ -52,6 +52,8 @@ def train_single(
             loss = _computed(head, plan, x, tokens[:, 1:]) / (w.batch_samples * arch.sequence)
             torch.autograd.backward(loss)
             total += float(loss.detach())
+        if plan.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, plan.clip)
         yield total, parameters
         optimizing.set_rate(optim, step)
         optim.step()

@@ -75,9 +75,14 @@ CASES = {
     "3 stages, uneven layers": ([[2, 0, 1]], "first", "1f1b", "gpt2"),
     "2 x 2, tied, with a schedule": ([[0, 3], [2, 1]], "first", "1f1b", "gpt2"),
     "data parallel only, tied": ([[0], [1]], "last", "gpipe", "llama"),
+    "2 x 2, clipped": ([[0, 3], [2, 1]], "last", "1f1b", "llama"),
+    "3 stages, tied, clipped, with a schedule": ([[2, 0, 1]], "first", "1f1b", "gpt2"),
+    "data parallel only, clipped": ([[0], [1]], "last", "gpipe", "gpt2"),
 }
 
 
+NORMS = {"gpt2": 1.4, "llama": 0.95}
+"""Larger than that of all gradients in some of the 20 steps, and smaller in others."""
 SETTINGS: dict[str, Any] = {
     "learning_rate": 3e-3,
     "warmup": 5,
@@ -94,7 +99,11 @@ def test_losses_and_gradients_equal_a_single_process(case: str, tmp_path: Path) 
     """20 steps within 1e-5; gradients too, whichever local process is which device."""
     grid, head, schedule, kind = CASES[case]
     plan = make_plan(
-        grid, head=head, schedule=schedule, workload=tiny_workload(kind, tied="tied" in case)
+        grid,
+        head=head,
+        schedule=schedule,
+        workload=tiny_workload(kind, tied="tied" in case),
+        clip=NORMS[kind] if "clipped" in case else None,
     )
     ids = list(plan.cluster.network.ids)
     settings: dict[str, Any] = SETTINGS if "schedule" in case else {}
