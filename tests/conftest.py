@@ -37,11 +37,11 @@ def line4() -> Network:
     )
 
 
-def tiny_workload(kind: str = "gpt2", **changes: int) -> Workload:
+def tiny_workload(kind: str = "gpt2", *, tied: bool = False, **changes: int) -> Workload:
     """A transformer that trains in milliseconds, 4 layers, batch 8."""
-    arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16)
+    arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16, tied)
     fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
-    return Workload.transformer(f"tiny-{kind}", arch, activation_bytes_per_element=4.0, **fields)
+    return Workload.transformer(f"tiny-{kind}", arch, precision="fp32", **fields)
 
 
 def random_network(n: int, seed: int = 0) -> Network:
@@ -58,12 +58,15 @@ def make_plan(
     head: str = "last",
     schedule: str = "eager-1f1b",
     seed: int = 0,
+    clip: float | None = None,
 ) -> TrainingPlan:
     """A plan around a given grid, without any solver."""
     workload = workload or tiny_workload()
     network = network or random_network(len(grid) * len(grid[0]))
     cluster = Cluster(network, Devices(1e12, 16e9))
-    request = PlanRequest(stages=len(grid[0]), schedule=schedule, head=head, network_name="random")
+    request = PlanRequest(
+        stages=len(grid[0]), schedule=schedule, head=head, network_name="random", clip=clip
+    )
     question = Question(cluster, workload, request, seed)
     return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.transport import Failure
-from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
 CLEAR_PEAK = "5"
@@ -51,7 +51,7 @@ def main() -> int:
             dist.all_reduce(vector)
 
         def exchange() -> None:
-            Exchange(vector, group, rank, peers, Codec.NONE, pace).run()
+            Exchange(vector, group, rank, peers, Wire.FP32, pace).run()
 
         ways = {"gloo": all_reduce, "exchange": exchange}
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

@@ -219,7 +219,7 @@ def plan_for(pipelines: int, seed: int = 0) -> TrainingPlan:
     network = Network(np.full((n, n), LATENCY_S), np.full((n, n), BYTES_PER_S), NAMES[:n])
     arch = Architecture(Family("gpt2"), 4, 32, 4, 4, 64, 61, 16)
     workload = Workload.transformer(
-        "tiny", arch, activation_bytes_per_element=4.0, batch_samples=8, microbatch_samples=1
+        "tiny", arch, precision="fp32", batch_samples=8, microbatch_samples=1
     )
     request = PlanRequest(stages=3, schedule="1f1b", network_name="alike")
     question = Question(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)

@@ -141,7 +141,7 @@ class _Clock:
         """Some steps from rest; None where devices wait for each other."""
         from planner.checker.clock_loop import Happened, run  # numba takes a while to load
 
-        g = len(self.groups)
+        g = len(self.rounds.size)
         happened = Happened(
             np.zeros(len(steps)),
             np.zeros(g),
@@ -157,8 +157,9 @@ class _Clock:
         """The longest from a first round's begin to its stage's last return."""
         ends: dict[int, float] = {}
         begins: list[tuple[int, float]] = []
+        # the last round may be that in which updates wait for the norm
         for (stage, r, _), begin, end in zip(
-            self.groups, run.round_begin.tolist(), run.round_end.tolist(), strict=True
+            self.groups, run.round_begin.tolist(), run.round_end.tolist(), strict=False
         ):
             ends[stage] = max(ends.get(stage, 0.0), end)
             begins += [(stage, begin)] if r == 0 else []
@@ -281,8 +282,21 @@ class _Clock:
             there = (self.latency[here] + self.latency[here].T)[off & (parts + parts.T > 0)]
             back.append(float(there.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
+        members = [len(group.members) for _, _, group in self.groups]
+        every = sorted(d for group in self.plan.assignment.groups for d in group)
+        if self.plan.clip is not None and len(self.plan.assignment.groups) > 1:
+            # no update before the slowest averaging, and the longest way to who adds and back
+            for d in every:
+                of[d].append(len(members))
+            members.append(len(every))
+            alone.append(0.0)
+            loads.append({})
+            ways = (
+                max(self.latency[i, j] + self.latency[j, i] for j in every if i != j) for i in every
+            )
+            back.append(float(min(ways)))
         return Rounds(
-            np.array([len(group.members) for _, _, group in self.groups], dtype=np.int64),
+            np.array(members, dtype=np.int64),
             _ends(of),
             np.array([g for groups in of for g in groups], dtype=np.int64),
             np.array(alone, dtype=np.float64),

@@ -13,6 +13,7 @@ from planner.cli.time_left import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
+from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
@@ -51,7 +52,9 @@ def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
     sub.add_argument("--microbatch-samples", type=int, help="samples that travel together")
     sub.add_argument("--sequence", type=int, help="tokens per sample")
     sub.add_argument(
-        "--activation-bytes-per-element", type=float, help="4 where training is in fp32; default 2"
+        "--precision",
+        choices=[dtype.value for dtype in Dtype],
+        help="of products and of activations, kept and sent; default bf16",
     )
 
 
@@ -108,12 +111,12 @@ def sizes(text: str) -> list[int]:
         ) from None
 
 
-def cluster_of(args: argparse.Namespace) -> Cluster:
-    """The cluster that the arguments of `add_cluster` describe."""
+def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
+    """The cluster that the arguments of `add_cluster` describe, computing in a format."""
     network = load_network(args.network)
     if args.complete:
         network = network.complete()
-    devices = Devices.of_gpu(args.gpu, args.utilization)
+    devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
     if args.memory_gb is not None:
         devices = Devices(devices.flops, args.memory_gb * 1e9)
     inside = _inside(args)
@@ -131,7 +134,12 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     if args.devices is None:
         return Cluster(network, devices)
     return load_devices(
-        args.devices, network, default=devices, utilization=args.utilization, inside=inside
+        args.devices,
+        network,
+        default=devices,
+        utilization=args.utilization,
+        inside=inside,
+        dtype=dtype,
     )
 
 
@@ -155,7 +163,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
             "batch_samples",
             "microbatch_samples",
             "sequence",
-            "activation_bytes_per_element",
+            "precision",
         )
     }
     if Path(args.workload).suffix == ".json":

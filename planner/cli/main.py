@@ -22,6 +22,7 @@ from planner.cli import (
     plan_command,
     run_command,
     simulate_command,
+    weights_command,
 )
 from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
 from planner.search.incumbent import WrongBoundError
@@ -36,6 +37,7 @@ COMMANDS = (
     simulate_command,
     emulate_command,
     run_command,
+    weights_command,
     bench_command,
 )
 

@@ -133,7 +133,8 @@ def _question(args: argparse.Namespace) -> Question:
         if getattr(args, name) is None:
             option = name.replace("_", "-")
             raise ProblemError(f"--{option} is missing; give it, or a problem file")
-    return from_network(cluster_of(args), workload_of(args), changes)
+    workload = workload_of(args)
+    return from_network(cluster_of(args, workload.precision.compute), workload, changes)
 
 
 def from_file(path: Path, changes: Mapping[str, Any], *, arrange: bool) -> Question:

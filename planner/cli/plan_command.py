@@ -101,6 +101,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="of gradients sent",
     )
     sub.add_argument(
+        "--clip",
+        type=float,
+        help="largest norm of all gradients together; every update then waits for the slowest "
+        "averaging",
+    )
+    sub.add_argument(
         "--boundary-codec",
         default=BoundaryCodec.NONE.value,
         choices=[codec.value for codec in BoundaryCodec],
@@ -155,6 +161,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         group_size=args.group_size,
         codec=args.codec,
         boundary_codec=args.boundary_codec,
+        clip=args.clip,
         method=args.method,
         path_method=args.path_method,
         calibration=calibration,
@@ -170,7 +177,8 @@ def run(args: argparse.Namespace) -> int:
 
     stop_of(args)  # what is wrong with it is said before anything else
     time_left = TimeLeft(args.seconds, args.began)
-    cluster, workload, request = cluster_of(args), workload_of(args), _request(args)
+    workload, request = workload_of(args), _request(args)
+    cluster = cluster_of(args, workload.precision.compute)
     require_writable(args.out, [".json"])
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(

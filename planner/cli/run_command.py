@@ -19,6 +19,9 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.data.options import Data
+from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
+from planner.executor.work import summary
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
@@ -28,6 +31,9 @@ from planner.workload.workload import Workload
 WAIT_S, START_S = 60.0, 4.0
 """For ranks to come: altogether, and more for each."""
 
+RATES = ("tokens_per_s", "mfu")
+"""Of a step's event, where they are known."""
+
 NAME = "run"
 ABOUT = "run a plan on this machine, one local process a device"
 
@@ -36,8 +42,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, steps, what to train on, what to measure."""
     sub.add_argument("plan", type=Path)
     sub.add_argument("--steps", type=positive, default=10)
-    sub.add_argument("--learning-rate", type=float, default=1e-3)
-    sub.add_argument("--data", type=Path, help="text file to train on; default: synthetic text")
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
     sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")
@@ -55,17 +59,20 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="seconds of a device's silence that end the run; default 10, and more where the plan "
         "has long latencies",
     )
+    add_training(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
     require_writable(args.trace, [".json"])
     require_writable(args.calibrate, [".json"])
+    optimizing_of(args)  # what is no value is said before anything starts
     asked = LocalRun(
         args.plan,
         args.steps,
-        args.learning_rate,
-        args.data,
+        words_of(args),
+        (data_of(args), eval_data_of(args)),
+        (args.weights, args.export),
         args.calibrate,
         args.calibration,
         args.trace,
@@ -86,6 +93,12 @@ class LocalRun:
     ----------
     plan
         The plan file.
+    training
+        Options of `planner.executor.options.add_training`, as words.
+    texts
+        To train on, and to evaluate on.
+    weights
+        Folders of Hugging Face weights: to start from, and to write at the end.
     calibrate, calibration
         Where measured compute times go, or where they were stored before.
     trace
@@ -100,8 +113,9 @@ class LocalRun:
 
     plan: Path
     steps: int
-    learning_rate: float
-    data: Path | None
+    training: list[str]
+    texts: tuple[Data, Data | None]
+    weights: tuple[Path | None, Path | None]
     calibrate: Path | None
     calibration: Path | None
     trace: Path | None
@@ -116,15 +130,26 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
+    from planner.executor.data.microbatches import microbatches_of
+    from planner.executor.export import Export
+    from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
+    from planner.executor.weights import require_same_model
 
     plan = load_plan(asked.plan)
+    arch = require_executable(plan)
+    for text in asked.texts:
+        if text is not None:
+            microbatches_of(plan, text)
+    begin, end = asked.weights
+    if begin is not None:
+        require_same_model(begin, arch)
+    if end is not None:
+        Export(end, plan, begin)
     workload = as_executed(plan)
     violations = check(plan)
     if violations:
         raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
-    if asked.data is not None and not asked.data.is_file():
-        raise PlanError(f"{asked.data}: is not a file; give a text file to train on")
     predicted = None
     if asked.calibration is not None:
         predicted = predict(plan, workload, Calibration.load(asked.calibration))
@@ -140,7 +165,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             steps.take,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-    _summary(plan, steps.done, reason, as_json)
+    _summary(plan, steps, reason, as_json)
     return code
 
 
@@ -170,6 +195,8 @@ class _Steps:
         as_json: bool,
     ) -> None:
         self.done: list[dict[str, Any]] = []
+        self.devices: list[dict[str, Any]] = []
+        self.evaluated: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json = predicted, as_json
 
@@ -181,9 +208,18 @@ class _Steps:
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+        elif event["event"] == "evaluated":
+            self.evaluated.append({name: event[name] for name in event if name != "event"})
+            self._say(
+                f"after {event['steps']} steps, {event['paths']}: held-out loss "
+                f"{event['loss']:.4f}, perplexity {event['perplexity']:.4g}"
+            )
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
+        elif event["event"] == "devices":
+            self.devices = event["devices"]
+            self._say(summary(self.devices))
         else:
             assert self._predicted is not None
             self.done.append(
@@ -192,6 +228,7 @@ class _Steps:
                     "loss": None,
                     "measured_s": event["took_s"],
                     "predicted_s": self._predicted[event["step"] % len(self._predicted)],
+                    **{name: event[name] for name in RATES if name in event},
                 }
             )
             # losses come late and belong to the step they are of
@@ -213,15 +250,21 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
     loss = f"loss {event['loss']:8.4f} (of step {event['loss_step']})" if known else "no loss yet"
     return (
         f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
-        f"{predicted_s:7.3f} s"
+        f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
+        + (f"   MFU {event['mfu']:.1%}" if "mfu" in event else "")
     )
 
 
-def _summary(
-    plan: TrainingPlan, steps: list[dict[str, Any]], failed: str | None, as_json: bool
-) -> None:
+def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool) -> None:
+    steps = told.done
     if as_json:
-        data = {"planned_step_s": plan.predicted.step_s, "steps": steps, "failed": failed}
+        data = {
+            "planned_step_s": plan.predicted.step_s,
+            "steps": steps,
+            "evaluated": told.evaluated,
+            "devices": told.devices,
+            "failed": failed,
+        }
         print(json.dumps(data, indent=1))
     if as_json or failed is not None:
         return
@@ -247,12 +290,11 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
-        *("--learning-rate", str(asked.learning_rate)),
+        *asked.training,
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
     for flag, value in (
-        ("--data", asked.data),
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
         ("--device", asked.device),

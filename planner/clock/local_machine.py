@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
-
 import numpy as np
 
 from planner.clock.simulator import cycle_steps_s
@@ -14,17 +10,16 @@ from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
-from planner.workload.costs import stage_costs
+from planner.workload.executed_bytes import executed_bytes
+from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.workload import Workload
 
 PROCESS_BYTES = 350e6
 """A Python process with torch loaded, before any tensor."""
-USABLE = 0.9
-"""Of the memory that is available now."""
 
 
 def as_executed(plan: TrainingPlan) -> Workload:
-    """The workload in the executor's 32-bit activations.
+    """The workload, where the executor can build it.
 
     Parameters
     ----------
@@ -34,7 +29,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
     Returns
     -------
     Workload
-        The same model, 4 bytes an activation.
+        The plan's.
 
     Raises
     ------
@@ -47,13 +42,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
             f"workload.architecture: {w.name!r} cannot be built by the executor; plan for a GPT-2 "
             "or LLaMA workload"
         )
-    return Workload.transformer(
-        w.name,
-        w.architecture,
-        batch_samples=w.batch_samples,
-        microbatch_samples=w.microbatch_samples,
-        activation_bytes_per_element=4.0,
-    )
+    return w
 
 
 def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
@@ -75,26 +64,16 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
     held = [s.most_live() for s in plan.schedules]
     heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
     for d, j in plan.stage_of.items():
-        costs = stage_costs(
+        total += executed_bytes(
             workload,
             *plan.stage_layers[j],
+            max(h[d] for h in held),
             with_head=d in heads,
             recompute=plan.recompute[j],
-        )
-        # logits, their softmax and gradient
-        total += costs.need_bytes(max(h[d] for h in held)) + 2 * costs.scratch_bytes
+        ).total
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     total += sum(vectors[j] for j in plan.averages_for.values())
     return total
-
-
-def available_bytes() -> float:
-    """Memory that this machine can still give."""
-    with suppress(OSError, StopIteration, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = next(line for line in lines if line.startswith("MemAvailable"))
-        return float(found.split()[1]) * 1024
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def require_memory(plan: TrainingPlan, workload: Workload) -> None:

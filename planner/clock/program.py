@@ -85,7 +85,7 @@ def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Progra
     sent = message_bytes(plan, workload)
     pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    rounds = compile_rounds(plan.averaging, gradient, plan.codec, links, pairs)
+    rounds = compile_rounds(plan.averaging, gradient, plan.codec, links, pairs, plan.awaits_norm)
     return Program(pairs, work, rounds)
 
 

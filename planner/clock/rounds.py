@@ -31,7 +31,7 @@ class Rounds(NamedTuple):
     pair_first, pair, pair_need
         Per group, those of its pairs that carry pipeline messages too, and its bytes over each.
     stage
-        ``int[G]``.
+        ``int[G]``; one more than there are for the group in which all wait for the norm.
     round
         ``int[G]``: 0 for a first round.
     """
@@ -173,6 +173,7 @@ def compile_rounds(
     codec: Codec,
     links: Links,
     pairs: Pairs,
+    awaits_norm: Sequence[int] = (),
 ) -> Rounds:
     """The arrays of a plan's averaging.
 
@@ -188,11 +189,14 @@ def compile_rounds(
         Where.
     pairs
         What the pipeline's messages use.
+    awaits_norm
+        Devices that after their rounds wait for one another, and the longest latency from the first
+        of them there and back: a round that sends next to nothing.
 
     Returns
     -------
     Rounds
-        All groups, stage by stage.
+        All groups, stage by stage, and at last that of those who wait.
     """
     n = len(links)
     flat = [
@@ -217,11 +221,25 @@ def compile_rounds(
         pair_s.append(float(alone[used == NONE].max(initial=0.0)))
         own.append(dict(zip(used[used != NONE].tolist(), sent[used != NONE].tolist(), strict=True)))
         needs.append(_shared_needs(index, sent, links))
+    size = [len(g.members) for _, _, g in flat]
+    back_s = [return_s(g, links) for _, _, g in flat]
+    places = [(stage, r) for stage, r, _ in flat]
+    if awaits_norm:
+        for d in awaits_norm:
+            of[d].append(len(flat))
+        adds, *others = awaits_norm
+        size.append(len(awaits_norm))
+        back_s.append(float((links.latency_s[adds, others] + links.latency_s[others, adds]).max()))
+        # not a first round: how long stages average is not its business
+        places.append((len(averaging), 1))
+        pair_s.append(0.0)
+        needs.append({})
+        own.append({})
     return Rounds(
-        _ints(len(g.members) for _, _, g in flat),
+        _ints(size),
         _ends(of),
         _ints(g for groups in of for g in groups),
-        np.array([return_s(g, links) for _, _, g in flat], dtype=np.float64),
+        np.array(back_s, dtype=np.float64),
         np.array(pair_s, dtype=np.float64),
         _ends(needs),
         _ints(r for need in needs for r in need),
@@ -229,8 +247,8 @@ def compile_rounds(
         _ends(own),
         _ints(p for busy in own for p in busy),
         np.array([size for busy in own for size in busy.values()], dtype=np.float64),
-        _ints(stage for stage, _, _ in flat),
-        _ints(r for _, r, _ in flat),
+        _ints(stage for stage, _ in places),
+        _ints(r for _, r in places),
     )
 
 

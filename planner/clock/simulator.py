@@ -350,7 +350,8 @@ class _Setting:
         ops = []
         for d in range(len(self.cluster)):
             for g in rounds.of[rounds.of_first[d] : rounds.of_first[d + 1]].tolist():
-                if end[g] > begin[g]:
+                # who waits for the norm averages no longer
+                if end[g] > begin[g] and rounds.stage[g] < len(self.plan.averaging):
                     ops.append(Op(-1, d, "A", float(begin[g]), float(end[g])))
             if self.plan.compute_times.update_s[d] > 0:
                 first, last = times.update_begin[0, d], times.update_end[0, d]

@@ -199,6 +199,7 @@ def _unpriced(
             rounds for rounds, _ in stage_averaging(question, shape, assignment.groups)
         ),
         codec=Codec(request.codec),
+        clip=request.clip,
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
     )

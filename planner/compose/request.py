@@ -11,6 +11,8 @@ import numpy as np
 
 from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
+from planner.network.dtype import Dtype
+from planner.network.values import real
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
@@ -103,6 +105,9 @@ class PlanRequest:
     boundary_codec
         ``"none"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their gradients between
         stages. Priced; the executor refuses it so far.
+    clip
+        The largest norm of all gradients together, to which they are scaled down: every update
+        then waits for the slowest averaging. None: as they are.
     method
         Of `planner.solve_assignment`.
     path_method
@@ -134,6 +139,7 @@ class PlanRequest:
     group_size: int | None = None
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
+    clip: float | None = None
     method: str = "auto"
     path_method: str = PathMethod.AUTO
     calibration: Calibration | None = None
@@ -173,6 +179,10 @@ class PlanRequest:
             changes[name] = _whole_or_none(name, getattr(self, name))
         for name in ("in_flight", "group_size"):
             changes[name] = _whole_or_none(name, getattr(self, name))
+        if self.clip is not None:
+            changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
+            if changes["clip"] == 0:
+                raise ProblemError("clip is 0; give the largest norm, above 0, or leave it out")
         if self.stages != "auto":
             changes["stages"] = _whole_or_none("stages", self.stages)
         if self.stage_sizes is not None:
@@ -504,6 +514,12 @@ class Question:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
+        gradients = workload.precision.gradients
+        if asked.codec != Codec.NONE and gradients is not Dtype.FP32:
+            raise ProblemError(
+                f"codec {asked.codec} is made from fp32, the workload averages gradients in "
+                f"{gradients}; choose one of the two"
+            )
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
         able = np.flatnonzero(np.asarray(cluster.devices.can_compute))

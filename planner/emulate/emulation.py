@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.clock.local_machine import as_executed, available_bytes, require_memory
+from planner.clock.local_machine import as_executed, require_memory
 from planner.emulate.capacity import CARRIED_BYTES_PER_S, need_of
 from planner.emulate.comparison import Comparison, compare
 from planner.emulate.executed import Step, parts_of, planned_steps, steps_of, warm
@@ -18,6 +18,7 @@ from planner.emulate.processors import Processors
 from planner.emulate.ranks import Asked, run_ranks
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
+from planner.workload.host_memory import available_bytes
 
 MOST_BUSY = 0.85
 """Of the processors: beyond it ranks wait for each other, not for the network."""

@@ -56,7 +56,7 @@ def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
     Returns
     -------
     Prediction
-        With the measured compute times and 32-bit activations.
+        With the measured compute times.
     """
     workload, ids = as_executed(plan), plan.cluster.network.ids
     times = calibration.compute_times(

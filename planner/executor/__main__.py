@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -25,15 +25,31 @@ from planner.executor.binding import WAIT_S, MissingError, join, own_name, patie
 from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.connections import ConnectionLost
+from planner.executor.data.alike import require_same_data
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
+from planner.executor.evaluate import Evaluation
+from planner.executor.export import Export, export_trained
 from planner.executor.helper import Helper
 from planner.executor.imposed import Imposed, ImposedCompute
-from planner.executor.learner import Learner, Optimizer
+from planner.executor.learner import Learner, require_executable
+from planner.executor.memory import claims_of, need_of, require_memory
+from planner.executor.optimizing import Optimizing
+from planner.executor.options import (
+    FILES,
+    NUMBERS,
+    add_training,
+    data_of,
+    eval_data_of,
+    optimizing_of,
+)
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
+from planner.executor.report import device_reports, peak_flops
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
+from planner.executor.wiring import Wiring
+from planner.executor.work import Work
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
 from planner.training_plan.file import load_plan
@@ -42,11 +58,14 @@ from planner.training_plan.model import TrainingPlan
 EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "learning_rate", "optimizer"),
+    "own_pace",
+    *NUMBERS,
 )
 """Options that all ranks must be given alike."""
-FILES = ("data", "calibrate", "trace", "checkpoint", "resume")
+TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
+NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
+"""Options for a model that is trained."""
 SWITCH_S = 0.0005
 """After so long a thread that computes in Python lets another one in that has a message."""
 
@@ -90,9 +109,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
-    parser.add_argument("--data", type=Path, help="text file; default: synthetic")
     parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
     parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
     parser.add_argument("--every", type=int, default=EVERY, help="steps between two checkpoints")
@@ -117,6 +133,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
+    add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
     imposed.add_argument("--impose", action="store_true")
     imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
@@ -142,10 +159,9 @@ def _torch_device(choice: str) -> torch.device:
 def _run(args: argparse.Namespace, watch: Watch) -> int:
     if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
         raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
-    if args.impose and (args.own_pace or args.calibrate or args.checkpoint or args.resume):
-        raise ValueError(
-            "--impose runs no model; leave out --own-pace, --calibrate, --checkpoint and --resume"
-        )
+    for option in NO_MODEL if args.impose else ():
+        if getattr(args, option):
+            raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -153,6 +169,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+    optimizing, data = optimizing_of(args), data_of(args)
     plan = load_plan(args.plan)
     ranks = join(
         plan,
@@ -165,39 +182,63 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints = 0, None
+    first, checkpoints, evaluation, export, learner = 0, None, None, None, None
+    peak = None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
         worker = Worker(plan, ranks, compute, imposed=imposed)
     else:
-        learner = None
+        require_executable(plan)
+        own_pace, calibrates = args.own_pace, args.calibrate is not None
+        averaging = Wiring(plan, ranks.rank, None, own_pace).averaging
+        need = need_of(
+            plan, ranks.rank, averaging, on_gpu=device.type == "cuda", calibrates=calibrates
+        )
+        require_memory(ranks, claims_of(ranks, need, device))
+        peak = peak_flops(plan, ranks, device)
+        export = None if args.export is None else Export(args.export, plan, args.weights)
         if ranks.rank in plan.stage_of:
             learner = Learner(
                 plan,
                 ranks.rank,
                 device,
-                learning_rate=args.learning_rate,
-                data=args.data,
-                optimizer=args.optimizer,
+                optimizing,
+                data=data,
+                # what is gone on from has its own
+                weights=args.weights if args.resume is None else None,
             )
+        require_same_data(ranks, "--data", None if learner is None else learner.data)
         if args.calibrate is not None:
             measured = calibrate(plan, ranks, learner, device)
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
-        first, checkpoints = _checkpoints(args, plan, ranks, learner, watch)
+        first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-    steps = _steps(args, plan, worker, first, checkpoints)
+        if (held_out := eval_data_of(args)) is not None:
+            evaluation = Evaluation(
+                *(plan, ranks, learner, worker.wiring, held_out),
+                every=args.eval_every,
+                batches=args.eval_batches,
+                steps=range(first, args.steps),
+            )
+    work = None if args.impose else Work(plan, peak)
+    progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
+    with evaluation or nullcontext():
+        steps = _steps(args, progress, worker, first, checkpoints, evaluation)
+    if export is not None:
+        export_trained(export, ranks, learner)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
     if args.trace is not None and steps:
         _trace(args.trace, plan, ranks, worker, steps[-1])
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) / 1e9
-        print(f"rank {ranks.rank}: {peak:.2f} GB of GPU memory at most", file=sys.stderr)
+    if not args.impose:
+        reports = device_reports(ranks, works, need, device, worker.sent_bytes)
+        if ranks.rank == 0:
+            progress.devices(reports)
     ranks.part()
     return 0
 
@@ -205,7 +246,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
 def _settings(args: argparse.Namespace) -> str:
     """What all ranks must be told alike: numbers, and what they do together or not at all."""
     said = {name: getattr(args, name) for name in ALIKE}
-    said |= {name: getattr(args, name) is not None for name in FILES}
+    said |= {name: getattr(args, name) is not None for name in TOGETHER}
     return " ".join(f"{name}={value}" for name, value in said.items())
 
 
@@ -214,6 +255,7 @@ def _checkpoints(
     plan: TrainingPlan,
     ranks: Ranks,
     learner: Learner | None,
+    optimizing: Optimizing,
     watch: Watch,
 ) -> tuple[int, Checkpoints | None]:
     """How many steps were done before, and what writes checkpoints."""
@@ -221,9 +263,9 @@ def _checkpoints(
     def written(steps: int) -> None:
         watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
 
-    first = 0
+    first, settings = 0, optimizing.to_dict()
     if args.resume is not None:
-        first = resume(args.resume, plan, ranks, learner, args.optimizer)
+        first = resume(args.resume, plan, ranks, learner, settings)
         if first >= args.steps:
             raise ValueError(
                 f"--steps is {args.steps}, but {first} were done; give the number of all steps, "
@@ -231,27 +273,29 @@ def _checkpoints(
             )
     if args.checkpoint is None:
         return first, None
-    settings = {"optimizer": args.optimizer, "learning_rate": args.learning_rate}
     more = (plan, ranks, learner, settings, written)
     return first, Checkpoints(args.checkpoint, args.every, *more)
 
 
 def _steps(
     args: argparse.Namespace,
-    plan: TrainingPlan,
+    progress: Progress,
     worker: Worker,
     first: int,
     checkpoints: Checkpoints | None,
+    evaluation: Evaluation | None,
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
-    progress = Progress(plan.predicted.step_s / args.speed, args.events)
     for record in worker.steps(args.steps - first, args.rest, first):
         if args.record is None:
             records.clear()
         records.append(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
+        for found in evaluation.after(record.step) if evaluation is not None else ():
+            if worker.rank == 0:
+                progress.evaluated(found)
         if checkpoints is not None:
             checkpoints.after(record.step)
     if worker.rank == 0:

@@ -15,13 +15,13 @@ import time
 import torch
 from torch.distributed.rendezvous import rendezvous
 
+from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.transport import Failure
 from planner.executor.warmth import kept_warm
-from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--codec", choices=[c.value for c in Codec], default=Codec.NONE.value)
+    parser.add_argument("--wire", choices=[w.value for w in Wire], default=Wire.FP32.value)
     parser.add_argument("--chunks", type=int, default=64, help="of a share")
     parser.add_argument("--window", type=int, default=12, help="chunks under way")
     args = parser.parse_args()
@@ -66,9 +66,9 @@ def _average(
     vector = _vector(ranks.rank, repeat, args.values)
     ranks.meet(f"begin/{repeat}")
     start = time.perf_counter()
-    Exchange(vector, group, ranks.rank, peers, Codec(args.codec), pace).run()
+    Exchange(vector, group, ranks.rank, peers, Wire(args.wire), pace).run()
     took = time.perf_counter() - start
-    if Codec(args.codec) is Codec.NONE:
+    if Wire(args.wire) is Wire.FP32:
         _require_mean(vector, repeat, group)
     return max(float(t) for t in ranks.share(f"took/{repeat}", repr(took)))
 

@@ -13,10 +13,10 @@ from functools import partial
 
 from torch import Tensor
 
+from planner.executor.codec import Wire
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.transport import Outbox
-from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup, in_levels
 
 
@@ -32,12 +32,10 @@ class Averaging:
         Its group in every round. One round over all gives the sum, equal on all members bit for
         bit, and so do the rounds of two levels. In other rounds every group takes its mean; a valid
         plan's rounds give the mean of all.
-    paces
-        Of each round.
+    paces, wires
+        Of each round: how finely it is cut, how vectors are written.
     devices
         Of the stage.
-    codec
-        How vectors are written on the wire.
     upload_bytes_per_s
         What this rank can send in all.
     """
@@ -45,8 +43,8 @@ class Averaging:
     rank: int
     rounds: Sequence[AveragingGroup]
     paces: Sequence[Pace]
+    wires: Sequence[Wire]
     devices: int
-    codec: Codec
     upload_bytes_per_s: float
 
     @property
@@ -77,12 +75,12 @@ class Averaging:
             A member is gone.
         """
         end = time.monotonic()
-        for number, (group, pace) in enumerate(zip(self.rounds, self.paces, strict=True)):
+        steps = zip(self.rounds, self.paces, self.wires, strict=True)
+        for number, (group, pace, wire) in enumerate(steps):
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
-                codec = group.codec(self.codec)
-                exchange = Exchange(vector, group, self.rank, peers, codec, pace, scale, room)
+                exchange = Exchange(vector, group, self.rank, peers, wire, pace, scale, room)
                 end = exchange.run()
             elif scale != 1.0:
                 vector.mul_(scale)

@@ -103,6 +103,7 @@ def calibrate(
         link_bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         operation_s=statistics.median(seconds for _, _, seconds in found),
         message_s=link.message_s,
+        compute=plan.workload.precision.compute,
     )
 
 
@@ -135,20 +136,18 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(learner.shape, device=learner.device)
+        received = torch.randn(learner.shape, device=learner.device, dtype=learner.dtype)
 
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None
             # making or reading a microbatch is part of the operation
-            tokens = learner.data.tokens(0, 0)[:, :-1] if first else None
-            inputs = x.requires_grad_() if tokens is None else tokens.to(learner.device)
-            state["output"] = learner.stage(inputs)
+            inputs = learner.tokens(0, 0)[:, :-1] if first else x.requires_grad_()
+            state["output"] = learner.run_stage(inputs)
 
         def head(x: torch.Tensor = received) -> None:
-            assert learner.head is not None
             leaf = x.detach().requires_grad_()
-            targets = learner.data.tokens(0, 0)[:, 1:].to(learner.device)
-            (learner.head(leaf, targets) / learner.batch_tokens).backward()
+            targets = learner.tokens(0, 0)[:, 1:]
+            torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
             torch.autograd.backward(state["output"], torch.randn_like(state["output"]))
@@ -165,6 +164,7 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     def update() -> None:
         probe.step()
+        learner.round()
 
     for _ in range(REPEATS):
         timed("update_s", update)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from planner.executor.learner import Learner
 from planner.executor.ranks import Ranks
@@ -21,7 +23,7 @@ from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 KEPT = 2
 """Complete checkpoints in the folder."""
 
@@ -44,7 +46,7 @@ class Checkpoints:
     learner
         What this rank holds; None: it holds nothing.
     settings
-        What the index tells beside.
+        What losses depend on beside the plan, by the names of the options that say it.
     written
         Takes the number of steps of each checkpoint that is complete.
     """
@@ -60,7 +62,7 @@ class Checkpoints:
         written: Callable[[int], None],
     ) -> None:
         self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
-        self._index = {"version": VERSION, "plan": plan.content_hash, **settings}
+        self._index = {"version": VERSION, "plan": plan.content_hash, "settings": settings}
         self._written = written
 
     def after(self, step: int) -> None:
@@ -75,11 +77,15 @@ class Checkpoints:
         if done % self._every:
             return
         here = _place(self._folder, done)
-        told = [json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here))]
+        told = [
+            json.loads(t) for t in self._ranks.share(f"checkpoint/{done}", self._shard(here, done))
+        ]
         failed = [(rank, t["error"]) for rank, t in enumerate(told) if t.get("error")]
         if not failed:
             shards = {_shard(r): t for r, t in enumerate(told) if t}
-            index = self._index | {"steps": done, "shards": shards}
+            # any who reads the data knows from where on all can go on
+            data = next((one["data"] for one in shards.values() if "data" in one), None)
+            index = self._index | {"steps": done, "data": data, "shards": shards}
             failed = self._complete(here, json.dumps(index, indent=1))
         if failed:
             self._give_up(here, done, *failed[0])
@@ -88,15 +94,17 @@ class Checkpoints:
         for old in _complete(self._folder)[:-KEPT]:
             shutil.rmtree(_place(self._folder, old), ignore_errors=True)
 
-    def _shard(self, here: Path) -> str:
+    def _shard(self, here: Path, done: int) -> str:
         """Write this rank's; what the others are told."""
         if self._learner is None:
             return "{}"
         try:
             here.mkdir(parents=True, exist_ok=True)
-            return json.dumps(
-                {"sha256": write_tensors(here / _shard(self._ranks.rank), self._learner.state())}
-            )
+            path, data = here / _shard(self._ranks.rank), self._learner.data
+            told: dict[str, Any] = {"sha256": write_tensors(path, self._learner.state())}
+            if data is not None:
+                told["data"] = {"says": data.says, "position": data.position(done)}
+            return json.dumps(told)
         except OSError as error:
             return json.dumps({"error": error.strerror or str(error)})
 
@@ -124,7 +132,11 @@ class Checkpoints:
 
 
 def resume(
-    folder: Path, plan: TrainingPlan, ranks: Ranks, learner: Learner | None, optimizer: str
+    folder: Path,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    settings: Mapping[str, Any],
 ) -> int:
     """Load the newest checkpoint that all ranks have.
 
@@ -136,7 +148,7 @@ def resume(
         What is trained, and this process among all.
     learner
         Takes what this rank held.
-    optimizer
+    settings
         Of this run.
 
     Returns
@@ -147,7 +159,7 @@ def resume(
     Raises
     ------
     CheckpointError
-        There is none, or it is of another plan or optimizer.
+        There is none, or it is of another plan or other settings.
     TensorFileError
         Its file is damaged.
     """
@@ -166,29 +178,121 @@ def resume(
     done: int = max(common)
     if learner is None:
         return done
-    path = _place(folder, done) / INDEX
-    try:
-        index = json.loads(path.read_text())
-        of, with_, shards = index["plan"], index["optimizer"], index["shards"]
-        version, sha256 = index["version"], shards[_shard(ranks.rank)]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    index, path = _index(folder, done, plan)
+    for name, value in settings.items():
+        if (was := index["settings"].get(name)) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
+                f"{was}"
+            )
+    learner.load_state(_read(folder, done, ranks.rank, index))
+    if learner.data is not None:
+        data = index["data"]
+        if data["says"] != learner.data.says:
+            raise CheckpointError(
+                f"{path}: was trained on {data['says']}, this run has {learner.data.says}; give "
+                "the same --data, --tokenizer and --shuffle"
+            )
+        learner.data.seek(data["position"])
+    return done
+
+
+def newest(folder: Path, ranks: Iterable[int]) -> int:
+    """Steps of the newest complete checkpoint that has the shards of all these ranks.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    ranks
+        Devices.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    """
+    wanted = tuple(ranks)
+    found = [s for s in _complete(folder) if all(_has(folder, s, rank) for rank in wanted)]
+    if not found:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); delete this checkpoint, so that an earlier one is "
-            "taken"
-        ) from None
+            f"{folder}: there is no complete checkpoint with the shards of devices "
+            f"{', '.join(map(str, wanted[:8]))}; bring the nodes' folders together first"
+        )
+    return found[-1]
+
+
+def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[str, Tensor]:
+    """What a rank held.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    steps
+        That were done.
+    rank
+        Device.
+    plan
+        What was trained.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        As `planner.executor.learner.Learner.state` gave it.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint is of another plan.
+    TensorFileError
+        Its file is damaged.
+    """
+    return _read(folder, steps, rank, _index(folder, steps, plan)[0])
+
+
+def _read(folder: Path, steps: int, rank: int, index: dict[str, Any]) -> dict[str, Tensor]:
+    name = _shard(rank)
+    try:
+        sha256 = str(index["shards"][name]["sha256"])
+    except (KeyError, TypeError):
+        raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
+    return read_tensors(_place(folder, steps) / name, sha256)
+
+
+def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any], Path]:
+    """The index of a checkpoint of this plan, and where it is."""
+    path = _place(folder, steps) / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+        of, version = index["plan"], index["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, str(error)) from None
     if version != VERSION:
-        raise CheckpointError(f"{path}: has version {version}, this release reads {VERSION}")
+        raise CheckpointError(
+            f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
+            "that wrote it"
+        )
+    if not (isinstance(index.get("settings"), dict) and isinstance(index.get("data"), dict)):
+        raise _unreadable(path, "no settings, or no data")
     if of != plan.content_hash:
         raise CheckpointError(
             f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "
             "plan that was run"
         )
-    if with_ != optimizer:
-        raise CheckpointError(
-            f"{path}: was trained with {with_}, this run has {optimizer}; give --optimizer {with_}"
-        )
-    learner.load_state(read_tensors(_place(folder, done) / _shard(ranks.rank), sha256))
-    return done
+    return index, path
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: cannot be read ({why}); delete this checkpoint, so that an earlier one is taken"
+    )
 
 
 def _place(folder: Path, steps: int) -> Path:

@@ -46,13 +46,15 @@ class Purpose(enum.IntEnum):
     LOSSES = 2
     CALIBRATION = 3
     LIFELINE = 4
+    NORM = 5
 
 
 class Connection(socket.socket):
-    """A connection that knows whose it is."""
+    """A connection that knows whose it is, and what went over it."""
 
     name = "another rank"
     """Of the device at the other end."""
+    sent_bytes = 0
 
 
 Connections = dict[tuple[Purpose, int], Connection]
@@ -168,6 +170,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
     try:
         for part in parts:
             connection.sendall(part)
+            _count(connection, len(part))
     except OSError as error:
         raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
 
@@ -194,6 +197,7 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     """
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
+        _count(connection, sent)
     except BlockingIOError:
         sent = 0
     except OSError as error:
@@ -314,6 +318,11 @@ def _ready(opened: socket.socket) -> Connection:
         if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
     return connection
+
+
+def _count(connection: socket.socket, size: int) -> None:
+    if isinstance(connection, Connection):
+        connection.sent_bytes += size
 
 
 def _name(connection: socket.socket) -> str:

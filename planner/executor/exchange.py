@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.executor.codec import decode, encode, message_length
+from planner.executor.codec import Wire, decode, encode, message_length
 from planner.executor.connections import (
     as_bytes,
     receive_into,
@@ -38,7 +38,7 @@ from planner.executor.connections import (
 )
 from planner.executor.pace import Pace
 from planner.executor.transport import Failure, Lane
-from planner.training_plan.choices import Codec, Phase
+from planner.training_plan.choices import Phase
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
@@ -246,7 +246,7 @@ class Exchange:
         This process.
     peers
         Its connections, to the other members at least.
-    codec
+    wire
         How chunks are written on the wire.
     pace
         The group's chunks and window.
@@ -263,7 +263,7 @@ class Exchange:
         group: AveragingGroup,
         rank: int,
         peers: Peers,
-        codec: Codec,
+        wire: Wire,
         pace: Pace,
         scale: float = 1.0,
         room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
@@ -273,7 +273,7 @@ class Exchange:
         self._values: NDArray[np.float32] = vector.numpy()
         self._members, self._gives, self._gets = group.members, group.gives, group.gets
         self._me = group.members.index(rank)
-        self._peers, self._codec, self._pace, self._scale = peers, codec, pace, scale
+        self._peers, self._wire, self._pace, self._scale = peers, wire, pace, scale
         self._room = room
         parts = ranges_of(group, len(vector))
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
@@ -293,7 +293,7 @@ class Exchange:
         self._answers = self._open > 0
         # without answers nothing holds back those who are ahead but who does not read on
         self._unsummed = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
-        self._memory = peers.memory(message_length(max(self._sizes[self._me]), codec))
+        self._memory = peers.memory(message_length(max(self._sizes[self._me]), wire))
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
@@ -358,16 +358,16 @@ class Exchange:
             if self._answered[c] or not self._answers:
                 break
             c += self._pace.window
-        return message_length(values, self._codec)
+        return message_length(values, self._wire)
 
     def _send_part(self, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
         way = self._peers.to[self._members[k]]
-        if self._codec is Codec.NONE:
+        if self._wire is Wire.FP32:
             way.send(c, self._bytes[4 * start : 4 * stop])
         else:
             part = self._vector[start:stop]
-            way.send_made(c, lambda: as_bytes(encode(part, self._codec)))
+            way.send_made(c, lambda: as_bytes(encode(part, self._wire)))
 
     def _receive(self, k: int) -> None:
         """All that member k sends in this round."""
@@ -394,7 +394,7 @@ class Exchange:
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
         if not self._takers:
             self._peers.wait_until(lambda: c < self._unsummed[0] + self._pace.window)
-        length = message_length(self._sizes[self._me][c], self._codec)
+        length = message_length(self._sizes[self._me][c], self._wire)
         piece = self._memory.take()
         receive_into(connection, piece[:length].data)
         with self._peers.changed:
@@ -405,12 +405,12 @@ class Exchange:
 
     def _take_sum(self, connection: socket.socket, k: int, c: int) -> None:
         start, stop = self._chunks[k][c]
-        if self._codec is Codec.NONE:
+        if self._wire is Wire.FP32:
             receive_into(connection, self._bytes[4 * start : 4 * stop])
         else:
-            message = torch.empty(message_length(stop - start, self._codec), dtype=torch.uint8)
+            message = torch.empty(message_length(stop - start, self._wire), dtype=torch.uint8)
             receive_into(connection, as_bytes(message))
-            self._vector[start:stop] = decode(message, stop - start, self._codec)
+            self._vector[start:stop] = decode(message, stop - start, self._wire)
         with self._peers.changed:
             self._due[c] -= 1
             self._open -= 1
@@ -442,22 +442,22 @@ class Exchange:
                 self._unsummed.popleft()
                 self._peers.changed.notify_all()
             return 0
-        if self._codec is Codec.NONE:
+        if self._wire is Wire.FP32:
             message = self._bytes[4 * start : 4 * stop]
         else:
-            encoded = encode(self._vector[start:stop], self._codec)
+            encoded = encode(self._vector[start:stop], self._wire)
             # the reducer too takes what everybody else gets
-            self._vector[start:stop] = decode(encoded, stop - start, self._codec)
+            self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
         for k in self._takers:
             self._peers.to[self._members[k]].send(c | RETURN, message)
         return len(message) * len(self._takers)
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
-        message = piece[: message_length(values, self._codec)]
-        if self._codec is Codec.NONE:
+        message = piece[: message_length(values, self._wire)]
+        if self._wire is Wire.FP32:
             return message.view(np.float32)
-        return decode(torch.from_numpy(message), values, self._codec).numpy()
+        return decode(torch.from_numpy(message), values, self._wire).numpy()
 
     def _settle(self) -> None:
         """Wait until the vector's bytes have left, so that it may be changed."""

@@ -35,6 +35,11 @@ class Helper:
             modules += [build_head(arch, plan.seed)] * (stage == plan.head_stage)
         self._vector = torch.zeros(sum(p.numel() for one in modules for p in one.parameters()))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of the vector."""
+        return self._vector.nbytes
+
     def begin(self, step: int, schedule: Schedule) -> None:
         """Nothing to prepare."""
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from planner.executor.data import Microbatches
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import SYNTHETIC, Data
+from planner.executor.kept import Kept
 from planner.executor.messages import Message
-from planner.executor.model import build_head, build_stage
-from planner.network.values import choice
+from planner.executor.model import Head, build_head, build_stage
+from planner.executor.optimizing import Optimizing
+from planner.executor.precision import TORCH, Computed, prepare
+from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
-
-WEIGHT_DECAY = 0.01
-
-
-class Optimizer(enum.StrEnum):
-    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
-
-    ADAMW = "adamw"
-    SGD = "sgd"
 
 
 def require_executable(plan: TrainingPlan) -> Architecture:
@@ -62,10 +57,49 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.boundary_codec: the executor sends activations as they are so far, found "
             f"{codec}; plan without one"
         )
+    if arch.tied and plan.head_stage != 0:
+        raise PlanError(
+            "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
+            "them on one stage; plan with --head first or one stage, or set it to false"
+        )
+    sizes = {
+        "layers[0].output_bytes": (
+            plan.workload.layers[0].output_bytes,
+            arch.sequence * arch.hidden * plan.workload.precision.messages.bytes,
+        ),
+        "gradient_bytes_per_parameter": (
+            plan.workload.gradient_bytes_per_parameter,
+            plan.workload.precision.gradients.bytes,
+        ),
+    }
+    for what, (priced, sent) in sizes.items():
+        if priced != sent:
+            raise PlanError(
+                f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
+                f"executor sends {sent}; plan again"
+            )
     # load_plan has seen to this for files; a plan made in memory is as welcome
     for problem in contradictions(plan):
         raise PlanError(problem)
     return arch
+
+
+def has_head(plan: TrainingPlan, rank: int) -> bool:
+    """Whether a rank runs head and loss in any schedule.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Device.
+
+    Returns
+    -------
+    bool
+        Devices of one stage are alike in this.
+    """
+    return any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
 
 
 class _Kept(NamedTuple):
@@ -86,17 +120,19 @@ class Learner:
         This process.
     device
         Where it computes.
-    learning_rate
-        Of every step.
+    optimizing
+        What updates the parameters.
     data
-        A text file; None: synthetic.
-    optimizer
-        An `Optimizer` or its name.
+        What to train on.
+    weights
+        Folder of Hugging Face weights to start from; None: the plan's seed makes them.
 
     Raises
     ------
     PlanError
         The plan cannot be carried out.
+    WeightsError
+        The folder's weights are of another model.
     """
 
     def __init__(
@@ -104,36 +140,62 @@ class Learner:
         plan: TrainingPlan,
         rank: int,
         device: torch.device,
+        optimizing: Optimizing,
         *,
-        learning_rate: float,
-        data: Path | None = None,
-        optimizer: str = Optimizer.ADAMW,
+        data: Data = SYNTHETIC,
+        weights: Path | None = None,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
+        prepare(plan, device)
         self.device = device
+        self.dtype = TORCH[w.precision.compute]
+        self.sent = TORCH[w.precision.messages]
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
-        runs_head = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
-        self.head = build_head(arch, plan.seed).to(device) if runs_head else None
-        self.data = Microbatches(
-            arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed, data
-        )
+        self.head: Head | None = None
+        if has_head(plan, rank):
+            self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
+        reads = self.stage.stem is not None or self.head is not None
+        self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
         self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
-        self.parameters: list[nn.Parameter] = [
-            *self.stage.parameters(),
-            *(() if self.head is None else self.head.parameters()),
-        ]
-        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate)
+        if weights is not None:
+            load_weights(weights, arch, *plan.stage_layers[stage], self.named())
+        self.parameters = list(self.named().values())
+        self.computed_stage = Computed(self.stage, self.dtype)
+        self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
+        self.optimizing = optimizing
+        self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
+        self.kept = Kept()
+        self._counting = device.type == "cpu"
         on_gpu = device.type == "cuda"
         self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
         self._loss: float | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of tensors: parameters and what they are rounded to, gradients, moments, activations.
+
+        Activations are those of the step that was counted, on the CPU; what lives within one
+        operation is not in it.
+        """
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
+        held = [*self.weights, self._vector, *moments]
+        return sum(tensor.nbytes for tensor in held) + self.kept.most
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters, and what they are rounded to."""
+        parts = (self.computed_stage, self.computed_head)
+        return [*self.parameters, *(w for part in parts if part for w in part.rounded)]
+
     def begin(self, step: int, schedule: Schedule) -> None:
         """Gradients of zero, and nothing kept; what no microbatch visits keeps the zero."""
+        # one step is counted, and the others go without what counting takes
+        self._counting &= not self.kept.most
         self._step = step
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
@@ -141,17 +203,26 @@ class Learner:
         self._vector.zero_()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B; returns the activations or their gradient."""
-        given = None if received is None else received.to(self.device)
+        """Do F, H or B; returns the activations or their gradient, in the format of messages."""
+        given = None if received is None else received.to(self.device, self.dtype)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
-        made = work(microbatch, given)
+        with self.kept.counting(self.weights) if self._counting else nullcontext():
+            made = work(microbatch, given).to(self.sent)
+        if self._counting:
+            own = [t for kept in self._kept.values() for t in kept if t is not None]
+            self.kept.bytes([*own, *self._head_gradients.values()])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made
 
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
+        assert self.data is not None
+        return self.data.tokens(step, microbatch).to(self.device)
+
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return torch.empty(self.shape)
+        return torch.empty(self.shape, dtype=self.sent)
 
     def gradients(self) -> Tensor:
         """All gradients in one vector on the CPU."""
@@ -163,9 +234,17 @@ class Learner:
         """Take the optimizer step."""
         if self._host is not self._vector:
             self._vector.copy_(self._host)
+        self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
+        self.round()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def round(self) -> None:
+        """Compute with the parameters as they are now."""
+        for part in (self.computed_stage, self.computed_head):
+            if part is not None:
+                part.round()
 
     def loss(self) -> float | None:
         """Of the step so far."""
@@ -174,7 +253,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Parameters, and what the optimizer keeps of each; all that training goes on from."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self._named().items():
+        for name, parameter in self.named().items():
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
@@ -189,7 +268,7 @@ class Learner:
             By name; every parameter is there.
         """
         with torch.no_grad():
-            for name, parameter in self._named().items():
+            for name, parameter in self.named().items():
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
@@ -198,32 +277,39 @@ class Learner:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        self.round()
 
-    def _named(self) -> dict[str, nn.Parameter]:
-        parts = {"stage": self.stage} | ({} if self.head is None else {"head": self.head})
-        return {
-            f"{part}.{name}": parameter
-            for part, module in parts.items()
-            for name, parameter in module.named_parameters()
-        }
+    def named(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, a matrix that embedding and head share once."""
+        whole = nn.ModuleDict({"stage": self.stage})
+        if self.head is not None:
+            whole["head"] = self.head
+        return dict(whole.named_parameters())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
         with torch.set_grad_enabled(not self.recompute):
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         # without a graph the output is of use to H alone
         of_use = not self.recompute or self.head is not None
         self._kept[b] = _Kept(kept, output if of_use else None)
         return output.detach()
 
-    def _run_stage(self, b: int, kept: Tensor | None) -> Tensor:
+    def run_stage(self, inputs: Tensor) -> Tensor:
+        """Activations after the stage, of tokens or activations."""
+        return self.computed_stage(inputs)
+
+    def run_loss(self, activations: Tensor, targets: Tensor) -> Tensor:
+        """The head's loss, summed over tokens."""
+        assert self.computed_head is not None
+        return self.computed_head(activations, targets)
+
+    def _through(self, b: int, kept: Tensor | None) -> Tensor:
         """From what another stage gave or, on the first, from the data."""
-        inputs = self.data.tokens(self._step, b)[:, :-1].to(self.device) if kept is None else kept
-        output: Tensor = self.stage(inputs)
-        return output
+        return self.run_stage(self.tokens(self._step, b)[:, :-1] if kept is None else kept)
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
-        assert self.head is not None and self._loss is not None
+        assert self._loss is not None
         kept = self._kept[b]
         if received is None:
             assert kept.output is not None
@@ -231,9 +317,9 @@ class Learner:
         if self.recompute:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
-        targets = self.data.tokens(self._step, b)[:, 1:].to(self.device)
-        loss = self.head(activations, targets) / self.batch_tokens
-        loss.backward()
+        targets = self.tokens(self._step, b)[:, 1:]
+        loss = self.run_loss(activations, targets) / self.batch_tokens
+        torch.autograd.backward(loss)
         assert activations.grad is not None
         self._loss += float(loss.detach())
         self._head_gradients[b] = activations.grad
@@ -242,37 +328,13 @@ class Learner:
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
         kept, output = self._kept.pop(b)
         if self.recompute:
-            output = self._run_stage(b, kept)
+            output = self._through(b, kept)
         assert output is not None
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received
         torch.autograd.backward(output, gradient)
         # the first stage has nobody to hand a gradient to
         return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
-
-
-def make_optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float
-) -> torch.optim.Optimizer:
-    """The optimizer of a rank's parameters.
-
-    Parameters
-    ----------
-    name
-        An `Optimizer` or its name.
-    parameters
-        What it updates.
-    learning_rate
-        Of every step.
-
-    Raises
-    ------
-    ValueError
-        There is no such optimizer.
-    """
-    if choice(Optimizer, "optimizer", name) is Optimizer.ADAMW:
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    return torch.optim.SGD(parameters, lr=learning_rate)
 
 
 def _joined_gradients(parameters: list[nn.Parameter]) -> Tensor:

@@ -44,6 +44,8 @@ class Traffic:
         Paths and orders of all devices.
     device
         Whose messages.
+    forward
+        Whether there are no backward passes.
 
     Attributes
     ----------
@@ -55,14 +57,15 @@ class Traffic:
         By source, its messages to the device in the order in which they leave.
     """
 
-    def __init__(self, schedule: Schedule, device: int) -> None:
+    def __init__(self, schedule: Schedule, device: int, *, forward: bool = False) -> None:
         self.after: dict[Operation, Message] = {}
         self.before: dict[Operation, Message] = {}
         self.incoming: dict[int, list[Message]] = {}
         # messages to the device by the operation of another device that makes them
         made: dict[tuple[int, Operation], Message] = {}
         for b in range(len(schedule.paths)):
-            for (kind, source), (waiting, destination) in pairwise(schedule.chain(b)):
+            chain = [step for step in schedule.chain(b) if not (forward and step[0] == "B")]
+            for (kind, source), (waiting, destination) in pairwise(chain):
                 if source == destination or device not in (source, destination):
                     continue
                 message = Message(waiting, b, source, destination)

@@ -1,47 +1,67 @@
-"""Stages of a decoder-only transformer: built alike by every device and by a single process."""
+"""Stages of a decoder-only transformer: built alike by every device and by a single process.
+
+GPT-2, LLaMA, Mistral and Qwen2 as ``transformers`` has them, so that weights go to and fro.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from planner.executor.again import made_again
 from planner.workload.layers import Architecture, Family
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 INIT_STD = 0.02
-ROPE_BASE = 10000.0
 
 
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich 2019)."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
+        self.weight, self.eps = nn.Parameter(torch.ones(hidden)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return x * scale * self.weight
+        scale = made_again(partial(_scale, self.eps), x)
+        return made_again(_scaled, x, scale, self.weight)
+
+
+def _scale(eps: float, x: Tensor) -> Tensor:
+    # in fp32 whatever the format of activations, as LayerNorm does by itself
+    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    return (x.float() * scale).type_as(x) * weight
 
 
 def _norm(arch: Architecture) -> nn.Module:
-    return nn.LayerNorm(arch.hidden) if arch.kind is Family.GPT2 else RMSNorm(arch.hidden)
+    if arch.kind is Family.GPT2:
+        return nn.LayerNorm(arch.hidden, arch.norm_eps)
+    return RMSNorm(arch.hidden, arch.norm_eps)
 
 
-def _rotate(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) for ``[batch, heads, tokens, size]``."""
-    tokens, size = x.shape[-2:]
-    frequency = ROPE_BASE ** (-torch.arange(0, size, 2, device=x.device) / size)
-    angle = torch.outer(torch.arange(tokens, device=x.device), frequency)
-    cos, sin = angle.cos(), angle.sin()
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+def _rotate(x: Tensor, theta: float) -> Tensor:
+    """Rotary positions (Su et al. 2021) for ``[batch, tokens, heads, size]``.
+
+    The first half of a head is turned with the second, as files of ``transformers`` have it.
+    """
+    tokens, size = x.shape[1], x.shape[-1]
+    places = torch.arange(0, size, 2, device=x.device, dtype=torch.float32)
+    angle = torch.outer(
+        torch.arange(tokens, device=x.device, dtype=torch.float32), 1.0 / theta ** (places / size)
+    )
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).type_as(x)
 
 
 class Attention(nn.Module):
@@ -49,31 +69,41 @@ class Attention(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        self.heads, self.kv_heads = arch.heads, arch.kv_heads
-        self.size = arch.hidden // arch.heads
-        self.rotary = arch.kind is Family.LLAMA
+        self.heads, self.kv_heads, self.size = arch.heads, arch.kv_heads, arch.attention_size
+        self.rotary, self.theta = arch.kind is Family.LLAMA, arch.rope_theta
+        self.window = arch.window
         bias = arch.kind is Family.GPT2
-        self.qkv = nn.Linear(arch.hidden, (arch.heads + 2 * arch.kv_heads) * self.size, bias=bias)
-        self.out = nn.Linear(arch.hidden, arch.hidden, bias=bias)
+        width = (arch.heads + 2 * arch.kv_heads) * self.size
+        self.qkv = nn.Linear(arch.hidden, width, bias=bias or arch.qkv_bias)
+        self.out = nn.Linear(arch.heads * self.size, arch.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, hidden = x.shape
+        batch, tokens, _ = x.shape
         widths = [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = (
-            part.view(batch, tokens, -1, self.size).transpose(1, 2)
-            for part in self.qkv(x).split(widths, dim=-1)
+            part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
         )
         if self.rotary:
-            q, k = _rotate(q), _rotate(k)
+            # v by itself, or it would keep the others as they were before
+            q, k, v = _rotate(q, self.theta), _rotate(k, self.theta), v.contiguous()
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.kv_heads < self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        result: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, hidden))
+        seen = self._seen(tokens, x.device)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+        result: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
         return result
+
+    def _seen(self, tokens: int, device: torch.device) -> Tensor | None:
+        """Which tokens each attends to; None: all before it, and itself."""
+        if self.window is None or self.window >= tokens:
+            return None
+        pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+        return pairs.tril().triu(1 - self.window)
 
 
 class FeedForward(nn.Module):
-    """GELU with biases (GPT-2) or SwiGLU without (LLaMA)."""
+    """GELU, its tanh form, with biases (GPT-2), or SwiGLU without (LLaMA)."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -83,9 +113,17 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        up = self.up(x)
+        if self.gate is None:
+            inner = F.gelu(up, approximate="tanh")
+        else:
+            inner = made_again(_swish, self.gate(x), up)
         result: Tensor = self.down(inner)
         return result
+
+
+def _swish(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 class Layer(nn.Module):
@@ -109,7 +147,7 @@ class Stem(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(arch.vocabulary, arch.hidden)
         self.positions = (
-            nn.Embedding(arch.sequence, arch.hidden) if arch.kind is Family.GPT2 else None
+            nn.Embedding(arch.position_rows, arch.hidden) if arch.kind is Family.GPT2 else None
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -128,7 +166,7 @@ class Head(nn.Module):
         self.project = nn.Linear(arch.hidden, arch.vocabulary, bias=False)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.project(self.norm(x))
+        logits = self.project(self.norm(x)).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
@@ -165,13 +203,12 @@ def build_stage(arch: Architecture, start: int, stop: int, seed: int) -> Stage:
     Stage
         On the CPU.
     """
-    require_supported(arch)
     stem = _seeded(lambda: Stem(arch), arch, seed, 0) if start == 0 else None
     layers = [_seeded(lambda: Layer(arch), arch, seed, 1 + k) for k in range(start, stop)]
     return Stage(stem, layers)
 
 
-def build_head(arch: Architecture, seed: int) -> Head:
+def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
     """The head with the weights every other process gives it too.
 
     Parameters
@@ -180,33 +217,28 @@ def build_head(arch: Architecture, seed: int) -> Head:
         Sizes of the transformer.
     seed
         Of all weights.
+    stem
+        Whose embedding is the projection too, where they are tied.
 
     Returns
     -------
     Head
         On the CPU.
-    """
-    return _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
-
-
-def require_supported(arch: Architecture) -> None:
-    """Raise if the executor cannot build the architecture.
-
-    Parameters
-    ----------
-    arch
-        Sizes of the transformer.
 
     Raises
     ------
     ValueError
-        Embedding and head are tied.
+        Embedding and head are tied, and the embedding is not here.
     """
+    head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
     if arch.tied:
-        raise ValueError(
-            "workload.architecture.tied: the executor keeps embedding and head on their own "
-            "stages; set it to false"
-        )
+        if stem is None:
+            raise ValueError(
+                "workload.architecture.tied: head and embedding share a matrix, so the executor "
+                "needs them on one stage; plan with --head first, or set it to false"
+            )
+        head.project.weight = stem.tokens.weight
+    return head
 
 
 def _seeded(make: Callable[[], ModuleT], arch: Architecture, seed: int, place: int) -> ModuleT:

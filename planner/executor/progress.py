@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.executor.evaluate import Evaluated
 from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
+from planner.executor.work import Work, summary
 
 
 @dataclass
@@ -20,10 +22,13 @@ class Progress:
         Of a step.
     events
         JSON lines instead of text.
+    work
+        What a step computes; None: nothing is.
     """
 
     planned_s: float
     events: bool
+    work: Work | None = None
     _ended_s: float = 0.0
     _told: set[int] = field(default_factory=set)
 
@@ -51,14 +56,41 @@ class Progress:
         else:
             middle = f"  loss {loss:.4f} (of step {of})"
         self._told |= set() if of is None else {of}
+        rates, said = self._rates(record, took)
         self._say(
-            f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s",
+            f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
+            + said,
             event="rest" if record.rest else "step",
             step=record.step,
             loss=loss,
             loss_step=of,
             took_s=took,
+            predicted_s=self.planned_s,
+            **rates,
         )
+
+    def evaluated(self, found: Evaluated) -> None:
+        """An evaluation has ended; the next step begins after it."""
+        self._ended_s = 0.0
+        self._say(
+            f"after {found.steps} steps, {found.paths}: held-out loss {found.loss:.4f}, "
+            f"perplexity {found.perplexity:.4g}",
+            event="evaluated",
+            steps=found.steps,
+            paths=found.paths,
+            loss=found.loss,
+            perplexity=found.perplexity,
+        )
+
+    def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:
+        if self.work is None or record.rest:
+            return {}, ""
+        rates = {"tokens_per_s": self.work.tokens(record.step) / took_s}
+        said = f"  {rates['tokens_per_s']:.0f} tokens/s"
+        if (mfu := self.work.mfu(record.step, took_s)) is not None:
+            rates["mfu"] = mfu
+            said += f"  MFU {mfu:.1%}"
+        return rates, said
 
     def end(self, losses: Losses | None) -> None:
         """The run has ended, and all losses are known: tell those not told yet.
@@ -78,6 +110,16 @@ class Progress:
     def calibrated(self, path: str) -> None:
         """A calibration was written."""
         self._say(f"calibration written to {path}", event="calibrated")
+
+    def devices(self, reports: list[dict[str, Any]]) -> None:
+        """Memory and bytes of all devices.
+
+        Parameters
+        ----------
+        reports
+            Of `device_reports`.
+        """
+        self._say(summary(reports), event="devices", devices=reports)
 
     def _say(self, text: str, **event: Any) -> None:
         print(json.dumps(event) if self.events else text, flush=True)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,15 +30,29 @@ TYPES = {
     "U8": torch.uint8,
 }
 NAMES = {value: name for name, value in TYPES.items()}
+METADATA = "__metadata__"
+"""Among the names of tensors, but none."""
 MOST_HEADER_BYTES = 100_000_000
 ALIGN = 8
+BLOCK_BYTES = 1 << 22
 
 
 class TensorFileError(ValueError):
     """A file that does not hold what it should."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+class Place(NamedTuple):
+    """Where a tensor lies in a file: type, shape, first byte and the one after the last."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> str:
     """Write to a temporary file beside ``path``, onto the disk, then rename it into place.
 
     Parameters
@@ -45,6 +61,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         Of the file.
     tensors
         By name, on any device.
+    metadata
+        What the header says beside.
 
     Returns
     -------
@@ -56,7 +74,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     OSError
         There is no room, or no permission; nothing is left then.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
@@ -106,24 +124,104 @@ def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
         The file is not what was written.
     """
     try:
-        data = np.fromfile(path, np.uint8)
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+            size = file.tell()
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
-    if hashlib.sha256(data.data).hexdigest() != sha256:
+    if digest.hexdigest() != sha256:
         raise TensorFileError(
-            f"{path}: its {len(data)} bytes are not those that were written; delete this "
-            "checkpoint, so that an earlier one is taken"
+            f"{path}: its {size} bytes are not those that were written; delete this checkpoint, so "
+            "that an earlier one is taken"
         )
-    (length,) = LENGTH.unpack(data[: LENGTH.size].tobytes())
-    if length > MOST_HEADER_BYTES:
-        raise TensorFileError(f"{path}: its header claims {length} bytes; it is no such file")
-    start = LENGTH.size + length
-    header = json.loads(data[LENGTH.size : start].tobytes())
-    bytes_of = torch.from_numpy(data)
-    found = {}
-    for name, told in header.items():
-        begin, end = told["data_offsets"]
-        # a copy of its own, aligned as its type wants it
-        part = bytes_of[start + begin : start + end].clone()
-        found[name] = part.view(TYPES[told["dtype"]]).view(told["shape"])
-    return found
+    return {name: read_tensor(path, place) for name, place in read_places(path).items()}
+
+
+def read_places(path: Path) -> dict[str, Place]:
+    """What is in a file, and where; its tensors are not read.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    dict[str, Place]
+        By name.
+
+    Raises
+    ------
+    TensorFileError
+        It is no such file, or claims what it does not hold.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            first = file.read(LENGTH.size)
+            length = LENGTH.unpack(first)[0] if len(first) == LENGTH.size else size
+            start = LENGTH.size + length
+            if length > MOST_HEADER_BYTES or start > size:
+                raise TensorFileError(f"{path}: is no safetensors file; give one, whole")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        if isinstance(error, TensorFileError):
+            raise
+        raise TensorFileError(f"{path}: its header is not JSON; give a whole file") from None
+    if not isinstance(header, dict):
+        raise TensorFileError(f"{path}: its header is no object; give a whole file")
+    told = {name: entry for name, entry in header.items() if name != METADATA}
+    return {name: _place(path, name, entry, start, size) for name, entry in told.items()}
+
+
+def read_tensor(path: Path, place: Place) -> Tensor:
+    """One tensor of a file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    place
+        As `read_places` gave it.
+
+    Returns
+    -------
+    Tensor
+        On the CPU, memory of its own.
+
+    Raises
+    ------
+    TensorFileError
+        The file has become shorter, or cannot be read.
+    """
+    size = place.end - place.begin
+    if size == 0:
+        return torch.empty(place.shape, dtype=place.dtype)
+    try:
+        data = np.fromfile(path, np.uint8, size, offset=place.begin)
+    except OSError as error:
+        raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) < size:
+        raise TensorFileError(f"{path}: ends before its tensors do; give a whole file")
+    return torch.from_numpy(data).view(place.dtype).view(place.shape)
+
+
+def _place(path: Path, name: str, told: Any, start: int, size: int) -> Place:
+    try:
+        kind, shape = told["dtype"], tuple(int(n) for n in told["shape"])
+        begin, end = (start + int(n) for n in told["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise TensorFileError(f"{path}: its entry of {name!r} is none; give a whole file") from None
+    if kind not in TYPES:
+        raise TensorFileError(
+            f"{path}: {name!r} is of type {kind!r}, none of {', '.join(TYPES)}; convert it"
+        )
+    fits = start <= begin <= end <= size and min(shape, default=0) >= 0
+    if not fits or end - begin != math.prod(shape) * TYPES[kind].itemsize:
+        raise TensorFileError(f"{path}: does not hold {name!r} as it says; give a whole file")
+    return Place(TYPES[kind], shape, begin, end)

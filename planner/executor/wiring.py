@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from planner.executor.averaging import Averaging
+from planner.executor.clipping import Clipping
+from planner.executor.codec import Wire
 from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
 from planner.executor.pace import pace_of
 from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
+from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 
 
@@ -37,6 +40,8 @@ class Wiring:
         Messages, by schedule of the cycle.
     averaging
         Its groups.
+    clipping
+        Its part of the norm of all gradients; None: they are not clipped, or it has none.
     tellers
         Ranks that have losses.
     """
@@ -48,6 +53,8 @@ class Wiring:
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
         self.averaging = self._averaging(shared=imposed is not None)
+        clips = plan.clip is not None and rank in plan.stage_of
+        self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
         everybody = set(plan.stage_of)
         self.tellers = set() if imposed is not None else everybody if own_pace else heads
@@ -57,6 +64,8 @@ class Wiring:
         """Purpose and other rank of each connection that this rank needs."""
         wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
         wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
+        if self.clipping is not None:
+            wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if self._rank == 0:
             wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
         elif self._rank in self.tellers:
@@ -127,4 +136,7 @@ class Wiring:
         ]
         devices = len(plan.assignment.groups[stage])
         upload = device_limits(plan.cluster)[0][rank] * imposed.speed / imposed.shrink
-        return Averaging(rank, rounds, paces, devices, plan.codec, float(upload))
+        # an imposed vector is as long as the plan's bytes, whatever they are made of
+        gradients = Dtype.FP32 if shared else plan.workload.precision.gradients
+        wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
+        return Averaging(rank, rounds, paces, wires, devices, float(upload))

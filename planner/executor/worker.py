@@ -47,10 +47,14 @@ class Worker:
 
     Attributes
     ----------
+    wiring
+        The plan as this rank sees it.
     losses
         On rank 0, those known so far; None where there are none.
     began_s
         Monotonic clock, when the first of the steps began.
+    sent_bytes
+        By rank, what averaging and the pipeline sent there so far.
 
     Raises
     ------
@@ -75,8 +79,17 @@ class Worker:
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
         self.began_s = 0.0
+        self._connections: Connections = {}
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
-        self._wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """See the class."""
+        found: dict[int, int] = {}
+        for (_, other), connection in self._connections.items():
+            found[other] = found.get(other, 0) + connection.sent_bytes
+        return found
 
     def steps(self, count: int, rest: int = 0, first: int = 0) -> Iterator[StepRecord]:
         """Train; yields after every step.
@@ -105,13 +118,14 @@ class Worker:
         cycle = self.plan.cycle
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
-            wanted = self._wiring.connections
+            wanted = self.wiring.connections
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
+            self._connections = _busy(connections)
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
-                grow_windows(_busy(connections), self._wiring.flight_bytes())
+                grow_windows(_busy(connections), self.wiring.flight_bytes())
             yield from self._walk(walk, rest, first, connections)
 
     def _walk(
@@ -121,9 +135,10 @@ class Worker:
         if self.ranks.watch is not None:
             self.ranks.watch.ending.on_end(lambda: failure(EndedError()))
         pipeline = _of(connections, Purpose.PIPELINE)
-        outbox = Outbox(pipeline, failure, self._wiring.rates())
-        inbox = Inbox(pipeline, self._wiring.expected(walk), self._compute.buffer, failure)
+        outbox = Outbox(pipeline, failure, self.wiring.rates())
+        inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
+        norms = _of(connections, Purpose.NORM)
         told = range(first, first + len(walk))
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
@@ -134,7 +149,7 @@ class Worker:
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
-            self._average_and_update(record, peers, outbox)
+            self._average_and_update(record, peers, outbox, norms)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
@@ -159,18 +174,27 @@ class Worker:
     ) -> None:
         schedule = self.plan.schedules[k]
         if self._tickets is None:
-            order, traffic = schedule.order[self.rank], self._wiring.traffic[k]
+            order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
             run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
         elif self.rank in self.plan.stage_of:
             numbers = _taken(self._tickets, serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 
-    def _average_and_update(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        averaging = self._wiring.averaging
+    def _average_and_update(
+        self,
+        record: StepRecord,
+        peers: Peers,
+        outbox: Outbox,
+        norms: dict[int, Connection],
+    ) -> None:
+        averaging, vector = self.wiring.averaging, self._compute.gradients()
         if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
             ready = time.monotonic()
-            end = averaging.run(self._compute.gradients(), peers, outbox)
+            end = averaging.run(vector, peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
+        if self.wiring.clipping is not None:
+            # an imposed run has no gradients to look at
+            self.wiring.clipping.run(vector if self._imposed is None else vector[:0], norms)
         update = time.monotonic()
         self._compute.update()
         record.end_s = time.monotonic()
@@ -194,7 +218,7 @@ class Worker:
         self, connections: dict[int, Connection], steps: range
     ) -> Losses | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
-        tellers = self._wiring.tellers
+        tellers = self.wiring.tellers
         if self.rank == 0 and tellers:
             self.losses = Losses(connections, 0 in tellers, steps)
         if self.rank not in tellers:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS
 from planner.network.network import Network
-from planner.network.values import mapping, of_kind, real, several
+from planner.network.values import choice, mapping, of_kind, real, several
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,7 @@ class Devices:
     Parameters
     ----------
     flops
-        FLOP/s that training attains (not the data sheet's peak).
+        FLOP/s that training attains in the workload's format (not the data sheet's peak).
     memory_bytes
         Memory for weights, optimizer state and activations.
     upload_bytes_per_s, download_bytes_per_s
@@ -51,7 +52,7 @@ class Devices:
     usd_per_hour: ArrayLike | None = None
 
     @classmethod
-    def of_gpu(cls, name: str, utilization: float = 0.4) -> Devices:
+    def of_gpu(cls, name: str, utilization: float = 0.4, dtype: str = Dtype.BF16) -> Devices:
         """Devices of one type from the table of GPUs, at a fraction of their peak.
 
         Parameters
@@ -60,6 +61,8 @@ class Devices:
             One of `planner.GPUS`.
         utilization
             Fraction of the peak that training attains, in (0, 1].
+        dtype
+            What the workload computes in, whose peak counts: a `Dtype` or its name.
 
         Returns
         -------
@@ -69,13 +72,14 @@ class Devices:
         Raises
         ------
         ValueError
-            No such GPU, or no such fraction.
+            No such GPU, format or fraction.
         """
         if not isinstance(name, str) or name not in GPUS:
             raise ValueError(f"no GPU {name!r} in the table; it has {', '.join(GPUS)}")
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
-        return cls(GPUS[name].peak_flops * utilization, GPUS[name].memory_bytes)
+        peak = GPUS[name].peak(choice(Dtype, "dtype", dtype))
+        return cls(peak * utilization, GPUS[name].memory_bytes)
 
     def broadcast(self, n: int) -> Devices:
         """The same with every field an array of ``n``, validated.

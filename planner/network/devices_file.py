@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, Devices
+from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.network import Network
+from planner.network.values import choice
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -67,6 +69,7 @@ def load_devices(
     default: Devices | None = None,
     utilization: float = 0.4,
     inside: Link | None = None,
+    dtype: str = Dtype.BF16,
 ) -> Cluster:
     """The cluster of the devices that a file names, on their part of a network.
 
@@ -74,7 +77,7 @@ def load_devices(
     ----------
     path
         CSV with a header. ``name`` is required; ``gpu`` (of `planner.GPUS`), ``count``,
-        ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains),
+        ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains, in ``dtype``),
         ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
         ``can_compute``, ``can_aggregate`` (yes or no) and ``usd_per_hour`` are optional, and so is
         each of their values.
@@ -86,6 +89,8 @@ def load_devices(
         Share of a GPU's peak that training attains.
     inside
         The link between devices of one place, needed where ``count`` is over 1.
+    dtype
+        What the workload computes in, whose peak counts where a GPU is named.
 
     Returns
     -------
@@ -102,13 +107,14 @@ def load_devices(
     except (OSError, UnicodeDecodeError) as error:
         raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
     try:
-        rows = list(_rows(text, utilization))
-        return _cluster(rows, network, default or Devices.of_gpu("V100", utilization), inside)
+        rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))
+        default = default or Devices.of_gpu("V100", utilization, dtype)
+        return _cluster(rows, network, default, inside)
     except (ValueError, csv.Error) as error:
         raise NetworkError(f"{path}: {error}") from None
 
 
-def _rows(text: str, utilization: float) -> Iterator[DeviceRow]:
+def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
     reader = csv.DictReader(io.StringIO(text))
     columns = [str(c).strip() for c in reader.fieldnames or []]
     unknown = [c for c in columns if c not in _COLUMNS]
@@ -128,7 +134,7 @@ def _rows(text: str, utilization: float) -> Iterator[DeviceRow]:
                     f"line {line}: gpu is {gpu!r}; choose one of {', '.join(GPUS)}, or give tflops "
                     "and memory_gb"
                 )
-            fields["flops"] = GPUS[gpu].peak_flops * utilization
+            fields["flops"] = GPUS[gpu].peak(dtype) * utilization
             fields["memory_bytes"] = GPUS[gpu].memory_bytes
         for column, value in given.items():
             if value:

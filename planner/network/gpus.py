@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.network.dtype import Dtype
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -13,6 +15,8 @@ class Gpu:
     ----------
     peak_flops
         Dense 16-bit matrix FLOP/s with 32-bit accumulation, without sparsity.
+    fp32_flops
+        In 32 bits, not TF32: what a matrix product in fp32 can attain.
     memory_bytes
         As sold, in bytes.
     source
@@ -20,23 +24,59 @@ class Gpu:
     """
 
     peak_flops: float
+    fp32_flops: float
     memory_bytes: float
     source: str
+
+    def peak(self, dtype: Dtype) -> float:
+        """FLOP/s of matrix products in a format.
+
+        T4 and V100 have fp16 in their 16-bit peak but no bf16, which PyTorch emulates there.
+
+        Parameters
+        ----------
+        dtype
+            Of the products.
+
+        Returns
+        -------
+        float
+            FLOP/s.
+        """
+        return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 
 
 GIB = 2.0**30
 
 GPUS: dict[str, Gpu] = {
-    "T4": Gpu(65e12, 16 * GIB, "NVIDIA T4 data sheet"),
-    "V100": Gpu(125e12, 16 * GIB, "NVIDIA V100 data sheet; peak as in the DT-FM paper, section 1"),
-    "V100-32GB": Gpu(125e12, 32 * GIB, "NVIDIA V100 data sheet"),
-    "A10": Gpu(125e12, 24 * GIB, "NVIDIA A10 data sheet"),
-    "A40": Gpu(149.7e12, 48 * GIB, "NVIDIA A40 data sheet; DT-FM paper, section 10.5"),
-    "L4": Gpu(121e12, 24 * GIB, "NVIDIA L4 data sheet, half of the figure with sparsity"),
-    "A100": Gpu(312e12, 40 * GIB, "NVIDIA A100 data sheet"),
-    "A100-80GB": Gpu(312e12, 80 * GIB, "NVIDIA A100 data sheet"),
-    "H100": Gpu(989e12, 80 * GIB, "NVIDIA H100 SXM data sheet, without sparsity"),
-    "H200": Gpu(989e12, 141e9, "NVIDIA H200 SXM data sheet, without sparsity"),
-    "RTX3090": Gpu(71e12, 24 * GIB, "NVIDIA GA102 white paper, FP16 with FP32 accumulate"),
-    "RTX4090": Gpu(165.2e12, 24 * GIB, "NVIDIA Ada white paper, FP16 with FP32 accumulate"),
+    "T4": Gpu(65e12, 8.1e12, 16 * GIB, "NVIDIA T4 data sheet"),
+    "V100": Gpu(125e12, 15.7e12, 16 * GIB, "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1"),
+    "V100-32GB": Gpu(125e12, 15.7e12, 32 * GIB, "NVIDIA V100 data sheet"),
+    "A10": Gpu(125e12, 31.2e12, 24 * GIB, "NVIDIA A10 data sheet"),
+    "A40": Gpu(149.7e12, 37.4e12, 48 * GIB, "NVIDIA A40 data sheet; DT-FM paper, section 10.5"),
+    "L4": Gpu(121e12, 30.3e12, 24 * GIB, "NVIDIA L4 data sheet, half of the figure with sparsity"),
+    "A100": Gpu(312e12, 19.5e12, 40 * GIB, "NVIDIA A100 data sheet"),
+    "A100-80GB": Gpu(312e12, 19.5e12, 80 * GIB, "NVIDIA A100 data sheet"),
+    "H100": Gpu(989e12, 66.9e12, 80 * GIB, "NVIDIA H100 SXM data sheet, without sparsity"),
+    "H200": Gpu(989e12, 66.9e12, 141e9, "NVIDIA H200 SXM data sheet, without sparsity"),
+    "RTX3090": Gpu(71e12, 35.6e12, 24 * GIB, "NVIDIA GA102 white paper, FP32 accumulate"),
+    "RTX4090": Gpu(165.2e12, 82.6e12, 24 * GIB, "NVIDIA Ada white paper, FP32 accumulate"),
 }
+
+CALLED = {
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100",
+    "Tesla V100-SXM2-32GB": "V100-32GB",
+    "NVIDIA A10": "A10",
+    "NVIDIA A40": "A40",
+    "NVIDIA L4": "L4",
+    "NVIDIA A100-SXM4-40GB": "A100",
+    "NVIDIA A100-PCIE-40GB": "A100",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA A100 80GB PCIe": "A100-80GB",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA GeForce RTX 3090": "RTX3090",
+    "NVIDIA GeForce RTX 4090": "RTX4090",
+}
+"""Names in the table by those that the driver gives; others of a family have other peaks."""

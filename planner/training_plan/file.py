@@ -31,6 +31,7 @@ from planner.training_plan.model import (
     Schedule,
     Sync,
     TrainingPlan,
+    hash_of,
 )
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
@@ -67,7 +68,7 @@ def from_dict(data: Any) -> TrainingPlan:
         raise PlanError(problem)
     require_hash("network.hash", data["network"]["hash"], cluster.network.content_hash)
     if not old:
-        require_hash("content_hash", data["content_hash"], plan.content_hash)
+        require_hash("content_hash", data["content_hash"], _hash_as_written(plan, data))
     return plan
 
 
@@ -119,6 +120,14 @@ def load_plan(path: str | Path) -> TrainingPlan:
         raise PlanError(f"{path}: {error}") from None
     except OverflowError:
         raise PlanError(f"{path}: holds a number beyond 1e308; make the plan again") from None
+
+
+def _hash_as_written(plan: TrainingPlan, data: dict[str, Any]) -> str:
+    """Older files say nothing of precision, and their hash covers nothing of it."""
+    content = plan.hashed()
+    if "precision" not in data["workload"]:
+        del content["workload"]["precision"]
+    return hash_of(content)
 
 
 def _require_version(data: Any) -> None:
@@ -194,5 +203,6 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         codec=Codec(data["averaging"]["codec"]),
         wiring=Wiring(data["wiring"]["kind"]),
         sync=Sync(int(sync["every_steps"]), outer),
+        clip=data["averaging"].get("clip"),
         package_version=data["package_version"],
     )

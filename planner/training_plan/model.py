@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from planner.network.cluster import Cluster
 from planner.network.values import choice, count, of_kind, real, several
 from planner.problems.answers import AssignmentPlan
@@ -395,6 +397,9 @@ class TrainingPlan:
         How gradients are written on the wire.
     wiring, sync
         How microbatches find their way; how often gradients are averaged.
+    clip
+        The largest norm of all gradients together, to which they are scaled down; None: as they
+        are.
     package_version
         Release that made the plan.
     certificates
@@ -419,6 +424,7 @@ class TrainingPlan:
     codec: Codec = Codec.NONE
     wiring: Wiring = Wiring.FIXED
     sync: Sync = field(default_factory=Sync)
+    clip: float | None = None
     package_version: str = ""
 
     def __post_init__(self) -> None:
@@ -435,6 +441,11 @@ class TrainingPlan:
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
+        if self.clip is not None:
+            norm = real("clip", self.clip, 0, error=PlanError)
+            if norm == 0:
+                raise PlanError("clip is 0; give the largest norm, above 0, or leave it out")
+            object.__setattr__(self, "clip", norm)
         none = (False,) * len(self.stage_layers)
         flags = several("recompute", self.recompute, error=PlanError) or none
         object.__setattr__(self, "recompute", flags)
@@ -480,13 +491,31 @@ class TrainingPlan:
         }
 
     @property
+    def awaits_norm(self) -> tuple[int, ...]:
+        """Devices whose updates wait for the norm, first the one that adds it up.
+
+        Those with a stage, where several stages clip; the one that adds is nearest to the farthest.
+        """
+        if self.clip is None or len(self.stage_layers) == 1:
+            return ()
+        every = sorted(self.stage_of)
+        way = self.cluster.network.latency_s[np.ix_(every, every)]
+        np.fill_diagonal(way, 0.0)
+        adds = every.pop(int((way + way.T).max(axis=1).argmin()))
+        return (adds, *every)
+
+    @property
     def content_hash(self) -> str:
         """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
-        return hash_of(self._inputs() | self._decisions())
+        return hash_of(self.hashed())
 
     def replace(self, **changes: Any) -> TrainingPlan:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def hashed(self) -> dict[str, Any]:
+        """Inputs and decisions, JSON-ready: what `content_hash` covers."""
+        return self._inputs() | self._decisions()
 
     def _inputs(self) -> dict[str, Any]:
         network = self.cluster.network
@@ -515,6 +544,7 @@ class TrainingPlan:
             },
             "averaging": {
                 "codec": self.codec,
+                **({} if self.clip is None else {"clip": self.clip}),
                 "stages": [
                     {"rounds": [[g.to_dict() for g in groups] for groups in rounds]}
                     for rounds in self.averaging
@@ -526,7 +556,7 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, as ``plan.schema.json`` describes it; `from_dict` reads it again."""
-        content = self._inputs() | self._decisions()
+        content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
         return {

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.network.dtype import Dtype
 from planner.training_plan.averaging_rules import averaging_contradictions
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import Operation, Schedule, TrainingPlan
 from planner.workload.compute_times import FIELDS
 
@@ -32,6 +34,12 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"workload.architecture.layers: must be the {len(plan.workload.layers)} layers that "
             f"were priced, found {arch.layers}; make the plan again"
         )
+    gradients = plan.workload.precision.gradients
+    if plan.codec is not Codec.NONE and gradients is not Dtype.FP32:
+        yield (
+            f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
+            f"{plan.codec}, which is made from fp32; choose one of the two"
+        )
     for k, s in enumerate(plan.schedules):
         yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
         if s.head != plan.schedules[0].head:
@@ -46,6 +54,11 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 "of them"
             )
     yield from averaging_contradictions(plan)
+    if plan.clip is not None and plan.sync.every_steps > 1:
+        yield (
+            "averaging.clip: the norm is known where every step averages, found sync.every_steps "
+            f"{plan.sync.every_steps}; leave one of them out"
+        )
     for name in FIELDS:
         values = getattr(plan.compute_times, name)
         if len(values) != n:

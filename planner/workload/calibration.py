@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.network.values import count, mapping, of_kind, real, several
+from planner.network.dtype import Dtype
+from planner.network.values import choice, count, mapping, of_kind, real, several
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.workload import Workload
 
@@ -38,6 +39,8 @@ class Calibration:
         Between two of the measured processes.
     operation_s, message_s
         What the executor itself adds to an operation and to a message; see `ComputeTimes`.
+    compute
+        The format in which it was computed.
 
     Raises
     ------
@@ -55,6 +58,7 @@ class Calibration:
     link_bandwidth_bytes_per_s: float
     operation_s: float = 0.0
     message_s: float = 0.0
+    compute: Dtype = Dtype.FP32
 
     def __post_init__(self) -> None:
         of_kind(str, self.date, "date")
@@ -66,6 +70,7 @@ class Calibration:
         real("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, 1)
         for name in COSTS:
             real(name, getattr(self, name), 0)
+        object.__setattr__(self, "compute", choice(Dtype, "compute", self.compute))
         for name, times in self.times.items():
             lacks = [f for f in FIELDS if f not in mapping(f"devices.{name}", times)]
             if lacks or name not in self.layers:
@@ -91,6 +96,7 @@ class Calibration:
                     "software": dict(self.software),
                     "workload": self.workload,
                     "microbatch_samples": self.microbatch_samples,
+                    "compute": self.compute,
                     "link_latency_s": self.link_latency_s,
                     "link_bandwidth_bytes_per_s": self.link_bandwidth_bytes_per_s,
                     **{name: getattr(self, name) for name in COSTS},
@@ -153,7 +159,10 @@ class Calibration:
                 },
                 float(data["link_latency_s"]),
                 float(data["link_bandwidth_bytes_per_s"]),
-                *(float(data.get(name, 0.0)) for name in COSTS),
+                float(data.get("operation_s", 0.0)),
+                float(data.get("message_s", 0.0)),
+                # files that do not say it are of releases that computed in fp32
+                data.get("compute", Dtype.FP32),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
@@ -196,12 +205,18 @@ class Calibration:
         Raises
         ------
         ValueError
-            The calibration was made for another workload, or lacks a device.
+            The calibration was made for another workload or format, or lacks a device.
         """
         if self.workload != workload.name:
             raise ValueError(
                 f"calibration is for workload {self.workload!r}, the plan for {workload.name!r}; "
                 "calibrate again"
+            )
+        if self.compute is not workload.precision.compute:
+            raise ValueError(
+                f"calibration is of products in {self.compute}, the plan's are in "
+                f"{workload.precision.compute}; calibrate again, or plan with --precision "
+                f"{self.compute}"
             )
         held = {d for group in groups for d in group}
         names = [name for d, name in enumerate(ids) if d in held]

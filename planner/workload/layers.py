@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from planner.network.values import choice, count, of_kind, real
 
@@ -44,12 +45,15 @@ class Layer:
 class Family(enum.StrEnum):
     """Kinds of transformers that the executor can build.
 
-    ``gpt2``: LayerNorm, learned positions, GELU, biases. ``llama``: RMSNorm, rotary positions,
-    SwiGLU, no biases.
+    ``gpt2``: LayerNorm, learned positions, GELU (tanh), biases. ``llama``: RMSNorm, rotary
+    positions, SwiGLU, no biases but where said; Mistral and Qwen2 are of this kind.
     """
 
     GPT2 = "gpt2"
     LLAMA = "llama"
+
+
+ROPE_THETA = 10000.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Architecture:
     layers
         Number of layers.
     hidden
-        Size of the hidden state, a multiple of ``heads``.
+        Size of the hidden state, a multiple of ``heads`` unless ``head_size`` is given.
     heads, kv_heads
         Attention heads of queries, and of keys and values; the former a multiple of the latter.
     ffn
@@ -74,6 +78,19 @@ class Architecture:
         Tokens per sample.
     tied
         Whether embedding and output projection share their weights.
+    head_size
+        Of one attention head; None: ``hidden / heads``.
+    norm_eps
+        What norms add to the variance.
+    rope_theta
+        ``llama``: base of the rotary frequencies.
+    qkv_bias
+        ``llama``: whether queries, keys and values have biases, as Qwen2's have.
+    window
+        ``llama``: tokens, itself included, that a token attends to, as in Mistral; None: all.
+    positions
+        ``gpt2``: rows of the learned positions; ``llama``: the longest sequence that it is said to
+        be good for. None: ``sequence``.
 
     Raises
     ------
@@ -90,16 +107,67 @@ class Architecture:
     vocabulary: int
     sequence: int
     tied: bool = False
+    head_size: int | None = None
+    norm_eps: float = 1e-5
+    rope_theta: float = ROPE_THETA
+    qkv_bias: bool = False
+    window: int | None = None
+    positions: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", choice(Family, "architecture kind", self.kind))
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"):
             object.__setattr__(self, name, count(f"architecture {name}", getattr(self, name)))
-        if self.hidden % self.heads or self.heads % self.kv_heads:
+        for name in ("head_size", "window", "positions"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, count(f"architecture {name}", value))
+        for name in ("norm_eps", "rope_theta"):
+            object.__setattr__(self, name, real(f"architecture {name}", getattr(self, name), 0))
+        for name in ("tied", "qkv_bias"):
+            of_kind(bool, getattr(self, name), f"architecture {name}")
+        if (self.head_size is None and self.hidden % self.heads) or self.heads % self.kv_heads:
             raise ValueError(
                 f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads one of "
                 f"kv_heads {self.kv_heads}"
             )
+        if self.kind is Family.GPT2:
+            self._require_gpt2()
+        elif self.attention_size % 2 or not self.rope_theta:
+            raise ValueError(
+                f"a head of {self.attention_size} with rope_theta {self.rope_theta:g} cannot be "
+                "rotated; give an even size and a base above 0"
+            )
+
+    def _require_gpt2(self) -> None:
+        if self.qkv_bias or self.window is not None or self.rope_theta != ROPE_THETA:
+            raise ValueError("qkv_bias, window and rope_theta are for the kind llama; leave them")
+        if self.sequence > self.position_rows:
+            raise ValueError(
+                f"sequence {self.sequence} is longer than the {self.position_rows} positions that "
+                "gpt2 has learned; give at most as many"
+            )
+
+    @property
+    def attention_size(self) -> int:
+        """Of one attention head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def position_rows(self) -> int:
+        """Positions that the model has, or is said to be good for."""
+        return self.positions or self.sequence
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; fields after ``tied`` are left out where they are as by default."""
+        return {
+            f.name: getattr(self, f.name)
+            for k, f in enumerate(fields(self))
+            if k < ALWAYS or getattr(self, f.name) != f.default
+        }
+
+
+ALWAYS = 9
+"""Fields of an `Architecture` that plan files have had from the beginning."""
 
 
 @dataclass(frozen=True)

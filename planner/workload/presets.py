@@ -1,26 +1,32 @@
-"""Workloads of the papers, and any transformer from its Hugging Face ``config.json``.
+"""Workloads of the papers, and any transformer of known sizes.
 
 Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
-token; attention adds ``4 s h`` per token (scores and values, Narayanan et al. 2021, section 5.1).
+token; attention adds ``4 s h`` per token (scores and values, h: all
+heads' sizes; Narayanan et al. 2021, section 5.1).
 A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
-attention scores recomputed), and hands on ``s h`` elements.
+attention scores recomputed; one of them is dropout's masks), or, where its feed-forward part is
+wider, ``8 s h`` and that part's two or three activations. It hands on ``s h`` elements.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from planner.network.values import of_kind, real
+from planner.network.dtype import Dtype
+from planner.network.values import of_kind
 from planner.workload.layers import Architecture, Family, Layer
+from planner.workload.precision import Precision
 
 Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
 
 SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
+SAVED_WITHOUT_FFN = 8.0
+"""Inputs and outputs of both norms, queries, keys, values, what attention gives."""
+SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3}
+"""Of the feed-forward width: around GELU; or gate, up and their product."""
 
 
 def transformer(
@@ -29,7 +35,7 @@ def transformer(
     *,
     batch_samples: int,
     microbatch_samples: int = 1,
-    activation_bytes_per_element: float = 2.0,
+    precision: Precision | Mapping[str, str] | str = Dtype.BF16,
     source: str = "",
 ) -> Fields:
     """A decoder-only transformer.
@@ -42,8 +48,8 @@ def transformer(
         Sizes of the transformer.
     batch_samples, microbatch_samples
         Samples of one optimizer step, and of what travels together.
-    activation_bytes_per_element
-        2 where training is in 16 bits, 4 in 32.
+    precision
+        As for `Precision.of`; all bytes follow from it.
     source
         Where its figures come from.
 
@@ -55,7 +61,7 @@ def transformer(
     Raises
     ------
     ValueError
-        Something else than an architecture or a number was given.
+        Something else than an architecture or a precision was given.
 
     References
     ----------
@@ -64,26 +70,29 @@ def transformer(
     Transformer Models" (2022), eq. 1.
     """
     of_kind(Architecture, arch, "architecture")
-    real("activation_bytes_per_element", activation_bytes_per_element, 0)
+    formats = Precision.of(precision)
+    kept, sent = formats.compute.bytes, formats.messages.bytes
     h, s = arch.hidden, arch.sequence
-    kv = h // arch.heads * arch.kv_heads
+    q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
     if arch.kind is Family.GPT2:
-        weights = h * (h + 2 * kv) + h * h + 2 * h * arch.ffn
-        extra = (h + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
-        stem_parameters = (arch.vocabulary + s) * h
+        weights = h * (q + 2 * kv) + q * h + 2 * h * arch.ffn
+        extra = (q + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
+        stem_parameters = (arch.vocabulary + arch.position_rows) * h
         final_norm = 2 * h
     else:
-        weights = h * (h + 2 * kv) + h * h + 3 * h * arch.ffn
-        extra = 2 * h  # two RMSNorms
+        weights = h * (q + 2 * kv) + q * h + 3 * h * arch.ffn
+        extra = 2 * h + ((q + 2 * kv) if arch.qkv_bias else 0)  # two RMSNorms
         stem_parameters = arch.vocabulary * h
         final_norm = h
-    handed_on = s * h * activation_bytes_per_element
+    handed_on = float(s * h * sent)
     layer = Layer(
         "layer",
         weights + extra,
-        2.0 * weights * s + 4.0 * s * s * h,
+        2.0 * weights * s + 4.0 * s * s * q,
         handed_on,
-        SAVED_ELEMENTS * s * h * activation_bytes_per_element,
+        max(SAVED_ELEMENTS * h, SAVED_WITHOUT_FFN * h + SAVED_OF_FFN[arch.kind] * arch.ffn)
+        * s
+        * kept,
     )
     stem = Layer("embedding", stem_parameters, 0.0, handed_on, 0.0)
     head = Layer(
@@ -92,7 +101,7 @@ def transformer(
         2.0 * s * h * arch.vocabulary,
         0.0,
         # logits and their gradient are alive only while the head runs
-        s * arch.vocabulary * activation_bytes_per_element,
+        float(s * arch.vocabulary * kept),
     )
     return Fields(
         name=name,
@@ -101,6 +110,10 @@ def transformer(
         head=head,
         batch_samples=batch_samples,
         microbatch_samples=microbatch_samples,
+        gradient_bytes_per_parameter=float(formats.gradients.bytes),
+        state_bytes_per_parameter=formats.state_bytes,
+        boundary_ratio=sent / kept,
+        precision=formats,
         architecture=arch,
         source=source,
     )
@@ -269,8 +282,8 @@ def preset(name: str, **changes: Any) -> Fields:
     name
         Of the workload.
     changes
-        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
-        None leaves one as it is.
+        ``sequence`` (tokens per sample), ``precision``, or `WORKLOAD_FIELDS`; None leaves one as
+        it is.
 
     Returns
     -------
@@ -284,23 +297,25 @@ def preset(name: str, **changes: Any) -> Fields:
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no workload {name!r}; choose one of {', '.join(PRESETS)}")
-    return _changed(PRESETS[name](name), changes)
+    return changed(PRESETS[name](name), changes)
 
 
-def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
+def changed(workload: Fields, changes: dict[str, Any]) -> Fields:
+    """A workload with ``sequence`` and other fields changed, as `preset` takes them."""
     changes = {key: value for key, value in changes.items() if value is not None}
     sequence = changes.pop("sequence", None)
-    element = changes.pop("activation_bytes_per_element", None)
+    precision = changes.pop("precision", None)
     unknown = set(changes) - set(WORKLOAD_FIELDS)
     if unknown:
         raise ValueError(
             f"a workload has no field {sorted(unknown)[0]!r} to change; it has sequence, "
-            f"activation_bytes_per_element, {', '.join(WORKLOAD_FIELDS)}"
+            f"precision, {', '.join(WORKLOAD_FIELDS)}"
         )
-    if sequence is not None or element is not None:
+    if sequence is not None or precision is not None:
         if workload.get("architecture") is None:
             raise ValueError(
-                f"workload {workload['name']!r} has no sequence or element size to set"
+                f"workload {workload['name']!r} is no transformer whose sequence or precision can "
+                "be set; leave them out"
             )
         arch = workload["architecture"]
         if sequence is not None:
@@ -310,89 +325,7 @@ def _changed(workload: Fields, changes: dict[str, Any]) -> Fields:
             arch,
             batch_samples=workload["batch_samples"],
             microbatch_samples=workload.get("microbatch_samples", 1),
-            activation_bytes_per_element=element or 2.0,
+            precision=workload["precision"] if precision is None else precision,
             source=workload["source"],
         )
     return workload | changes
-
-
-def from_hf_config(path: str | Path, **changes: Any) -> Fields:
-    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2).
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    changes
-        ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or `WORKLOAD_FIELDS`;
-        None leaves one as it is.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        One line with the path, the field and what is wrong.
-    """
-    try:
-        config = json.loads(Path(path).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
-
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
-
-    def need(*names: str) -> int:
-        for name in names:
-            value = config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{path}: {name} is {value!r}; it must be a whole number >= 1")
-            return int(value)
-        raise ValueError(f"{path}: field {names[0]!r} is missing; it is needed for its size")
-
-    kind = config.get("model_type")
-    if kind == "gpt2":
-        hidden = need("n_embd")
-        heads = need("n_head")
-        arch = Architecture(
-            Family.GPT2,
-            need("n_layer"),
-            hidden,
-            heads,
-            heads,
-            need("n_inner") if config.get("n_inner") else 4 * hidden,
-            need("vocab_size"),
-            need("n_positions", "n_ctx"),
-            bool(config.get("tie_word_embeddings", True)),
-        )
-    elif kind in ("llama", "mistral", "qwen2"):
-        heads = need("num_attention_heads")
-        arch = Architecture(
-            Family.LLAMA,
-            need("num_hidden_layers"),
-            need("hidden_size"),
-            heads,
-            need("num_key_value_heads") if config.get("num_key_value_heads") else heads,
-            need("intermediate_size"),
-            need("vocab_size"),
-            need("max_position_embeddings"),
-            bool(config.get("tie_word_embeddings", False)),
-        )
-    else:
-        raise ValueError(
-            f"{path}: model_type {kind!r} is not supported; it must be gpt2, llama, mistral or "
-            "qwen2"
-        )
-    batch = changes.pop("batch_samples", None) or 512
-    workload = transformer(
-        str(config.get("_name_or_path") or Path(path).stem),
-        arch,
-        batch_samples=batch,
-        source=f"Hugging Face config.json, model_type {kind}",
-    )
-    return _changed(workload, changes)

@@ -8,17 +8,19 @@ are in `planner.workload.presets`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from dataclasses import replace as _replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.network.dtype import Dtype
 from planner.network.values import choice, count, of_kind, real, several
-from planner.workload import presets
+from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
+from planner.workload.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Workload:
         them (see `with_boundary_codec`).
     boundary_ratio
         Bytes of these over bytes of the activations themselves, as a device holds them.
+    precision
+        In which formats it is computed, sent and kept. The bytes here and in the layers are those
+        of these formats; `transformer` and the presets see to it.
 
     Raises
     ------
@@ -71,6 +76,7 @@ class Workload:
     source: str = ""
     boundary_codec: BoundaryCodec = BoundaryCodec.NONE
     boundary_ratio: float = 1.0
+    precision: Precision = field(default_factory=Precision)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", several("layers", self.layers))
@@ -82,17 +88,19 @@ class Workload:
             of_kind(Layer, layer, f"layers[{k}]")
         if self.architecture is not None:
             of_kind(Architecture, self.architecture, "architecture")
-        for field in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
-            object.__setattr__(self, field, real(field, getattr(self, field), 0))
-        for field in ("batch_samples", "microbatch_samples"):
-            object.__setattr__(self, field, count(field, getattr(self, field)))
+        for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
+            object.__setattr__(self, name, real(name, getattr(self, name), 0))
+        for name in ("batch_samples", "microbatch_samples"):
+            object.__setattr__(self, name, count(name, getattr(self, name)))
         codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
         object.__setattr__(self, "boundary_codec", codec)
+        of_kind(Precision, self.precision, "precision")
+        plain = self.precision.messages.bytes / self.precision.compute.bytes
         ratio = real("boundary_ratio", self.boundary_ratio, 0)
-        if ratio == 0 or (ratio != 1 and codec is BoundaryCodec.NONE):
+        if ratio == 0 or (ratio != plain and codec is BoundaryCodec.NONE):
             raise ValueError(
                 f"boundary_ratio is {ratio:g} with boundary_codec {codec}; it must be above 0, and "
-                "1 without a codec"
+                f"{plain:g} without a codec"
             )
         object.__setattr__(self, "boundary_ratio", ratio)
 
@@ -107,8 +115,7 @@ class Workload:
         Returns
         -------
         Workload
-            Other ``output_bytes``; what a device holds stays. Values that are not those of a known
-            architecture are taken to have 2 bytes.
+            Other ``output_bytes``; what a device holds stays.
 
         Raises
         ------
@@ -122,10 +129,7 @@ class Workload:
             raise ValueError(
                 f"boundary_codec is {self.boundary_codec} already; start from the workload without"
             )
-        arch, element_bytes = self.architecture, 2.0
-        if arch is not None:
-            element_bytes = self.layers[0].output_bytes / (arch.sequence * arch.hidden)
-        ratio = wanted.wire_ratio(element_bytes)
+        ratio = wanted.wire_ratio(self.precision.messages.bytes)
 
         def coded(layer: Layer) -> Layer:
             return _replace(layer, output_bytes=layer.output_bytes * ratio)
@@ -134,7 +138,7 @@ class Workload:
             stem=coded(self.stem),
             layers=tuple(coded(layer) for layer in self.layers),
             boundary_codec=wanted,
-            boundary_ratio=ratio,
+            boundary_ratio=ratio * self.boundary_ratio,
         )
 
     def held_bytes(self, layer: int) -> float:
@@ -161,7 +165,7 @@ class Workload:
         name
             One of `planner.workload.presets.PRESETS`.
         changes
-            ``sequence`` (tokens per sample), ``activation_bytes_per_element``, or fields of
+            ``sequence`` (tokens per sample), ``precision`` (as for `Precision.of`), or fields of
             `planner.workload.presets.WORKLOAD_FIELDS`; None leaves one as it is.
 
         Returns
@@ -178,7 +182,7 @@ class Workload:
 
     @classmethod
     def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
-        """From a Hugging Face ``config.json``; see `planner.workload.presets.from_hf_config`.
+        """From a Hugging Face ``config.json``; see `planner.workload.hf_config.from_hf_config`.
 
         Parameters
         ----------
@@ -197,7 +201,7 @@ class Workload:
         ValueError
             One line with the path, the field and what is wrong.
         """
-        return cls(**presets.from_hf_config(path, **changes))
+        return cls(**hf_config.from_hf_config(path, **changes))
 
     @classmethod
     def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
@@ -333,8 +337,13 @@ class Workload:
         """JSON-ready form."""
         data = asdict(self)
         data["layers"] = [asdict(layer) for layer in self.layers]
+        data["precision"] = self.precision.to_dict()
+        if self.architecture is not None:
+            data["architecture"] = self.architecture.to_dict()
         if self.boundary_codec is BoundaryCodec.NONE:
-            del data["boundary_codec"], data["boundary_ratio"]
+            del data["boundary_codec"]
+            if self.boundary_ratio == 1.0:
+                del data["boundary_ratio"]
         return data
 
     @classmethod
@@ -351,10 +360,18 @@ class Workload:
         Workload
             Validated.
         """
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         values["stem"], values["head"] = Layer(**data["stem"]), Layer(**data["head"])
         values["layers"] = tuple(Layer(**layer) for layer in data["layers"])
+        arch = None
         if data.get("architecture") is not None:
-            values["architecture"] = Architecture(**data["architecture"])
+            values["architecture"] = arch = Architecture(**data["architecture"])
+        if "precision" in data:
+            values["precision"] = Precision.of(data["precision"])
+        else:
+            # older files have the bytes alone
+            held = values["layers"][0].output_bytes / data.get("boundary_ratio", 1.0)
+            each = Dtype.BF16.bytes if arch is None else held / (arch.sequence * arch.hidden)
+            values["precision"] = Precision.of_bytes(each, data["gradient_bytes_per_parameter"])
         return cls(**values)

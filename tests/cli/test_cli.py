@@ -17,6 +17,7 @@ from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
 from planner.search.stop import StopRun
 from planner.training_plan.file import load_plan
+from planner.workload.precision import Precision
 from planner.workload.workload import Workload
 
 PLAN = [
@@ -180,6 +181,25 @@ def test_assign_prints_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["bound"] <= data["objective"]
 
 
+def test_precision_is_an_input_of_a_plan(tmp_path: Path) -> None:
+    """Written down, and priced by the GPU's own peak and bytes twice as many."""
+    plans = []
+    for word in ("bf16", "fp32"):
+        path = tmp_path / f"{word}.json"
+        argv = [*PLAN, "--no-pictures", "--no-compare", "--out", str(path)]
+        assert main([*argv, *(("--precision", word) if word == "fp32" else ())]) == 0
+        plans.append(load_plan(path))
+    half, full = plans
+    assert half.workload.precision == Precision.of("bf16")
+    assert full.workload.precision == Precision.of("fp32")
+    ratio = full.cluster.flops / half.cluster.flops
+    assert ratio == pytest.approx([15.7 / 125] * len(full.cluster))
+    outputs = [plan.workload.layers[0].output_bytes for plan in plans]
+    assert outputs[1] == 2 * outputs[0]
+    with pytest.raises(SystemExit):
+        main([*PLAN, "--precision", "fp8"])
+
+
 def test_run_refuses_what_memory_cannot_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +276,10 @@ def test_regions_of_another_network_price_replicated_devices(
     [
         (["simulate", "{plan}", "--trace", "/no/folder/t.json"], "does not exist"),
         (["simulate", "{plan}", "--gantt", "picture.xyz"], "must end in .png"),
-        (["run", "{plan}", "--data", "/no/text.txt"], "is not a file"),
+        (["run", "{plan}", "--data", "/no/text.txt"], "is no text file or folder of them"),
+        (["run", "{plan}", "--eval-data", "/no/text.txt"], "is no text file or folder of them"),
+        (["run", "{plan}", "--weights", "/no/weights"], "cannot be read as JSON"),
+        (["run", "{plan}", "--warmup", "-1"], "warmup is -1"),
         (["run", "{plan}", "--calibrate", "/no/folder/t.json"], "does not exist"),
         (["run", "{plan}", "--calibration", "/no/times.json"], "cannot be read"),
         (["check", "/no/plan.json"], "cannot be read"),

@@ -108,6 +108,8 @@ class Reference:
     in_round: dict[int, set[int]] = field(default_factory=dict)
     sending: list[Round] = field(default_factory=list)
     averaging: list[tuple[float, int]] = field(default_factory=list)
+    clipping: dict[int, set[int]] = field(default_factory=dict)
+    norm_known: dict[int, float] = field(default_factory=dict)
     step_end: dict[int, float] = field(default_factory=dict)
     op_times: dict[tuple[int, str, int, int], tuple[float, float]] = field(default_factory=dict)
     round_times: list[tuple[int, int, int, float, float]] = field(default_factory=list)
@@ -160,10 +162,32 @@ class Reference:
             if len(members) == len(group.members):
                 self.begin_round(g)
             return True
+        if self.averages and not self.has_norm(t, d):
+            return self.asks_for_norm(t, d)
         if times.update_s[d] > 0:
             self.working[d] = (self.now + times.update_s[d], None)
         else:
             self.finish(d)
+        return True
+
+    def has_norm(self, t: int, d: int) -> bool:
+        """Whether a device may update: nobody clips, or the norm has come."""
+        stages = self.plan.assignment.groups
+        if self.plan.clip is None or len(stages) == 1 or not any(d in group for group in stages):
+            return True
+        return self.now >= self.norm_known.get(t, math.inf)
+
+    def asks_for_norm(self, t: int, d: int) -> bool:
+        """The last one that comes makes it known, a way to the most central and back later."""
+        here = self.clipping.setdefault(t, set())
+        if d in here:
+            return False
+        here.add(d)
+        every = [e for group in self.plan.assignment.groups for e in group]
+        if len(here) == len(every):
+            way = self.plan.cluster.network.latency_s
+            longest = [max(float(way[i, j] + way[j, i]) for j in every if i != j) for i in every]
+            self.norm_known[t] = self.now + min(longest)
         return True
 
     def begin_round(self, g: int) -> None:
@@ -267,6 +291,7 @@ class Reference:
         ]
         ends += [end for end, _ in self.flying] + [end for end, _ in self.averaging]
         ends += [end for end, _ in self.working.values()] + [end for end, _ in self.handing]
+        ends += [known for known in self.norm_known.values() if known > self.now]
         assert ends, "stuck"
         then = max(min(ends), self.now)
         for p in active:

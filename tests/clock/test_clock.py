@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.checker.dispatch import check
 from planner.checker.step_clock import clock_times
 from planner.clock.links import Ints
 from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
@@ -78,7 +79,7 @@ def random_plan(seed: int) -> TrainingPlan:
         j = int(rng.integers(stages))
         if len(averaging[j]) == 1:
             averaging[j] = ((_helped(averaging[j][0][0], d, float(rng.choice([0.2, 0.5, 1.0]))),),)
-    return plan.replace(averaging=tuple(averaging))
+    return plan.replace(averaging=tuple(averaging), clip=1.0 if rng.random() < 0.4 else None)
 
 
 def _helped(group: AveragingGroup, device: int, share: float) -> AveragingGroup:
@@ -125,7 +126,10 @@ def test_any_plan_as_the_reference_has_it(seed: int) -> None:
     ends = [slow.step_end[t] for t in range(3)]
     assert run.times.step_end.tolist() == pytest.approx(ends, rel=1e-9)
     first = sorted((b, e) for t, _, _, b, e in slow.round_times if t == 0)
-    mine = sorted(zip(run.times.round_begin[0], run.times.round_end[0], strict=True))
+    # beside them, with clipping, that in which all wait for the norm
+    groups = len(first)
+    times_of = zip(run.times.round_begin[0], run.times.round_end[0], strict=True)
+    mine = sorted(list(times_of)[:groups])
     assert [x for pair in mine for x in pair] == pytest.approx(
         [x for pair in first for x in pair], rel=1e-9, abs=1e-9
     )
@@ -250,3 +254,38 @@ def test_the_checker_has_the_same_times(seed: int) -> None:
     assert found is not None
     for name in ("pipeline_s", "averaging_s", "step_s"):
         assert getattr(found, name) == pytest.approx(getattr(predicted, name), rel=1e-9)
+
+
+def test_clipping_makes_every_update_wait_for_the_slowest_averaging() -> None:
+    """Two stages of two; the second averages later: both update a way there and back after it."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=4))
+    times = replace(plan.compute_times, update_s=(0.1, 0.2, 0.3, 0.4))
+    plan = plan.replace(compute_times=times)
+    clipped = plan.replace(clip=0.5)
+    ways = plan.cluster.network.latency_s
+    longest = min(max(ways[i, j] + ways[j, i] for j in range(4) if i != j) for i in range(4))
+    free, held = simulate(plan), simulate(clipped)
+    averaged = max(op.end_s for op in held.closing if op.kind == "A")
+    assert averaged == max(op.end_s for op in free.closing if op.kind == "A")
+    updates = [op for op in held.closing if op.kind == "U"]
+    assert len(updates) == 4
+    for op in updates:
+        assert op.start_s == pytest.approx(averaged + longest)
+        assert op.end_s - op.start_s == pytest.approx(times.update_s[op.device])
+    assert len({op.start_s for op in free.closing if op.kind == "U"}) > 1
+    assert held.step_s > free.step_s
+    # pipeline and averaging by themselves are as they were
+    assert predict(clipped).averaging_s == pytest.approx(predict(plan).averaging_s)
+    # one stage knows its norm by itself
+    alone = make_plan([[0], [1]], workload=tiny_workload())
+    assert simulate(alone.replace(clip=0.5)).step_s == simulate(alone).step_s
+
+
+def test_the_checker_misses_the_wait_for_the_norm() -> None:
+    """A plan that clips, with the times of one that does not, is refused."""
+    clipped = make_plan([[0, 1], [2, 3]], clip=0.5)
+    assert check(clipped) == []
+    free = make_plan([[0, 1], [2, 3]])
+    assert clipped.predicted.step_s > free.predicted.step_s
+    lying = clipped.replace(predicted=free.predicted)
+    assert [v.rule for v in check(lying)] != []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from planner.executor.binding import join
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner
+from planner.executor.optimizing import Optimizing
 from planner.executor.ranks import Ranks
 from planner.executor.worker import Worker
 from planner.training_plan.file import load_plan
@@ -18,14 +20,15 @@ from planner.training_plan.model import TrainingPlan
 
 
 def main() -> None:
-    path, out, steps, pace, *devices = sys.argv[1:]
+    path, out, steps, pace, told, *devices = sys.argv[1:]
+    optimizing = Optimizing(**json.loads(told))
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
     if ranks.rank not in plan.stage_of:
         help_others(plan, ranks, Path(out), int(steps), pace)
         return
-    learner = Learner(plan, ranks.rank, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, ranks.rank, torch.device("cpu"), optimizing)
     worker = Worker(plan, ranks, learner, tickets=ranks.store if pace == "own" else None)
     gradients: list[np.ndarray] = []
     step = learner.optimizer.step

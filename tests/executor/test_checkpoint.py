@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from planner.training_plan.file import save_plan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch")
 from planner.executor.checkpoint import INDEX, CheckpointError, Checkpoints, resume  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.optimizing import Optimizer, Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.tensor_file import (  # noqa: E402
     TensorFileError,
@@ -23,6 +26,7 @@ from planner.executor.tensor_file import (  # noqa: E402
     write_tensors,
 )
 
+ADAMW = Optimizing().to_dict()
 PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
 
 
@@ -35,7 +39,7 @@ def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
         *([*words, "--device", "cpu", "--events", *more], ["0", "1", "2", "3"], threads(4, 1)),
         *(events.append, said.append),
     )
-    told = [json.loads(line) for line in events]
+    told = [e for line in events if "loss" in (e := json.loads(line))]
     losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
     losses.pop(None, None)
     return code, losses, said
@@ -45,15 +49,56 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     """20 steps at once; 10 and, from the checkpoint, 10 more, with AdamW and two replicas."""
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(PLAN, path)
-    code, whole, _ = train(path, "--steps", "20")
+    rates = ("--warmup", "4", "--schedule", "cosine", "--schedule-steps", "18")
+    code, whole, _ = train(path, "--steps", "20", *rates)
     assert code == 0 and sorted(whole) == list(range(20))
-    code, first, _ = train(path, "--steps", "10", "--checkpoint", str(folder), "--every", "5")
+    kept = ("--checkpoint", str(folder), "--every", "5")
+    code, first, _ = train(path, "--steps", "10", *kept, *rates)
     assert code == 0
     assert sorted(p.name for p in folder.iterdir()) == ["step-000005", "step-000010"]
-    code, second, said = train(path, "--steps", "20", "--resume", str(folder))
+    code, _, said = train(path, "--steps", "20", "--resume", str(folder))
+    assert code == 2 and "--schedule cosine, this run has constant; give --schedule" in said[0]
+    code, second, said = train(path, "--steps", "20", "--resume", str(folder), *rates)
     assert code == 0, said
     assert sorted(second) == list(range(10, 20))
     assert first | second == whole
+
+
+def test_resumed_on_a_text(tmp_path: Path) -> None:
+    """A folder of shards goes on within a shuffled block, as one process reads it; another is said.
+
+    Steps of 8 samples, blocks of 12, an epoch of 60.
+    """
+    from itertools import islice
+
+    from planner.executor.data.options import Data
+    from tests.executor.reference import train_single
+
+    arch = Architecture(Family.GPT2, 4, 32, 4, 4, 64, 256, 16)
+    workload = Workload.transformer("bytes", arch, batch_samples=8, precision="fp32")
+    plan = make_plan([[0, 1], [2, 3]], workload=workload)
+    path, folder, text = tmp_path / "plan.json", tmp_path / "checkpoints", tmp_path / "text"
+    save_plan(plan, path)
+    text.mkdir()
+    for name, words in (("a", "one line\n"), ("b", "another, and longer\n")):
+        (text / name).write_text(words * 33)
+    data = ("--data", str(text), "--shuffle", "12")
+    code, whole, said = train(path, "--steps", "12", *data)
+    assert code == 0, said
+    single = train_single(plan, 12, Optimizing(), Data(text, buffer=12))
+    torch.set_num_threads(1)
+    expected = [loss for loss, _ in islice(single, 12)]
+    assert [whole[step] for step in range(12)] == pytest.approx(expected, rel=1e-5)
+    kept = ("--checkpoint", str(folder), "--every", "7")
+    code, first, _ = train(path, "--steps", "7", *kept, *data)
+    assert code == 0
+    code, second, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    assert code == 0, said
+    assert first | second == whole
+    (text / "c").write_text("more")
+    code, _, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    assert code == 2
+    assert "was trained on 2 files, 957 bytes, bytes, 12 shuffled, this run has 3 files" in said[0]
 
 
 def rank(learner_of: int = 0, count: int = 1) -> tuple[Ranks, Learner]:
@@ -64,7 +109,8 @@ def rank(learner_of: int = 0, count: int = 1) -> tuple[Ranks, Learner]:
 
 def learner(device: int, optimizer: str = "adamw") -> Learner:
     """A stage that has taken a step."""
-    found = Learner(PLAN, device, torch.device("cpu"), learning_rate=1e-3, optimizer=optimizer)
+    optimizing = Optimizing(1e-3, Optimizer(optimizer))
+    found = Learner(PLAN, device, torch.device("cpu"), optimizing)
     for parameter in found.parameters:
         parameter.grad.fill_(0.5)
     found.optimizer.step()
@@ -76,7 +122,7 @@ def write(folder: Path, steps: list[int], every: int = 1) -> list[int]:
     written: list[int] = []
     for step in steps:
         ranks, made = rank()
-        settings = {"optimizer": "adamw"}
+        settings = Optimizing().to_dict()
         checkpoints = Checkpoints(folder, every, PLAN, ranks, made, settings, written.append)
         checkpoints.after(step - 1)
     return written
@@ -97,7 +143,7 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     for parameter in made.parameters:
         parameter.data.zero_()
     made.optimizer.state.clear()
-    assert resume(tmp_path, PLAN, ranks, made, "adamw") == 2
+    assert resume(tmp_path, PLAN, ranks, made, ADAMW) == 2
     found = made.state()
     assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -107,23 +153,23 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     """Nothing there, another plan or optimizer, a damaged shard, an index that is none."""
     ranks, made = rank()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        resume(tmp_path / "nowhere", PLAN, ranks, made, "adamw")
+        resume(tmp_path / "nowhere", PLAN, ranks, made, ADAMW)
     write(tmp_path, [2])
     place = tmp_path / "step-000002"
-    with pytest.raises(CheckpointError, match="trained with adamw, this run has sgd"):
-        resume(tmp_path, PLAN, rank()[0], made, "sgd")
+    with pytest.raises(CheckpointError, match="trained with --optimizer adamw, this run has sgd"):
+        resume(tmp_path, PLAN, rank()[0], made, Optimizing(optimizer=Optimizer.SGD).to_dict())
     other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
     with pytest.raises(CheckpointError, match=r"is of plan .*; resume with the plan"):
-        resume(tmp_path, other, rank()[0], made, "adamw")
+        resume(tmp_path, other, rank()[0], made, ADAMW)
     shard = next(place.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.raises(TensorFileError, match="not those that were written"):
-        resume(tmp_path, PLAN, rank()[0], made, "adamw")
+        resume(tmp_path, PLAN, rank()[0], made, ADAMW)
     (place / INDEX).write_text("[]")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        resume(tmp_path, PLAN, rank()[0], made, "adamw")
+        resume(tmp_path, PLAN, rank()[0], made, ADAMW)
 
 
 def test_a_full_disk_costs_the_checkpoint_not_the_run(
@@ -139,7 +185,7 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(
     assert write(tmp_path, [2]) == []
     assert "no checkpoint after 2 steps: device '0': No space left" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
-    assert resume(tmp_path, PLAN, *rank(), "adamw") == 1
+    assert resume(tmp_path, PLAN, *rank(), ADAMW) == 1
 
 
 def test_tensors_in_a_file(tmp_path: Path) -> None:

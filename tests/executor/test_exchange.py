@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from planner.executor.codec import Wire  # noqa: E402
 from planner.executor.connections import ConnectionLost  # noqa: E402
 from planner.executor.exchange import Exchange, Peers  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
 from planner.executor.transport import Failure  # noqa: E402
-from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.model import AveragingGroup  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 
@@ -49,14 +49,14 @@ class Members:
 
 
 def averaged(
-    vectors: list[Tensor], group: AveragingGroup, pace: Pace, codec: Codec, scale: float
+    vectors: list[Tensor], group: AveragingGroup, pace: Pace, wire: Wire, scale: float
 ) -> list[Tensor]:
     """Two rounds' worth of threads, one round: what every member has afterwards."""
     members = Members(len(vectors))
     found = [v.clone() for v in vectors]
 
     def work(rank: int) -> float:
-        return Exchange(found[rank], group, rank, members.peers[rank], codec, pace, scale).run()
+        return Exchange(found[rank], group, rank, members.peers[rank], wire, pace, scale).run()
 
     members.all_do(work)
     members.close()
@@ -72,7 +72,7 @@ def averaged(
     st.integers(1, 9),
     st.integers(1, 9),
     st.booleans(),
-    st.sampled_from(list(Codec)),
+    st.sampled_from(list(Wire)),
     st.sampled_from([1.0, 0.5]),
 )
 def test_all_members_get_the_same_sum(
@@ -81,7 +81,7 @@ def test_all_members_get_the_same_sum(
     chunks: int,
     window: int,
     early: bool,
-    codec: Codec,
+    wire: Wire,
     scale: float,
 ) -> None:
     """Any shares, contributors, chunks and windows; tiny shares leave some chunks empty."""
@@ -94,17 +94,17 @@ def test_all_members_get_the_same_sum(
     generator = torch.Generator().manual_seed(values)
     vectors = [torch.randn(values, generator=generator) for _ in members]
     pace = Pace(chunks, min(window, chunks), early)
-    found = averaged(vectors, group, pace, codec, scale)
+    found = averaged(vectors, group, pace, wire, scale)
     given = [v for v, gives in zip(vectors, group.contributes, strict=True) if gives]
     exact = scale * torch.stack(given).sum(0)
     for vector in found:
         assert vector.numpy().tobytes() == found[0].numpy().tobytes()
-    if codec is Codec.NONE:
+    if wire is Wire.FP32:
         np.testing.assert_allclose(found[0], exact, atol=1e-5, rtol=0)
     else:
         # each contribution and the sum are coded, in blocks that end with their chunk
         largest = [torch.full_like(v, float(v.abs().max())) for v in (*given, *found)]
-        worst = sum(float(error_bound(v, codec).max()) for v in largest)
+        worst = sum(float(error_bound(v, wire).max()) for v in largest)
         assert float((found[0] - exact).abs().max()) <= worst + 1e-5
 
 
@@ -113,8 +113,7 @@ def test_the_sum_does_not_depend_on_who_is_first() -> None:
     vectors = [torch.randn(5000, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     group = AveragingGroup.equal((0, 1, 2, 3))
     results = {
-        averaged(vectors, group, Pace(7, 3), Codec.NONE, 1.0)[0].numpy().tobytes()
-        for _ in range(10)
+        averaged(vectors, group, Pace(7, 3), Wire.FP32, 1.0)[0].numpy().tobytes() for _ in range(10)
     }
     assert len(results) == 1
 
@@ -125,7 +124,7 @@ def test_nothing_leaves_before_all_are_ready() -> None:
     vector = torch.ones(100_000)
     group = AveragingGroup.equal((0, 1))
     with ThreadPoolExecutor(max_workers=1) as pool:
-        exchange = Exchange(vector, group, 0, members.peers[0], Codec.NONE, Pace(4, 4))
+        exchange = Exchange(vector, group, 0, members.peers[0], Wire.FP32, Pace(4, 4))
         running = pool.submit(exchange.run)
         word = members.sockets[1][0].recv(1 << 20)
         assert len(word) == 4
@@ -147,7 +146,7 @@ def test_memory_is_bounded_by_the_window() -> None:
         vector = torch.full((50_000,), 1.0)
         end = 0.0
         for _ in range(3):
-            end = Exchange(vector, group, rank, members.peers[rank], Codec.NONE, pace).run()
+            end = Exchange(vector, group, rank, members.peers[rank], Wire.FP32, pace).run()
         assert bool((vector == 27.0).all())
         return end
 

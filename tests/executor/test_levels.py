@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from planner.executor.averaging import Averaging  # noqa: E402
+from planner.executor.codec import Wire  # noqa: E402
 from planner.executor.learner import require_executable  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
 from planner.executor.transport import Outbox  # noqa: E402
+from planner.network.dtype import Dtype  # noqa: E402
 from planner.training_plan.choices import Codec  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.conftest import levels, make_plan, tiny_workload  # noqa: E402
@@ -29,12 +31,13 @@ from tests.executor.test_train import execute, single  # noqa: E402
     st.lists(st.integers(1, 3), min_size=2, max_size=3),
     st.integers(1, 9),
     st.integers(1, 9),
-    st.sampled_from(list(Codec)),
+    st.sampled_from([(Codec.NONE, Dtype.FP32), (Codec.NONE, Dtype.BF16), (Codec.INT8, Dtype.FP32)]),
 )
 def test_all_get_the_same_sum(
-    values: int, sizes: list[int], chunks: int, window: int, codec: Codec
+    values: int, sizes: list[int], chunks: int, window: int, formats: tuple[Codec, Dtype]
 ) -> None:
     """Any sites, chunks and windows, with slices that end within the vector's elements."""
+    codec, gradients = formats
     ends = np.cumsum([0, *sizes]).tolist()
     sites = [tuple(range(a, b)) for a, b in pairwise(ends)]
     rounds = levels(sites, tuple(np.full(len(sites), 1 / len(sites)).tolist()))
@@ -45,7 +48,8 @@ def test_all_get_the_same_sum(
 
     def work(rank: int) -> float:
         mine = [group for groups in rounds for group in groups if rank in group.members]
-        own = Averaging(rank, mine, [pace] * len(mine), len(vectors), codec, 1e9)
+        wires = [Wire.of(group.codec(codec), gradients) for group in mine]
+        own = Averaging(rank, mine, [pace] * len(mine), wires, len(vectors), 1e9)
         peers = members.peers[rank]
         return own.run(vectors[rank], peers, Outbox({}, peers.failure, {}))
 
@@ -53,7 +57,9 @@ def test_all_get_the_same_sum(
     members.close()
     for vector in vectors:
         assert vector.numpy().tobytes() == vectors[0].numpy().tobytes()
-    tolerance = 1e-5 if codec is Codec.NONE else 0.1 * max(1.0, float(exact.abs().max()))
+    tolerance = (
+        1e-5 if formats == (Codec.NONE, Dtype.FP32) else 0.1 * max(1.0, float(exact.abs().max()))
+    )
     np.testing.assert_allclose(vectors[0], exact, atol=tolerance, rtol=0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,66 +25,33 @@ def plan_of(head: str, does: bool) -> TrainingPlan:
     return plan.replace(recompute=(does,) * STAGES)
 
 
-class Kept:
-    """Bytes of activations that backward passes still need, shared storage counted once."""
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._live: dict[int, int] = {}
-        self._weights: set[int] = set()
-
-    @contextmanager
-    def counting(self, learner: object) -> Iterator[None]:
-        """While the learner works."""
-        parameters = learner.parameters  # type: ignore[attr-defined]
-        self._weights = {p.untyped_storage().data_ptr() for p in parameters}
-
-        class Held:
-            """As long as the graph holds it, its tensor counts."""
-
-            def __init__(inner, tensor: Tensor) -> None:
-                inner.tensor, inner.place = tensor, tensor.untyped_storage().data_ptr()
-                self._live[inner.place] = self._live.get(inner.place, 0) + 1
-                self.most = max(self.most, self.tensors())
-
-            def __del__(inner) -> None:
-                self._live[inner.place] -= 1
-
-        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
-            yield
-
-    def tensors(self) -> int:
-        """How many activations are held now."""
-        return sum(n > 0 for place, n in self._live.items() if place not in self._weights)
-
-
 def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[Tensor]]:
     """F of three microbatches, their H, their B.
 
-    Tensors that graphs hold after every F, the most at any time, bytes that the learner itself
-    holds after all F, and what every operation gave.
+    Bytes that graphs hold after every F, the most at any time, bytes that the learner itself holds
+    after all F, and what every operation gave.
     """
     from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
 
     plan = plan_of(head, does)
-    learner = Learner(plan, stage, torch.device("cpu"), learning_rate=1e-3)
+    learner = Learner(plan, stage, torch.device("cpu"), Optimizing(1e-3))
     learner.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
     given = [torch.randn(learner.shape, generator=generator) for _ in range(3 * FLIGHT)]
-    after, made, kept = [], [], Kept()
-    with kept.counting(learner):
-        for b in range(FLIGHT):
-            made.append(learner.operate("F", b, None if stage == 0 else given[b].clone()))
-            after.append(kept.tensors())
-        held = sum(t.nbytes for pair in learner._kept.values() for t in pair if t is not None)
-        heads = learner.head is not None
-        for b in range(FLIGHT if heads else 0):
-            here = head == "last"
-            made.append(learner.operate("H", b, None if here else given[FLIGHT + b].clone()))
-        for b in range(FLIGHT):
-            own = heads and head == "last"
-            made.append(learner.operate("B", b, None if own else given[-1 - b].clone()))
-    assert kept.tensors() == 0 and not learner._kept
+    after, made, kept = [], [], learner.kept
+    for b in range(FLIGHT):
+        made.append(learner.operate("F", b, None if stage == 0 else given[b].clone()))
+        after.append(kept.bytes())
+    held = sum(t.nbytes for pair in learner._kept.values() for t in pair if t is not None)
+    heads = learner.head is not None
+    for b in range(FLIGHT if heads else 0):
+        here = head == "last"
+        made.append(learner.operate("H", b, None if here else given[FLIGHT + b].clone()))
+    for b in range(FLIGHT):
+        own = heads and head == "last"
+        made.append(learner.operate("B", b, None if own else given[-1 - b].clone()))
+    assert kept.bytes() == 0 and not learner._kept
     return after, kept.most, held, [*made, learner.gradients().clone()]
 
 
@@ -114,10 +79,11 @@ def test_calibration_measures_without_recomputation() -> None:
     """F once and B alone, so that `Calibration.compute_times` adds the F of B just once."""
     from planner.executor.calibrate import REPEATS, measure_compute
     from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
 
     calls = []
     for does in (False, True):
-        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), learning_rate=1e-3)
+        learner = Learner(plan_of("last", does), 1, torch.device("cpu"), Optimizing(1e-3))
         graphs: list[bool] = []
         learner.stage.register_forward_hook(
             lambda _, __, output, found=graphs: found.append(output.requires_grad)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.workload.calibration import Calibration
+from planner.workload.precision import Precision
 from tests.conftest import tiny_workload
 
 
@@ -91,6 +92,14 @@ def test_another_workload_or_device_is_refused(tmp_path: Path) -> None:
         found.compute_times(["a", "b"], tiny_workload("llama"), [[0], [1]], [(0, 2), (2, 4)])
     with pytest.raises(ValueError, match="no device 'c'"):
         found.compute_times(["a", "c"], tiny_workload(), [[0], [1]], [(0, 2), (2, 4)])
+    rounded = tiny_workload().replace(precision=Precision.of("bf16"))
+    with pytest.raises(ValueError, match=r"products in fp32, the plan's are in bf16; calibrate"):
+        found.compute_times(["a", "b"], rounded, [[0], [1]], [(0, 2), (2, 4)])
+    measured = loaded(tmp_path, document() | {"compute": "bf16"})
+    assert Calibration.load(tmp_path / "times.json").to_json_text() == measured.to_json_text()
+    measured.compute_times(["a", "b"], rounded, [[0], [1]], [(0, 2), (2, 4)])
+    with pytest.raises(ValueError, match=r"times\.json: compute 'fp8' is unknown; .*; calibrate"):
+        loaded(tmp_path, document() | {"compute": "fp8"})
     deep = document()
     deep["devices"]["b"]["layers"] = [2, 99]
     with pytest.raises(ValueError, match="layers up to 99"):

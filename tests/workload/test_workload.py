@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.workload.hf_config import architecture_of, to_hf_config
 from planner.workload.layers import Architecture, Family
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
@@ -82,7 +83,7 @@ def test_changes_and_bad_changes() -> None:
         Workload.preset("gpt2-tiny", colour=1)
     with pytest.raises(ValueError, match="no workload 'gpt9'"):
         Workload.preset("gpt9")
-    with pytest.raises(ValueError, match="has no sequence"):
+    with pytest.raises(ValueError, match="is no transformer whose sequence"):
         Workload.preset("resnet-50", sequence=3)
     with pytest.raises(ValueError, match="multiple of heads"):
         Workload.transformer("x", Architecture(Family.GPT2, 1, 10, 3, 3, 4, 5, 6), batch_samples=1)
@@ -117,3 +118,108 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(ValueError, match="'mamba' is not supported"):
         Workload.from_hf_config(path)
+
+
+LLAMA_CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "llama"}, {"norm_eps": 1e-6, "rope_theta": 1e4, "window": None}),
+        ({"model_type": "llama", "rope_theta": 5e5}, {"rope_theta": 5e5}),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+            {"rope_theta": 7.0},
+        ),
+        ({"model_type": "llama", "head_dim": 16}, {"head_size": None, "attention_size": 16}),
+        ({"model_type": "llama", "head_dim": 32}, {"head_size": 32, "attention_size": 32}),
+        ({"model_type": "mistral"}, {"window": 4096}),
+        ({"model_type": "mistral", "sliding_window": None}, {"window": None}),
+        ({"model_type": "qwen2", "sliding_window": 9}, {"qkv_bias": True, "window": None}),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+            },
+            {"window": 9},
+        ),
+    ],
+)
+def test_fields_of_configs(
+    changes: dict[str, object], expected: dict[str, object], tmp_path: Path
+) -> None:
+    """What is said becomes the architecture, also through a plan file and an exported config."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_CONFIG | changes))
+    work = Workload.from_hf_config(path)
+    arch = work.architecture
+    assert arch is not None
+    assert {name: getattr(arch, name) for name in expected} == expected
+    assert Workload.from_dict(json.loads(json.dumps(work.to_dict()))) == work
+    assert architecture_of(to_hf_config(arch), "made") == arch
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary"),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias is True"),
+        ({"model_type": "llama", "qk_norm": True}, r"field 'qk_norm' \(True\) is not known"),
+        ({"model_type": "llama", "head_dim": 7}, "cannot be rotated"),
+        (
+            {"model_type": "mistral", "num_key_value_heads": None},
+            "'num_key_value_heads' is missing",
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+                "sliding_window": 9,
+            },
+            "some layers only",
+        ),
+    ],
+)
+def test_configs_that_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    """One line that names file and field."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_CONFIG | changes))
+    with pytest.raises(ValueError, match=message) as caught:
+        Workload.from_hf_config(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_gpt2_keeps_its_positions_for_shorter_samples(tmp_path: Path) -> None:
+    """The matrix is the model's, and longer samples than it has rows are refused."""
+    gpt2 = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 10, "n_positions": 32}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
+    assert Workload.from_hf_config(path, sequence=4).parameters == (
+        Workload.from_hf_config(path).parameters
+    )
+    with pytest.raises(ValueError, match="sequence 33 is longer than the 32 positions"):
+        Workload.from_hf_config(path, sequence=33)
+    path.write_text(json.dumps({"model_type": "gpt2", **gpt2, "scale_attn_weights": False}))
+    with pytest.raises(ValueError, match="scale_attn_weights is False"):
+        Workload.from_hf_config(path)
+
+
+def test_architectures_of_older_plan_files_read_and_hash_as_before() -> None:
+    """Fields that came later are left out where they say nothing."""
+    data = Workload.preset("gpt2-tiny").to_dict()["architecture"]
+    assert set(data) == {
+        *("kind", "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "tied")
+    }

@@ -1,0 +1,51 @@
+"""Cheap functions whose values are made again for the backward pass instead of being kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor]
+
+
+def made_again(function: Function, *inputs: Tensor) -> Tensor:
+    """A function's value; until its backward pass only its inputs are kept.
+
+    Parameters
+    ----------
+    function
+        Of tensors, without chance.
+    inputs
+        Its arguments.
+
+    Returns
+    -------
+    Tensor
+        The same bits as without, and the same gradients.
+    """
+    found: Tensor = _Again.apply(function, *inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Function, *inputs: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1:]
+        inputs = [
+            x.detach().requires_grad_(needs)
+            for x, needs in zip(ctx.saved_tensors, needed, strict=True)
+        ]
+        with torch.enable_grad():
+            made = ctx.function(*inputs)
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(made, wanted, gradients))
+        return None, *(next(found) if needs else None for needs in needed)

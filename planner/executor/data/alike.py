@@ -1,0 +1,33 @@
+"""Whether all ranks that read data read the same."""
+
+from __future__ import annotations
+
+from planner.executor.data.microbatches import Microbatches
+from planner.executor.data.sources import DataError
+from planner.executor.ranks import Ranks
+
+
+def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> None:
+    """Raise if this rank would make other samples than another; all ranks come here together.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    option
+        That names the data.
+    mine
+        What this rank reads; None: nothing.
+
+    Raises
+    ------
+    DataError
+        Both, and whose.
+    """
+    told = ranks.share(f"data{option}", "" if mine is None else mine.says)
+    first = next((rank for rank, says in enumerate(told) if says), 0)
+    if mine is not None and mine.says != told[first]:
+        raise DataError(
+            f"{option}: here are {mine.says}, on device {ranks.name(first)!r} {told[first]}; give "
+            "all nodes the same text and tokenizer"
+        )

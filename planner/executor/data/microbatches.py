@@ -1,0 +1,138 @@
+"""The tokens of a plan's microbatches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from planner.executor.data.options import Data
+from planner.executor.data.sources import DataError, Items, Source, TextFiles
+from planner.executor.data.stream import Position, Samples
+from planner.executor.data.synthetic import Synthetic
+from planner.executor.data.tokenizer import Bytes, HuggingFace
+from planner.training_plan.model import TrainingPlan
+
+
+class Microbatches(Protocol):
+    """Tokens of any microbatch of any step, the same everywhere.
+
+    Attributes
+    ----------
+    says
+        What they are of, for those who compare.
+    """
+
+    says: str
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """Tokens of one microbatch.
+
+        Parameters
+        ----------
+        step
+            Iteration, from 0; the one before is not asked for any more.
+        microbatch
+            Its number in the iteration.
+
+        Returns
+        -------
+        Tensor
+            ``int64[samples, sequence + 1]``; the last column is only a target.
+        """
+
+    def position(self, step: int) -> list[int]:
+        """From where on the data are needed for a step and those after it."""
+
+    def seek(self, position: list[int]) -> None:
+        """Start there, as `position` said it."""
+
+
+def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
+    """A plan's microbatches of some data.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    data
+        What they are made of.
+
+    Returns
+    -------
+    Microbatches
+        As long and as many as in the plan.
+
+    Raises
+    ------
+    ValueError
+        The text cannot be read, or has tokens that the model does not know.
+    """
+    arch, w = plan.workload.architecture, plan.workload
+    assert arch is not None
+    if data.text is None:
+        return Synthetic(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed)
+    tokenizer = Bytes() if data.tokenizer is None else HuggingFace(data.tokenizer)
+    source: Source
+    if not isinstance(data.text, Path):
+        source = Items(data.text, tokenizer, arch.vocabulary)
+    elif tokenizer.vocabulary > arch.vocabulary:
+        raise DataError(
+            f"{data.text}: {tokenizer.says} has {tokenizer.vocabulary} tokens, the model knows "
+            f"{arch.vocabulary}; use a model with a larger vocabulary, or its own --tokenizer"
+        )
+    else:
+        source = TextFiles(data.text, tokenizer)
+    steps = max(len(s.paths) for s in plan.schedules)
+    return Text(source, arch.sequence, w.microbatch_samples, steps, data.buffer, plan.seed)
+
+
+class Text:
+    """Microbatches of a text, one after the other in its shuffled order.
+
+    Parameters
+    ----------
+    source
+        The text.
+    sequence
+        Tokens of a sample.
+    samples
+        Of a microbatch.
+    microbatches
+        Of a step.
+    buffer
+        Samples that are shuffled together.
+    seed
+        Of their order.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sequence: int,
+        samples: int,
+        microbatches: int,
+        buffer: int,
+        seed: int,
+    ) -> None:
+        self._samples = Samples(source, sequence, buffer, seed)
+        self._each, self._step = samples, samples * microbatches
+        self.says = f"{source.says}, {buffer} shuffled"
+
+    def tokens(self, step: int, microbatch: int) -> Tensor:
+        """As `Microbatches.tokens`."""
+        self._samples.forget(step * self._step)
+        first = step * self._step + microbatch * self._each
+        rows = [self._samples.sample(n) for n in range(first, first + self._each)]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def position(self, step: int) -> list[int]:
+        """As `Microbatches.position`."""
+        return list(self._samples.position_of(step * self._step))
+
+    def seek(self, position: list[int]) -> None:
+        """As `Microbatches.seek`."""
+        self._samples.seek(Position(*position))

@@ -1,0 +1,44 @@
+"""What to train on, as it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BUFFER = 1024
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on, or to evaluate with.
+
+    Attributes
+    ----------
+    text
+        A text file, a folder of them, or any iterable of texts or lists of tokens that can be gone
+        through again; None: synthetic text.
+    tokenizer
+        A ``tokenizer.json``, or a folder with one; None: every byte is a token.
+    buffer
+        Samples that are shuffled together, and held in memory; 1: in the order of the text.
+
+    Raises
+    ------
+    ValueError
+        The buffer holds none, or a tokenizer has nothing to do.
+    """
+
+    text: Path | Iterable[Any] | None = None
+    tokenizer: Path | None = None
+    buffer: int = BUFFER
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1:
+            raise ValueError(f"--shuffle is {self.buffer}; give samples, at least 1")
+        if self.text is None and self.tokenizer is not None:
+            raise ValueError("--tokenizer is for texts; give --data too")
+
+
+SYNTHETIC = Data()

@@ -1,0 +1,177 @@
+"""A text as samples in a shuffled order that every process knows.
+
+All tokens, one after the other and again from the beginning, are cut into samples; blocks of as
+many samples as the buffer holds are shuffled, each by itself. So a block follows from its number
+and from where it begins, and a place in the order is a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.executor.data.sources import BEGIN, DataError, Source
+
+
+class Position(NamedTuple):
+    """Where a block begins.
+
+    Attributes
+    ----------
+    block
+        Its number.
+    epoch
+        How often all text was read before.
+    file, offset
+        The piece that holds its first token.
+    token
+        Number of that token in the piece.
+    """
+
+    block: int
+    epoch: int
+    file: int
+    offset: int
+    token: int
+
+
+START = Position(0, 0, *BEGIN, 0)
+
+
+class Samples:
+    """Samples of a text by their number.
+
+    Parameters
+    ----------
+    source
+        The text.
+    sequence
+        Tokens of a sample, without the last target, which is the next sample's first.
+    buffer
+        Samples that are shuffled together, and held in memory.
+    seed
+        Of their order.
+    """
+
+    def __init__(self, source: Source, sequence: int, buffer: int, seed: int) -> None:
+        self._source, self._sequence, self._buffer, self._seed = source, sequence, buffer, seed
+        self._blocks: dict[int, NDArray[np.int32]] = {}
+        self.seek(START)
+
+    def sample(self, number: int) -> NDArray[np.int32]:
+        """Tokens of a sample.
+
+        Parameters
+        ----------
+        number
+            In the shuffled order, from 0.
+
+        Returns
+        -------
+        NDArray[np.int32]
+            ``[sequence + 1]``.
+
+        Raises
+        ------
+        DataError
+            There is less text than a sample.
+        """
+        block, place = divmod(number, self._buffer)
+        if block not in self._blocks:
+            if block < self._position.block:
+                self.seek(START)
+            while self._position.block < block:
+                self._read()
+            self._blocks[block] = self._read()
+        found: NDArray[np.int32] = self._blocks[block][place]
+        return found
+
+    def forget(self, number: int) -> None:
+        """Samples before this one are not asked for any more."""
+        first = number // self._buffer
+        self._blocks = {k: block for k, block in self._blocks.items() if k >= first}
+
+    def position_of(self, number: int) -> Position:
+        """From where on text is needed for a sample and those after it.
+
+        Parameters
+        ----------
+        number
+            Of the sample.
+
+        Returns
+        -------
+        Position
+            Of its block, or of one before it.
+        """
+        block = number // self._buffer
+        found = self._begins.get(block, self._position)
+        return found if found.block <= block else START
+
+    def seek(self, position: Position) -> None:
+        """Go on from there."""
+        self._position = position
+        self._begins: dict[int, Position] = {}
+        self._blocks.clear()
+        self._tokens = _Tokens(self._source, position, self._sequence + 1)
+
+    def _read(self) -> NDArray[np.int32]:
+        """The next block."""
+        block, sequence = self._position.block, self._sequence
+        flat = self._tokens.take(self._buffer * sequence)
+        # a block's begin is of use as long as the block may be
+        self._begins = {k: p for k, p in self._begins.items() if k in self._blocks}
+        self._begins[block] = self._position
+        self._position = Position(block + 1, *self._tokens.place)
+        starts = np.random.default_rng((self._seed, block)).permutation(self._buffer) * sequence
+        rows: NDArray[np.int32] = flat[starts[:, None] + np.arange(sequence + 1)]
+        return rows
+
+
+class _Tokens:
+    """All tokens, one after the other, from a position on and for ever."""
+
+    def __init__(self, source: Source, position: Position, least: int) -> None:
+        self._source, self._least = source, least
+        self._pieces = self._from(position)
+        self._held: deque[tuple[int, int, int, NDArray[np.int32]]] = deque()
+        self._used, self._ready = position.token, -position.token
+
+    def take(self, count: int) -> NDArray[np.int32]:
+        """The next ``count`` tokens and the one after them, which comes first in the next call."""
+        while self._ready <= count:
+            piece = next(self._pieces)
+            self._held.append(piece)
+            self._ready += len(piece[-1])
+        flat = np.concatenate([piece[-1] for piece in self._held])
+        flat = flat[self._used : self._used + count + 1]
+        self._used += count
+        self._ready -= count
+        while len(self._held[0][-1]) <= self._used:
+            self._used -= len(self._held.popleft()[-1])
+        return flat
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Epoch, file, offset and number in the piece of the next token."""
+        epoch, file, offset, _ = self._held[0]
+        return epoch, file, offset, self._used
+
+    def _from(self, at: Position) -> Iterator[tuple[int, int, int, NDArray[np.int32]]]:
+        epoch, begin, found = at.epoch, (at.file, at.offset), 0
+        whole = begin == BEGIN
+        while True:
+            for (file, offset), tokens in self._source.pieces(begin):
+                found += len(tokens)
+                if len(tokens):
+                    yield epoch, file, offset, tokens
+            if whole and found < self._least:
+                raise DataError(
+                    f"data: hold {found} tokens, fewer than a sample of {self._least}; give a "
+                    "longer text"
+                )
+            epoch, begin, found, whole = epoch + 1, BEGIN, 0, True

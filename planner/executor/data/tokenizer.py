@@ -1,0 +1,88 @@
+"""Text to tokens: bytes as they are, or a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Tokenizer(Protocol):
+    """Tokens of a text.
+
+    Attributes
+    ----------
+    vocabulary
+        Number of different tokens.
+    says
+        What it is, for those who compare.
+    """
+
+    vocabulary: int
+    says: str
+
+    def encode(self, text: bytes) -> NDArray[np.int32]:
+        """Its tokens.
+
+        Parameters
+        ----------
+        text
+            UTF-8.
+
+        Returns
+        -------
+        NDArray[np.int32]
+            ``[tokens]``, without marks of begin and end.
+        """
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    vocabulary = 256
+    says = "bytes"
+
+    def encode(self, text: bytes) -> NDArray[np.int32]:
+        """As many tokens as bytes."""
+        return np.frombuffer(text, np.uint8).astype(np.int32)
+
+
+class HuggingFace:
+    """A ``tokenizer.json``, read by the package tokenizers.
+
+    Parameters
+    ----------
+    path
+        Of the file, or of the folder with it.
+
+    Raises
+    ------
+    ValueError
+        The package is not there, or the file is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Reader
+        except ImportError:
+            raise ValueError(
+                "--tokenizer needs the package tokenizers; pip install tokenizers"
+            ) from None
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            told = path.read_bytes()
+            self._reader = Reader.from_str(told.decode())
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+        except Exception as error:  # the package raises nothing more special
+            raise ValueError(f"{path}: is no tokenizer.json ({error}); give one") from None
+        self.vocabulary = int(self._reader.get_vocab_size())
+        self.says = f"tokenizer {hashlib.sha256(told).hexdigest()[:12]}"
+
+    def encode(self, text: bytes) -> NDArray[np.int32]:
+        """What is no UTF-8 is replaced."""
+        found = self._reader.encode(text.decode(errors="replace"), add_special_tokens=False)
+        return np.array(found.ids, np.int32)

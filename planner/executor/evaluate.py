@@ -1,0 +1,278 @@
+"""Loss on held-out text: forward passes along the plan's paths, every so many steps.
+
+A plan with several schedules is evaluated with the paths of each: with all stages, and with those
+dropped that its paths skip (SkipPipe, 4.4).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from planner.executor.connections import Purpose, connections_to
+from planner.executor.data.alike import require_same_data
+from planner.executor.data.microbatches import Microbatches, microbatches_of
+from planner.executor.data.options import Data
+from planner.executor.ending import EndedError
+from planner.executor.learner import Learner
+from planner.executor.messages import Message, Traffic
+from planner.executor.pipeline import run_operations
+from planner.executor.ranks import Ranks
+from planner.executor.records import StepRecord
+from planner.executor.transport import Expected, Failure, Inbox, Outbox
+from planner.executor.wiring import Wiring
+from planner.training_plan.model import Operation, Schedule, TrainingPlan
+
+LARGEST = 700.0
+"""Loss whose perplexity a float still holds."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found with the paths of one schedule.
+
+    Attributes
+    ----------
+    steps
+        That were done.
+    paths
+        Stages that a microbatch visits, of how many, such as ``"4 of 6 stages"``.
+    loss
+        Mean of a token, in nats.
+    """
+
+    steps: int
+    paths: str
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        """Of the loss, as far as a number can say it."""
+        return math.exp(min(self.loss, LARGEST))
+
+
+class Evaluation:
+    """Evaluates a model that is being trained; a context, within which connections are open.
+
+    Parameters
+    ----------
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: no stage.
+    wiring
+        Of this rank.
+    data
+        Held-out text, read from its beginning each time.
+    every
+        Steps between two.
+    batches
+        Each of as many samples as a step has.
+    steps
+        That the run will do.
+
+    Raises
+    ------
+    ValueError
+        There is nothing to do, or the data cannot be read.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        learner: Learner | None,
+        wiring: Wiring,
+        data: Data,
+        *,
+        every: int,
+        batches: int,
+        steps: range,
+    ) -> None:
+        for option, value in (("--eval-every", every), ("--eval-batches", batches)):
+            if value < 1:
+                raise ValueError(f"{option} is {value}; give at least 1")
+        self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
+        self._every, self._batches = every, batches
+        reads = learner is not None and learner.data is not None
+        self._data = microbatches_of(plan, data) if reads else None
+        require_same_data(ranks, "--eval-data", self._data)
+        self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
+        self._traffic = [Traffic(s, ranks.rank, forward=True) for s in self._schedules]
+        self._times = sum(self._due(step) for step in steps)
+        self._held = ExitStack()
+        self._serial = 0
+
+    def __enter__(self) -> Self:
+        """Open connections; all ranks come here together."""
+        wanted = {(Purpose.PIPELINE, d) for t in self._traffic for d in t.peers}
+        opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
+        connections = {other: c for (_, other), c in opened.items()}
+        failure = Failure()
+        if self._ranks.watch is not None:
+            self._ranks.watch.ending.on_end(lambda: failure(EndedError()))
+        if self._learner is not None:
+            self._inbox = Inbox(connections, self._expected(), self._learner.buffer, failure)
+            self._outbox = Outbox(connections, failure, self._wiring.rates())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close them."""
+        self._held.close()
+
+    def after(self, step: int) -> list[Evaluated]:
+        """A step has ended; all ranks come here together where an evaluation is due.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+
+        Returns
+        -------
+        list[Evaluated]
+            One a schedule; none where nothing is due.
+        """
+        if not self._due(step):
+            return []
+        w, arch = self._plan.workload, self._plan.workload.architecture
+        assert arch is not None
+        sums = [self._sum(k) for k in range(len(self._schedules))]
+        told = self._ranks.share(f"evaluation/{step}", json.dumps(sums))
+        tokens = self._batches * w.batch_samples * arch.sequence
+        totals = [sum(of) / tokens for of in zip(*map(json.loads, told), strict=True)]
+        return [
+            Evaluated(step + 1, _paths(self._plan, schedule), loss)
+            for schedule, loss in zip(self._schedules, totals, strict=True)
+        ]
+
+    def _due(self, step: int) -> bool:
+        return (step + 1) % self._every == 0
+
+    def _sum(self, k: int) -> float:
+        """This rank's losses of all batches with the paths of one schedule."""
+        if self._learner is None:
+            return 0.0
+        total = 0.0
+        order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
+        for batch in range(self._batches):
+            forward = _Forward(self._learner, self._data, batch)
+            run_operations(
+                order,
+                self._traffic[k],
+                forward,
+                self._inbox,
+                self._outbox,
+                self._serial,
+                rank,
+                StepRecord(batch, False),
+            )
+            self._serial += 1
+            total += forward.loss()
+        return total
+
+    def _expected(self) -> dict[int, Iterator[Expected]]:
+        """By source, all messages of all evaluations."""
+        rounds = self._times * len(self._schedules) * self._batches
+
+        def messages(source: int) -> Iterator[Expected]:
+            for serial in range(rounds):
+                traffic = self._traffic[serial // self._batches % len(self._schedules)]
+                for message in traffic.incoming.get(source, ()):
+                    yield Expected(serial, message)
+
+        return {d: messages(d) for d in {d for t in self._traffic for d in t.incoming}}
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The schedule without backward passes, in an order in which nobody waits for ever.
+
+    Parameters
+    ----------
+    schedule
+        Of training.
+
+    Returns
+    -------
+    Schedule
+        Microbatches follow one another along their paths, each a place behind the one before.
+    """
+    found: list[list[tuple[int, int, Operation]]] = [[] for _ in schedule.order]
+    for b in range(len(schedule.paths)):
+        ahead = [step for step in schedule.chain(b) if step[0] != "B"]
+        for place, (kind, device) in enumerate(ahead):
+            # all devices work in one order that no operation is before what it needs in
+            found[device].append((b + place, b, (kind, b)))
+    return replace(schedule, order=tuple(tuple(op for *_, op in sorted(ops)) for ops in found))
+
+
+def _paths(plan: TrainingPlan, schedule: Schedule) -> str:
+    stages = len(plan.assignment.groups)
+    visited: Sequence[int] = sorted({len(path) for path in schedule.paths})
+    if visited[0] == stages:
+        return "all stages"
+    few = str(visited[0]) if len(visited) == 1 else f"{visited[0]} to {visited[-1]}"
+    return f"{few} of {stages} stages"
+
+
+class _Forward:
+    """Forward passes and losses of one batch."""
+
+    def __init__(self, learner: Learner, data: Microbatches | None, batch: int) -> None:
+        self._learner, self._data, self._batch = learner, data, batch
+        self._outputs: dict[int, Tensor] = {}
+        self._loss = 0.0
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """Nothing."""
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Do F or H; nothing is kept for a backward pass."""
+        learner = self._learner
+        given = None if received is None else received.to(learner.device, learner.dtype)
+        with torch.no_grad():
+            if kind == "F":
+                inputs = self._tokens(microbatch)[:, :-1] if given is None else given
+                made = learner.run_stage(inputs)
+                if learner.head is not None:
+                    self._outputs[microbatch] = made
+                return made.to(learner.sent)
+            # the head's device has the last output itself, or gets it
+            own = self._outputs.pop(microbatch, None)
+            activations = own if given is None else given
+            assert activations is not None
+            loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
+            self._loss += float(loss)
+            return loss
+
+    def buffer(self, message: Message) -> Tensor:
+        """As in training."""
+        return self._learner.buffer(message)
+
+    def gradients(self) -> Tensor:
+        """None."""
+        return torch.empty(0)
+
+    def update(self) -> None:
+        """Nothing."""
+
+    def loss(self) -> float:
+        """Summed over tokens."""
+        return self._loss
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        assert self._data is not None
+        return self._data.tokens(self._batch, microbatch).to(self._learner.device)

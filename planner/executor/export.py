@@ -1,0 +1,182 @@
+"""A trained model as a folder that ``transformers`` loads: a file a stage, an index, its config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.executor.checkpoint import newest, read_shard
+from planner.executor.hf_names import pieces
+from planner.executor.learner import Learner, has_head, require_executable
+from planner.executor.ranks import Ranks
+from planner.executor.tensor_file import write_tensors
+from planner.executor.weights import INDEX, SINGLE, WeightsError, require_same_model
+from planner.network.atomic import write_text
+from planner.training_plan.model import TrainingPlan
+from planner.workload.hf_config import CONFIG, read_config, to_hf_config
+from planner.workload.layers import Architecture
+
+METADATA = {"format": "pt"}
+"""Without it ``transformers`` refuses a file."""
+BESIDE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "generation_config.json"),
+)
+"""What a folder of weights has beside them, and training does not change."""
+PARAMETER = "parameter/"
+
+
+class Export:
+    """Writes a trained model.
+
+    Parameters
+    ----------
+    folder
+        New, or without weights.
+    plan
+        What was trained.
+    like
+        The folder of weights that training began with: its config and tokenizer are kept.
+
+    Raises
+    ------
+    ValueError
+        The folder holds weights, or ``transformers`` has no such model.
+    """
+
+    def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
+        self._folder, self._plan, self._like = folder, plan, like
+        self._arch: Architecture = require_executable(plan)
+        held = sorted(p.name for p in folder.glob("*.safetensors*")) if folder.is_dir() else []
+        if held:
+            raise WeightsError(f"{folder}: holds {held[0]} already; name a new folder")
+        self._config = to_hf_config(self._arch)
+        if like is not None:
+            require_same_model(like, self._arch)
+
+    def writes(self, rank: int) -> bool:
+        """Whether a rank writes its stage: the first device of each does."""
+        return any(group[0] == rank for group in self._plan.assignment.groups)
+
+    def write(self, rank: int, parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+        """Write the file of a rank's stage.
+
+        Parameters
+        ----------
+        rank
+            The first device of a stage.
+        parameters
+            By the names of `planner.executor.learner.Learner.named`.
+
+        Returns
+        -------
+        dict[str, list[int]]
+            Bytes of each tensor, by name, in a list of one with the stage: for `finish`.
+        """
+        stage = self._plan.stage_of[rank]
+        start, stop = self._plan.stage_layers[stage]
+        tensors: dict[str, Tensor] = {}
+        found = pieces(self._arch, start, stop, head=has_head(self._plan, rank))
+        for name, parts in found.items():
+            whole = parameters[name].detach().to("cpu", torch.float32)
+            for part in parts:
+                rows = whole if part.rows is None else whole[slice(*part.rows)]
+                tensors[part.name] = (rows.t() if part.transposed else rows).contiguous()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._folder / self._file(stage), tensors, METADATA)
+        return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
+
+    def finish(self, written: Mapping[str, list[int]]) -> None:
+        """Write index and config; every node that has files of the model may do so.
+
+        Parameters
+        ----------
+        written
+            What `write` gave, of all stages.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if len(self._plan.stage_layers) > 1:
+            index = {
+                "metadata": {"total_size": sum(size for _, size in written.values())},
+                "weight_map": {name: self._file(stage) for name, (stage, _) in written.items()},
+            }
+            write_text(self._folder / INDEX, json.dumps(index, indent=2) + "\n")
+        config = self._config
+        if self._like is not None:
+            config = read_config(self._like / CONFIG)
+            # who loads them would turn them into what they were
+            config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
+            for name in BESIDE:
+                if (self._like / name).is_file():
+                    shutil.copyfile(self._like / name, self._folder / name)
+        write_text(self._folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def _file(self, stage: int) -> str:
+        stages = len(self._plan.stage_layers)
+        return SINGLE if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+
+
+def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> None:
+    """At the end of a run: each stage's first rank writes it; all ranks come here together.
+
+    Parameters
+    ----------
+    export
+        Where to.
+    ranks
+        This process among all.
+    learner
+        What this rank holds; None: no stage.
+
+    Raises
+    ------
+    OSError
+        There is no room, or no permission.
+    """
+    writes = learner is not None and export.writes(ranks.rank)
+    mine = export.write(ranks.rank, learner.named()) if writes and learner is not None else {}
+    told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
+    if writes:
+        export.finish({name: place for one in told for name, place in one.items()})
+
+
+def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
+    """Write the newest checkpoint of a folder, in which all devices' shards are.
+
+    Parameters
+    ----------
+    export
+        Where to.
+    plan
+        What was trained.
+    folder
+        With checkpoints.
+
+    Returns
+    -------
+    int
+        Steps that were done.
+
+    Raises
+    ------
+    CheckpointError, TensorFileError
+        There is none, a shard is missing or damaged, or it is of another plan.
+    """
+    firsts = [group[0] for group in plan.assignment.groups]
+    steps = newest(folder, firsts)
+    written: dict[str, list[int]] = {}
+    for rank in firsts:
+        state = read_shard(folder, steps, rank, plan)
+        named = {
+            name.removeprefix(PARAMETER): tensor
+            for name, tensor in state.items()
+            if name.startswith(PARAMETER)
+        }
+        written |= export.write(rank, named)
+    export.finish(written)
+    return steps

@@ -1,0 +1,89 @@
+"""Counting the bytes that a rank keeps of its microbatches, where no allocator counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Kept:
+    """Bytes of activations that backward passes still need; a shared storage counts once.
+
+    Attributes
+    ----------
+    most
+        Bytes at most so far.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._weights: set[int] = set()
+        # by storage: how many graphs hold it, and its bytes
+        self._held: dict[int, tuple[int, int]] = {}
+
+    @contextmanager
+    def counting(self, weights: Iterable[Tensor]) -> Iterator[None]:
+        """While the block runs; its graphs count until they are gone.
+
+        Parameters
+        ----------
+        weights
+            What graphs hold too and no microbatch brings.
+
+        Yields
+        ------
+        None
+            Once.
+        """
+        self._weights = {_place(tensor) for tensor in weights}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: _Held(self, t), lambda h: h.tensor):
+            yield
+
+    def bytes(self, others: Iterable[Tensor] = ()) -> int:
+        """Kept now.
+
+        Parameters
+        ----------
+        others
+            What is kept beside graphs.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
+        found = {place: size for place, (_, size) in self._held.items()}
+        found |= {_place(t): t.untyped_storage().nbytes() for t in others}
+        total = sum(size for place, size in found.items() if place not in self._weights)
+        self.most = max(self.most, total)
+        return total
+
+    def add(self, tensor: Tensor) -> None:
+        """A graph holds it."""
+        holders, size = self._held.get(_place(tensor), (0, tensor.untyped_storage().nbytes()))
+        self._held[_place(tensor)] = (holders + 1, size)
+        self.bytes()
+
+    def drop(self, tensor: Tensor) -> None:
+        """A graph holds it no more."""
+        holders, size = self._held.pop(_place(tensor))
+        if holders > 1:
+            self._held[_place(tensor)] = (holders - 1, size)
+
+
+class _Held:
+    """As long as a graph holds it, its tensor counts."""
+
+    def __init__(self, kept: Kept, tensor: Tensor) -> None:
+        self.kept, self.tensor = kept, tensor
+        kept.add(tensor)
+
+    def __del__(self) -> None:
+        self.kept.drop(self.tensor)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

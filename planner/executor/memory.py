@@ -1,0 +1,266 @@
+"""Before the first step: whether the memory there is holds what each rank will hold.
+
+Ranks of one machine share its memory, ranks on one GPU share that GPU's. All tell each other what
+they need and see the same numbers, so that exactly one of them says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from planner.executor.averaging import Averaging
+from planner.executor.codec import message_length
+from planner.executor.ranks import Ranks
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import stage_costs
+from planner.workload.executed_bytes import SUM_BYTES, executed_bytes
+from planner.workload.host_memory import USABLE, available_bytes
+
+GPU_USABLE = 0.95
+"""Of what is free: PyTorch's allocator rounds, and leaves gaps."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Of Linux: the same in all of a machine's containers and network namespaces."""
+
+
+class TooLittleMemoryError(ValueError):
+    """A rank would hold more than there is."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one rank holds at most.
+
+    Attributes
+    ----------
+    planned
+        Bytes of its stage and microbatches, as the plan counts.
+    beyond
+        What it holds beside them where it computes, by what it is for.
+    host
+        What a rank that computes on a GPU holds in its machine's memory.
+    """
+
+    planned: float
+    beyond: Mapping[str, float]
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Where it computes."""
+        return self.planned + sum(self.beyond.values())
+
+
+def need_of(
+    plan: TrainingPlan,
+    rank: int,
+    averaging: Averaging,
+    *,
+    on_gpu: bool = False,
+    calibrates: bool = False,
+) -> Need:
+    """What a rank will hold.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Which.
+    averaging
+        Its part in averaging.
+    on_gpu
+        Whether it computes there.
+    calibrates
+        Whether it measures first, on a copy of its parameters and of their moments.
+
+    Returns
+    -------
+    Need
+        In bytes.
+    """
+    w, stage = plan.workload, plan.averaged_stage(rank)
+    gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+    vector = gradient / w.precision.gradients.bytes * SUM_BYTES
+    buffers = buffer_bytes(averaging, round(vector / SUM_BYTES))
+    if rank not in plan.stage_of:
+        return Need(0.0, {"sums of others": vector, "averaging": buffers})
+    heads = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
+    live = max(s.most_live()[rank] for s in plan.schedules)
+    layers, recompute = plan.stage_layers[stage], plan.recompute[stage]
+    found = executed_bytes(
+        w, *layers, live, with_head=heads, recompute=recompute, updates_at_once=on_gpu
+    )
+    costs = stage_costs(w, *layers, with_head=heads, recompute=recompute)
+    # in both directions, as many as are between F and B
+    messages = 2 * live * costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
+    beyond = {
+        f"weights in {w.precision.compute}": found.rounded_weights,
+        "gradients and loss as they are made": found.operations,
+    }
+    if calibrates:
+        state = vector / SUM_BYTES * w.precision.state_bytes
+        working = found.total - costs.state_bytes - found.rounded_weights
+        beyond["calibration"] = max(state + costs.need_bytes(1) - costs.state_bytes - working, 0.0)
+    host = {"averaging": buffers, "messages": messages}
+    if on_gpu:
+        return Need(found.planned, beyond, vector + sum(host.values()))
+    return Need(found.planned, beyond | host)
+
+
+def buffer_bytes(averaging: Averaging, values: int) -> float:
+    """Contributions of others that wait to be summed, in the round with most.
+
+    Parameters
+    ----------
+    averaging
+        A rank's part.
+    values
+        Of the vector.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    most = 0
+    for group, pace, wire in zip(averaging.rounds, averaging.paces, averaging.wires, strict=True):
+        givers = sum(group.gives) - group.gives[group.members.index(averaging.rank)]
+        share = group.shares[group.members.index(averaging.rank)] * group.width
+        chunk = message_length(int(share * values / pace.chunks) + 1, wire)
+        most = max(most, givers * min(pace.window + 1, pace.chunks) * chunk)
+    return float(most)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rank needs of one memory, and what there is of it for all.
+
+    Attributes
+    ----------
+    memory
+        The same text on all ranks that share it.
+    name
+        For people.
+    need, have
+        Bytes.
+    usable
+        Of what there is, the part that may be used.
+    parts
+        Of the need, by what they are for.
+    """
+
+    memory: str
+    name: str
+    need: float
+    have: float
+    usable: float
+    parts: Mapping[str, float]
+
+
+def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
+    """What a rank asks of this machine, and of its GPU; all ranks come here together.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    need
+        Of this rank.
+    device
+        Where it computes.
+
+    Returns
+    -------
+    list[Claim]
+        One a memory.
+    """
+    if device.type == "cuda":
+        # a process that begins to use a GPU takes some of it
+        torch.cuda.mem_get_info(device)
+    ranks.meet("memory/begun")
+    parts = {"planned": need.planned, **need.beyond}
+    machine = _machine()
+    here = "this machine's memory"
+    if device.type != "cuda":
+        return [Claim(machine, here, need.total, available_bytes(), USABLE, parts)]
+    free, _ = torch.cuda.mem_get_info(device)
+    name, gpu = gpu_of(device)
+    beside = {"copies for the network": need.host}
+    return [
+        Claim(gpu, name, need.total, float(free), GPU_USABLE, parts),
+        Claim(machine, here, need.host, available_bytes(), USABLE, beside),
+    ]
+
+
+def gpu_of(device: torch.device) -> tuple[str, str]:
+    """The name of a GPU's kind, and a text that no other GPU has.
+
+    Parameters
+    ----------
+    device
+        A GPU.
+
+    Returns
+    -------
+    tuple[str, str]
+        The same for all ranks on it.
+    """
+    on = torch.cuda.get_device_properties(device)
+    return on.name, f"{_machine()} {getattr(on, 'uuid', device.index)}"
+
+
+def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
+    """Refuse to begin where memory will not do; all ranks come here together.
+
+    Parameters
+    ----------
+    ranks
+        This process among all.
+    claims
+        Of this rank, made before anybody has taken what it needs.
+
+    Raises
+    ------
+    TooLittleMemoryError
+        On the first of those that share what is too small; the others wait to be ended by it.
+    """
+    told = ranks.share("memory", json.dumps([asdict(claim) for claim in claims]))
+    pools: dict[str, dict[int, Claim]] = {}
+    for rank, text in enumerate(told):
+        for claim in (Claim(**fields) for fields in json.loads(text)):
+            pools.setdefault(claim.memory, {})[rank] = claim
+    for pool in pools.values():
+        have = min(claim.have for claim in pool.values())
+        total = sum(claim.need for claim in pool.values())
+        first = min(pool)
+        if total <= pool[first].usable * have:
+            continue
+        if first == ranks.rank:
+            raise TooLittleMemoryError(_refusal(ranks.name(first), pool[first], len(pool), total))
+        ranks.meet("memory/refused")
+
+
+def _refusal(name: str, claim: Claim, sharing: int, total: float) -> str:
+    parts = [f"{part} {size / 1e9:.3g}" for part, size in claim.parts.items() if size]
+    own = f"{claim.need / 1e9:.3g} GB ({', '.join(parts)})"
+    who = f"device {name!r} needs {own}"
+    if sharing > 1:
+        who += f" and with {sharing - 1} more that share it {total / 1e9:.3g} GB"
+    return (
+        f"{who} of {claim.name}, which has {claim.have / 1e9:.3g} GB free, {claim.usable:.0%} of "
+        "it to be used; plan for less (--memory-gb, --recompute all, fewer --microbatch-samples), "
+        "or start fewer ranks here"
+    )
+
+
+def _machine() -> str:
+    with suppress(OSError):
+        return BOOT.read_text().strip()
+    return platform.node()

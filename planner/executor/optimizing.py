@@ -1,0 +1,146 @@
+"""What updates the parameters, and how its learning rate goes with the number of the step."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.network.values import choice, count, real
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Optimizer(enum.StrEnum):
+    """What updates the parameters: AdamW as DiLoCo-SWARM's Table 3 has it, or plain SGD."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+
+
+class RateSchedule(enum.StrEnum):
+    """How the learning rate goes on after its warm-up."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """Settings of training that losses depend on; a run that goes on must have the same.
+
+    Attributes
+    ----------
+    learning_rate
+        The highest.
+    optimizer, schedule
+        Which; strings are turned into an `Optimizer` and a `RateSchedule`.
+    warmup
+        Steps in which the rate rises from near 0, by the same amount each.
+    schedule_steps
+        ``cosine``: steps after which the lowest rate is reached, warm-up included; 0 otherwise.
+    min_lr_ratio
+        ``cosine``: the lowest rate over the highest.
+    weight_decay
+        AdamW's, of matrices, embeddings included; norms and biases have none.
+    beta1, beta2, eps
+        AdamW's.
+
+    Raises
+    ------
+    ValueError
+        A value that is none.
+    """
+
+    learning_rate: float = 1e-3
+    optimizer: Optimizer = Optimizer.ADAMW
+    schedule: RateSchedule = RateSchedule.CONSTANT
+    warmup: int = 0
+    schedule_steps: int = 0
+    min_lr_ratio: float = 0.1
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "optimizer", choice(Optimizer, "optimizer", self.optimizer))
+        set_(self, "schedule", choice(RateSchedule, "schedule", self.schedule))
+        for name in ("learning_rate", "min_lr_ratio", "weight_decay", "beta1", "beta2", "eps"):
+            set_(self, name, real(name, getattr(self, name), 0))
+        for name in ("warmup", "schedule_steps"):
+            set_(self, name, count(name, getattr(self, name), 0))
+        for name in ("min_lr_ratio", "beta1", "beta2"):
+            if (value := getattr(self, name)) > 1 or (value == 1 and name != "min_lr_ratio"):
+                raise ValueError(f"{name} is {value:g}; it must be below 1")
+        cosine = self.schedule is RateSchedule.COSINE
+        if cosine and self.schedule_steps <= self.warmup:
+            raise ValueError(
+                f"schedule_steps is {self.schedule_steps} and warmup {self.warmup}; a cosine needs "
+                "more steps than its warm-up takes"
+            )
+        if not cosine:
+            # what says nothing is the same in all
+            set_(self, "schedule_steps", 0)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+
+        Returns
+        -------
+        float
+            Of its update.
+        """
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        if self.schedule is RateSchedule.CONSTANT:
+            return self.learning_rate
+        done = min((step - self.warmup) / (self.schedule_steps - self.warmup), 1.0)
+        above = 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate * (self.min_lr_ratio + (1 - self.min_lr_ratio) * above)
+
+    def make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of some parameters; `set_rate` says its rate.
+
+        Parameters
+        ----------
+        parameters
+            What it updates.
+
+        Returns
+        -------
+        torch.optim.Optimizer
+            With the rate of step 0.
+        """
+        import torch  # who only says settings needs none
+
+        rate = self.rate(0)
+        if self.optimizer is Optimizer.SGD:
+            return torch.optim.SGD(parameters, lr=rate)
+        matrices = [p for p in parameters if p.dim() > 1]
+        others = [p for p in parameters if p.dim() <= 1]
+        groups = [
+            {"params": some, "weight_decay": decay}
+            for some, decay in ((matrices, self.weight_decay), (others, 0.0))
+            if some
+        ]
+        return torch.optim.AdamW(groups, lr=rate, betas=(self.beta1, self.beta2), eps=self.eps)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Give an optimizer the rate of a step."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, by the names of the options."""
+        return asdict(self)

@@ -1,0 +1,92 @@
+"""What the steps of a plan compute, and the line that sums up what all devices report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import BACKWARD_TO_FORWARD
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the steps of a plan compute.
+
+    Attributes
+    ----------
+    plan
+        The plan.
+    peak_flops
+        Of all GPUs together in the plan's format; None: not all of them are known.
+    """
+
+    plan: TrainingPlan
+    peak_flops: float | None = None
+
+    def tokens(self, step: int) -> int:
+        """That a step trains on."""
+        w = self.plan.workload
+        assert w.architecture is not None
+        return len(self._paths(step)) * w.microbatch_samples * w.architecture.sequence
+
+    def flops(self, step: int) -> float:
+        """Of a step's forward and backward passes in the stages that its microbatches visit.
+
+        Running a forward pass again does not count: it is what a device does, not the model.
+        """
+        w, stage_of = self.plan.workload, self.plan.stage_of
+        loads = [w.stage(*layers).forward_flops for layers in self.plan.stage_layers]
+        visited = sum(
+            w.head.forward_flops + sum(loads[stage_of[d]] for d in path)
+            for path in self._paths(step)
+        )
+        return (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
+
+    def mfu(self, step: int, took_s: float) -> float | None:
+        """Model FLOPs utilization: FLOPs of a step over what the GPUs' peak would do meanwhile.
+
+        Parameters
+        ----------
+        step
+            Its number.
+        took_s
+            Its seconds.
+
+        Returns
+        -------
+        float or None
+            A fraction; None where a peak is not known.
+
+        References
+        ----------
+        A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
+        """
+        return None if self.peak_flops is None else self.flops(step) / took_s / self.peak_flops
+
+    def _paths(self, step: int) -> tuple[tuple[int, ...], ...]:
+        cycle = self.plan.cycle
+        return self.plan.schedules[cycle[step % len(cycle)]].paths
+
+
+def summary(reports: Sequence[Mapping[str, Any]]) -> str:
+    """A line of what `device_reports` gave.
+
+    Parameters
+    ----------
+    reports
+        One entry a rank.
+
+    Returns
+    -------
+    str
+        Of the device with most memory, and of all bytes.
+    """
+    most = max(reports, key=lambda report: float(report["peak_bytes"]))
+    sent = sum(size for report in reports for size in report["sent_bytes"].values())
+    return (
+        f"memory {most['peak_bytes'] / 1e9:.3f} GB at most, on {most['device']} "
+        f"({most['peak_is']}; {most['planned_bytes'] / 1e9:.3f} planned, "
+        f"{most['expected_bytes'] / 1e9:.3f} expected), {sent / 1e9:.3f} GB sent in all"
+    )

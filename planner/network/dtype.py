@@ -1,0 +1,17 @@
+"""Formats of floating-point numbers."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Dtype(enum.StrEnum):
+    """``bf16``: 8 bits of exponent, 7 of mantissa; ``fp32``: IEEE single precision, not TF32."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+    @property
+    def bytes(self) -> int:
+        """Of one number."""
+        return {Dtype.BF16: 2, Dtype.FP32: 4}[self]

@@ -1,0 +1,19 @@
+"""The memory of this machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+USABLE = 0.9
+"""Of the memory that is available now."""
+
+
+def available_bytes() -> float:
+    """Memory that this machine can still give."""
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable"))
+        return float(found.split()[1]) * 1024
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,0 +1,191 @@
+"""Texts as microbatches: every token once an epoch, shuffled alike everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.executor.data.options import Data
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+from tests.conftest import make_plan
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.data import sources  # noqa: E402
+from planner.executor.data.microbatches import microbatches_of  # noqa: E402
+from planner.executor.data.sources import DataError, TextFiles  # noqa: E402
+from planner.executor.data.stream import Samples  # noqa: E402
+from planner.executor.data.tokenizer import Bytes  # noqa: E402
+
+SEQUENCE, BATCH, BUFFER = 8, 6, 10
+
+
+def plan_of(vocabulary: int = 256, **changes: int) -> TrainingPlan:
+    """Two stages; a step takes six samples in three microbatches."""
+    arch = Architecture(Family.LLAMA, 2, 16, 2, 2, 16, vocabulary, SEQUENCE)
+    fields = {"batch_samples": BATCH, "microbatch_samples": 2} | changes
+    return make_plan([[0, 1]], workload=Workload.transformer("bytes", arch, **fields))
+
+
+def folder_of(path: Path) -> tuple[Path, bytes]:
+    """Shards of different lengths, one of them empty, one without line ends; and all their text."""
+    rng = np.random.default_rng(3)
+    letters = np.frombuffer(b"abcdefgh\n", np.uint8)
+    texts = {name: rng.choice(letters, size).tobytes() for name, size in (("b", 501), ("a", 333))}
+    texts |= {"c/d": "äö€".encode() * 40, "empty": b""}
+    for name, text in texts.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(text)
+    (path / ".hidden").write_text("not this")
+    return path, b"".join(texts[name] for name in ("a", "b", "c/d", "empty"))
+
+
+def rows_of(data: Data, steps: int, plan: TrainingPlan | None = None) -> np.ndarray:
+    """Samples ``[steps * BATCH, SEQUENCE + 1]``."""
+    made = microbatches_of(plan or plan_of(), data)
+    return np.concatenate(
+        [made.tokens(step, b).numpy() for step in range(steps) for b in range(BATCH // 2)]
+    )
+
+
+def by_hand(text: bytes, samples: int, buffer: int, seed: int = 0) -> np.ndarray:
+    """Cut and shuffled in one go."""
+    tokens = np.frombuffer(text * (2 + (samples + buffer) * SEQUENCE // len(text)), np.uint8)
+    rows = [tokens[k * SEQUENCE :][: SEQUENCE + 1] for k in range(samples + buffer)]
+    found = []
+    for block in range(-(-samples // buffer)):
+        order = np.random.default_rng((seed, block)).permutation(buffer)
+        found += [rows[block * buffer + k] for k in order]
+    return np.stack(found[:samples])
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1 << 16])
+@pytest.mark.parametrize("buffer", [1, 4, BUFFER, 1000])
+def test_samples_are_the_shuffled_text(
+    piece: int, buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the pieces it is read in; over several epochs; shards in order of their names."""
+    monkeypatch.setattr(sources, "PIECE_BYTES", piece)
+    path, text = folder_of(tmp_path)
+    steps = 3 * len(text) // (SEQUENCE * BATCH)
+    found = rows_of(Data(path, buffer=buffer), steps)
+    np.testing.assert_array_equal(found, by_hand(text, steps * BATCH, buffer))
+
+
+def test_a_file_is_a_folder_of_one(tmp_path: Path) -> None:
+    """The same samples."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(256)) * 2)
+    np.testing.assert_array_equal(
+        rows_of(Data(path, buffer=3), 20), by_hand(path.read_bytes(), 20 * BATCH, 3)
+    )
+
+
+@pytest.mark.parametrize("buffer", [1, 4, 6, BUFFER, 50])
+def test_every_place_can_be_gone_on_from(buffer: int, tmp_path: Path) -> None:
+    """A rank that reads one microbatch of a step knows where all can go on."""
+    path, text = folder_of(tmp_path)
+    data, plan = Data(path, buffer=buffer), plan_of()
+    whole = by_hand(text, 40 * BATCH, buffer).reshape(40, BATCH // 2, 2, SEQUENCE + 1)
+    for mine in range(BATCH // 2):
+        one = microbatches_of(plan, data)
+        for step in range(40):
+            position = one.position(step)
+            # a position is what JSON keeps, and few numbers
+            assert len(position) == 5 and all(type(n) is int for n in position)
+            for b in range(BATCH // 2):
+                other = microbatches_of(plan, data)
+                other.seek(position)
+                np.testing.assert_array_equal(other.tokens(step, b), whole[step, b])
+            np.testing.assert_array_equal(one.tokens(step, mine), whole[step, mine])
+    # from the middle to the beginning, as who has measured first does
+    np.testing.assert_array_equal(one.tokens(0, 0), whole[0, 0])
+
+
+def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
+    """From a position, only pieces of what follows; memory holds the step's blocks only."""
+    path = tmp_path / "text"
+    path.write_bytes(np.random.default_rng(0).integers(0, 128, 1 << 20).astype(np.uint8).tobytes())
+    source = TextFiles(path, Bytes())
+    read: list[int] = []
+    pieces = source.pieces
+
+    def noting(begin: tuple[int, int]) -> Iterator[Any]:
+        for place, tokens in pieces(begin):
+            read.append(place[1])
+            yield place, tokens
+
+    source.pieces = noting  # type: ignore[method-assign]
+    samples = Samples(source, SEQUENCE, 100, 0)
+    for number in range(100_000):
+        samples.forget(number)
+        row = samples.sample(number)
+        assert len(samples._blocks) == 1
+    position = samples.position_of(99_999)
+    read.clear()
+    again = Samples(source, SEQUENCE, 100, 0)
+    again.seek(position)
+    np.testing.assert_array_equal(again.sample(99_999), row)
+    assert len(read) <= 2 and min(read) > 600_000
+
+
+def test_python_iterables(tmp_path: Path) -> None:
+    """Texts, bytes and lists of tokens, one after the other."""
+    items = ["abc", b"defg", [104, 105], np.array([106]), "", "klmnopqrs" * 3]
+    flat = b"abcdefghij" + b"klmnopqrs" * 3
+    np.testing.assert_array_equal(rows_of(Data(items, buffer=5), 9), by_hand(flat, 9 * BATCH, 5))
+    # a model that knows fewer tokens than there are bytes can be given tokens
+    few = rows_of(Data([[1, 2, 3] * 9], buffer=1), 1, plan_of(vocabulary=4))
+    assert few.max() == 3
+    for wrong, message in (
+        (iter(items), "can be gone through once only"),
+        ([[1, 999] * 9], r"item 0 has tokens from 1 to 999, the model knows 0 to 255"),
+        ([[1.5] * 20], "item 0 is neither text nor a list of whole numbers"),
+        ([], "hold 0 tokens, fewer than a sample of 9"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rows_of(Data(wrong), 1)
+
+
+def test_wrong_data_are_one_line(tmp_path: Path) -> None:
+    """Nothing there, too short, tokens that the model does not know."""
+    (tmp_path / "short").write_text("12345678")
+    for data, plan, message in (
+        (Data(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
+        (Data(tmp_path / "short"), plan_of(), "hold 8 tokens, fewer than a sample of 9"),
+        (Data(tmp_path), plan_of(61), "bytes has 256 tokens, the model knows 61; use a model"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rows_of(data, 1, plan)
+    with pytest.raises(ValueError, match="--shuffle is 0; give samples"):
+        Data(tmp_path, buffer=0)
+    with pytest.raises(ValueError, match="--tokenizer is for texts"):
+        Data(None, tmp_path)
+
+
+def test_hugging_face_tokenizers(tmp_path: Path) -> None:
+    """Words of a tokenizer that was made here, piece after piece."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text = "the cat sat on the mat and the dog sat on the cat\n" * 60
+    made.train_from_iterator([text], tokenizers.trainers.BpeTrainer(vocab_size=90))
+    (tmp_path / "tokens").mkdir()
+    made.save(str(tmp_path / "tokens" / "tokenizer.json"))
+    (tmp_path / "text").write_text(text)
+    ids = made.encode(text).ids
+    assert len(ids) < len(text) / 2
+    data = Data(tmp_path / "text", tmp_path / "tokens", buffer=1)
+    found = rows_of(data, 3)
+    for k, row in enumerate(found):
+        np.testing.assert_array_equal(row, ids[k * SEQUENCE :][: SEQUENCE + 1])
+    with pytest.raises(DataError, match=r"has \d+ tokens, the model knows 20"):
+        rows_of(data, 1, plan_of(20))
+    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+        rows_of(Data(tmp_path / "text", tmp_path / "text"), 1)

@@ -1,0 +1,174 @@
+"""Held-out loss is that of one process with the same parameters, along the same paths."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner as pl
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+from tests.conftest import make_plan, random_network
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.checkpoint import read_shard  # noqa: E402
+from planner.executor.evaluate import forward_only  # noqa: E402
+from planner.executor.learner import Learner  # noqa: E402
+from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
+
+STEPS, EVERY, BATCHES, SEQUENCE = 6, 2, 3, 16
+TEXT = "a line that nobody has seen before; " * 40
+
+
+def bytes_workload(precision: str = "fp32") -> Workload:
+    """Four layers that know bytes."""
+    arch = Architecture(Family.LLAMA, 4, 32, 4, 2, 64, 256, SEQUENCE)
+    return Workload.transformer("bytes", arch, batch_samples=6, precision=precision)
+
+
+def skipping() -> TrainingPlan:
+    """Two iterations skip a stage, one visits both."""
+    cluster = pl.Cluster(random_network(3, 5), pl.Devices(1e9, 16e9))
+    wanted: dict[str, Any] = {"stage_sizes": (2, 1), "path_stages": 1, "full_every": 3}
+    made = pl.plan(cluster, bytes_workload(), stop=pl.MaxIterations(2), **wanted).plan
+    assert made.cycle == (0, 0, 1)
+    return made
+
+
+PLANS = {
+    "2 x 2": lambda: make_plan([[0, 3], [2, 1]], workload=bytes_workload()),
+    "2 x 2 in bf16": lambda: make_plan([[0, 3], [2, 1]], workload=bytes_workload("bf16")),
+    "head first": lambda: make_plan([[0, 2, 1]], workload=bytes_workload(), head="first"),
+    "skipping": skipping,
+}
+
+
+def train(plan: TrainingPlan, folder: Path, *more: str) -> list[dict[str, Any]]:
+    """What rank 0 tells."""
+    path = folder / "plan.json"
+    save_plan(plan, path)
+    ids = list(plan.cluster.network.ids)
+    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids, "--events"]
+    words += ["--device", "cpu", "--steps", str(STEPS), *more]
+    events: list[str] = []
+    said: list[str] = []
+    code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
+    assert code == 0, said
+    return [json.loads(line) for line in events]
+
+
+def losses_of(events: list[dict[str, Any]]) -> dict[int, float]:
+    """By step."""
+    found = {
+        e["loss_step" if e["event"] == "step" else "step"]: e["loss"]
+        for e in events
+        if e["event"] in ("step", "loss")
+    }
+    found.pop(None, None)
+    return found
+
+
+def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) -> float:
+    """Mean loss of the text's first tokens with the checkpoint's parameters, in one process."""
+    learners = []
+    for rank in range(len(plan.cluster)):
+        learner = Learner(plan, rank, torch.device("cpu"), Optimizing())
+        learner.load_state(read_shard(kept, STEPS, rank, plan))
+        learners.append(learner)
+    head = next(one.head.to(one.dtype) for one in learners if one.head is not None)
+    tokens = torch.tensor(list(TEXT.encode() * 2))
+    total, samples = 0.0, plan.workload.batch_samples
+    with torch.no_grad():
+        for batch in range(BATCHES):
+            for b, path in enumerate(paths):
+                start = (batch * samples + b) * SEQUENCE
+                x = tokens[start : start + SEQUENCE][None]
+                for rank in path:
+                    x = learners[rank].run_stage(x)
+                logits = head.project(head.norm(x))[0].float()
+                want = tokens[start + 1 : start + SEQUENCE + 1]
+                total -= float(logits.log_softmax(-1)[range(SEQUENCE), want].sum())
+    return total / (BATCHES * samples * SEQUENCE)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_held_out_loss_equals_one_process(name: str, tmp_path: Path) -> None:
+    """Every two steps, of all schedules of the cycle; training goes on as without."""
+    plan = PLANS[name]()
+    held, kept = tmp_path / "held.txt", tmp_path / "kept"
+    held.write_text(TEXT)
+    options = [
+        *("--eval-data", str(held), "--eval-every", str(EVERY)),
+        *("--eval-batches", str(BATCHES), "--learning-rate", "1e-2"),
+    ]
+    events = train(plan, tmp_path, *options, "--checkpoint", str(kept), "--every", str(STEPS))
+    found = [e for e in events if e["event"] == "evaluated"]
+    used = [plan.schedules[k] for k in dict.fromkeys(plan.cycle)]
+    assert [e["steps"] for e in found] == [t for t in (2, 4, 6) for _ in used]
+    for event, schedule in zip(found[-len(used) :], used, strict=True):
+        assert event["loss"] == pytest.approx(by_hand(plan, kept, schedule.paths), rel=1e-5)
+        assert event["perplexity"] == pytest.approx(math.exp(event["loss"]))
+    several = ["all stages"] if len(used) == 1 else ["1 of 2 stages", "all stages"]
+    assert [e["paths"] for e in found[: len(used)]] == several
+    # it has learned something meanwhile, and evaluating has changed nothing
+    assert found[0]["loss"] != found[-len(used)]["loss"]
+    plain = train(plan, tmp_path, "--learning-rate", "1e-2")
+    assert losses_of(plain) == losses_of(events)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_forward_passes_have_an_order_without_waiting_for_ever(name: str) -> None:
+    """All F and H once; devices that each do their next ready operation reach the end."""
+    plan = PLANS[name]()
+    for schedule in plan.schedules:
+        made = forward_only(schedule)
+        for before, after in zip(schedule.order, made.order, strict=True):
+            assert sorted(op for op in before if op[0] != "B") == sorted(after)
+        done: set[tuple[str, int, int]] = set()
+        queues = [list(ops) for ops in made.order]
+        chains = [[op for op in made.chain(b) if op[0] != "B"] for b in range(len(made.paths))]
+        progress = True
+        while progress:
+            progress = False
+            for device, queue in enumerate(queues):
+                while queue:
+                    kind, b = queue[0]
+                    chain = chains[b]
+                    place = chain.index((kind, device))
+                    if place and (*chain[place - 1], b) not in done:
+                        break
+                    done.add((kind, device, b))
+                    queue.pop(0)
+                    progress = True
+        assert not any(queues)
+
+
+def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
+    """No such text; nothing to do."""
+    from planner.executor.data.options import Data
+    from planner.executor.evaluate import Evaluation
+    from planner.executor.ranks import Ranks
+    from planner.executor.wiring import Wiring
+
+    plan = make_plan([[0]], workload=bytes_workload())
+    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    ranks, wiring = Ranks(0, 1, torch.distributed.HashStore()), Wiring(plan, 0, None, False)
+    for name, batches, message in (
+        ("none", 1, "none: is no text file"),
+        ("none", 0, "--eval-batches is 0; give at least 1"),
+    ):
+        data = Data(tmp_path / name, buffer=1)
+        with pytest.raises(ValueError, match=message):
+            Evaluation(
+                *(plan, ranks, learner, wiring, data), every=1, batches=batches, steps=range(1)
+            )

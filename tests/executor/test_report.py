@@ -1,0 +1,109 @@
+"""What a run tells beside its losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner.executor.work import Work, summary
+from planner.network.gpus import CALLED, GPUS
+from planner.training_plan.choices import Codec
+from planner.training_plan.file import save_plan
+from tests.conftest import make_plan, tiny_workload
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.report import peak_flops  # noqa: E402
+from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
+
+STEPS = 3
+
+
+def test_flops_are_those_of_what_microbatches_visit() -> None:
+    """By hand: 8 samples through all; paths that skip do less; recomputation adds nothing."""
+    plan = make_plan([[0, 1]])
+    w = plan.workload
+    work = Work(plan.replace(recompute=(True, True)), 1e12)
+    assert work.tokens(0) == 8 * 16
+    assert work.flops(5) == pytest.approx(3 * 8 * w.forward_flops)
+    assert work.mfu(0, 0.5) == pytest.approx(work.flops(0) / 0.5e12)
+    assert Work(plan).mfu(0, 0.5) is None
+    skipping = skipping_and_swapping_plan()
+    w = skipping.workload
+    # 4 + 4 + 6 + 6 layers less those that lie in stages not visited
+    stage = [w.stage(*layers).forward_flops for layers in skipping.stage_layers]
+    visited = [(0, 1), (0, 2), (0, 2, 1), (0, 1, 2)]
+    by_hand = sum(w.head.forward_flops + sum(stage[d] for d in path) for path in visited)
+    assert Work(skipping).flops(0) == pytest.approx(3 * by_hand)
+    assert Work(skipping).flops(0) < 3 * 4 * w.forward_flops
+
+
+def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on one H100 and one on an A100; helpers do not count; no guess for others."""
+    plan = make_plan([[0, 1, 2]], workload=tiny_workload())
+
+    def peak(told: list[list[str]], gpu: Any = ("NVIDIA H100 80GB HBM3", "u")) -> float | None:
+        found = SimpleNamespace(name=gpu[0], uuid=gpu[1])
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+        mine: list[str] = []
+
+        def share(name: str, text: str) -> list[str]:
+            mine.append(text)
+            return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
+
+        ranks: Any = SimpleNamespace(rank=0, share=share)
+        monkeypatch.setattr("planner.executor.memory._machine", lambda: "m")
+        return peak_flops(plan, ranks, torch.device("cuda", 0))
+
+    h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
+    assert peak([[h100, "u"], [a100, "v"]]) == pytest.approx(66.9e12 + 19.5e12)
+    assert peak([[h100, "w"], [a100, "v"]]) == pytest.approx(2 * 66.9e12 + 19.5e12)
+    assert peak([["NVIDIA H100 PCIe", "w"], [a100, "v"]]) is None
+    assert peak([["", ""], [a100, "v"]]) is None
+    assert set(CALLED.values()) == set(GPUS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) -> None:
+    """Bytes sent as the plan has them, peaks near what was expected; rates with every step."""
+    w = tiny_workload(batch_samples=6)
+    workload = type(w).transformer(w.name, w.architecture, precision=precision, batch_samples=6)
+    plan = make_plan([[0, 1], [2, 3]], workload=workload)
+    save_plan(plan, tmp_path / "plan.json")
+    command = ["-m", "planner.executor", str(tmp_path / "plan.json"), "--device", "cpu"]
+    lines: list[str] = []
+    names = list(plan.cluster.network.ids)
+    command += ["--events", "--steps", str(STEPS), "--devices", *names]
+    code, _ = run_local([sys.executable, *command], names, threads(4, 2), lines.append, print)
+    assert code == 0
+    events = [json.loads(line) for line in lines]
+    steps = [e for e in events if e["event"] == "step"]
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["tokens_per_s"] == pytest.approx(6 * 16 / step["took_s"])
+        assert step["predicted_s"] == plan.predicted.step_s and "mfu" not in step
+    (last,) = (e["devices"] for e in events if e["event"] == "devices")
+    assert [d["device"] for d in last] == names
+    sent = {(d["device"], to): size for d in last for to, size in d["sent_bytes"].items()}
+    # three microbatches a pipeline and step; no frame around a message of the pipeline
+    each = plan.workload.layers[0].output_bytes
+    assert plan.codec is Codec.NONE
+    for a, b in (("0", "1"), ("1", "0"), ("2", "3"), ("3", "2")):
+        assert sent[a, b] == STEPS * 3 * each
+    vector = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)
+    for a, b, stage in (("0", "2", 0), ("2", "0", 0), ("1", "3", 1), ("3", "1", 1)):
+        # each gives half and returns half, in chunks with heads of 4 bytes
+        assert vector[stage] * STEPS < sent[a, b] < 1.02 * vector[stage] * STEPS + 100
+    for device in last:
+        assert device["peak_is"] == "tensors kept between operations"
+        # expected are logits, messages and a margin too, in a model of some kilobytes
+        assert device["planned_bytes"] < device["expected_bytes"]
+        assert 0.7 * device["planned_bytes"] < device["peak_bytes"] < device["expected_bytes"]
+    assert summary(last).startswith("memory 0.00")
+    assert summary(last).endswith("0.001 GB sent in all")

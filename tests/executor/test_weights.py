@@ -1,0 +1,349 @@
+"""Hugging Face weights: what is loaded, trained and written is what ``transformers`` computes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from planner.cli.main import main
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+from tests.conftest import make_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from planner.executor.learner import Learner
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SEQUENCE, STEPS = 16, 4
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2 | NO_DROPOUT),
+    "gpt2 untied": (
+        "GPT2",
+        GPT2 | NO_DROPOUT | {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+    ),
+    "llama": ("Llama", LLAMA),
+    "llama tied": ("Llama", LLAMA | {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}),
+    "llama wide heads": ("Llama", LLAMA | {"head_dim": 12}),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
+    "mistral long window": ("Mistral", LLAMA | {"sliding_window": 64}),
+    "qwen2": ("Qwen2", LLAMA | {"rms_norm_eps": 1e-4}),
+    "qwen2 sliding": (
+        "Qwen2",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    ),
+}
+
+
+def theirs(name: str) -> Any:
+    """A model of ``transformers`` whose every weight is random, norms and biases too."""
+    kind, fields = MODELS[name]
+    rope = (
+        {} if kind == "GPT2" else {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    )
+    config = getattr(transformers, f"{kind}Config")(**fields, **rope)
+    torch.manual_seed(1)
+    head = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    model = getattr(transformers, head)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    return model
+
+
+def saved(name: str, folder: Path, **options: Any) -> Path:
+    """Its folder."""
+    theirs(name).save_pretrained(folder, **options)
+    return folder
+
+
+def plan_for(folder: Path, grid: list[list[int]], head: str = "last") -> TrainingPlan:
+    """Of the folder's model."""
+    workload = Workload.from_hf_config(
+        folder / "config.json",
+        sequence=SEQUENCE,
+        batch_samples=8,
+        precision="fp32",
+    )
+    return make_plan(grid, workload=workload, head=head)
+
+
+def learner_of(plan: TrainingPlan, rank: int, folder: Path | None) -> Learner:
+    """A stage with the folder's weights."""
+    from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
+
+    return Learner(plan, rank, torch.device("cpu"), Optimizing(1e-3), weights=folder)
+
+
+def our_logits(learners: list[Learner], tokens: Tensor) -> Any:
+    """Of stages one after the other."""
+    x = tokens
+    with torch.no_grad():
+        for learner in learners:
+            x = learner.stage(x)
+        head = next(learner.head for learner in learners if learner.head is not None)
+        return head.project(head.norm(x))
+
+
+def their_logits(folder: Path, tokens: Tensor, **options: Any) -> Any:
+    """Of what a folder holds, loaded by ``transformers`` with nothing missing or left over."""
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, **options
+    )
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    assert next(model.parameters()).dtype == torch.float32
+    with torch.no_grad():
+        return model.eval()(tokens).logits
+
+
+def some_tokens() -> Any:
+    """Three samples."""
+    return torch.randint(61, (3, SEQUENCE), generator=torch.Generator().manual_seed(5))
+
+
+def export_of(plan: TrainingPlan, learners: list[Learner], out: Path, like: Path | None) -> None:
+    """What a run does at its end, of all ranks."""
+    from planner.executor.export import Export
+
+    export = Export(out, plan, like)
+    written: dict[str, list[int]] = {}
+    for rank, learner in enumerate(learners):
+        written |= export.write(rank, learner.named())
+    export.finish(written)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loaded_and_written_models_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Parameters counted, logits after load in one and in two stages, and after export."""
+    model = theirs(name)
+    folder = saved(name, tmp_path / "given")
+    tokens = some_tokens()
+    with torch.no_grad():
+        want = model(tokens).logits
+    tied = model.config.tie_word_embeddings
+    plans = [plan_for(folder, [[0]])] + ([] if tied else [plan_for(folder, [[0, 1]])])
+    for plan in plans:
+        assert plan.workload.parameters == model.num_parameters()
+        ranks = range(len(plan.cluster))
+        learners = [learner_of(plan, rank, folder) for rank in ranks]
+        held = sum(p.numel() for learner in learners for p in learner.parameters)
+        assert held == model.num_parameters()
+        torch.testing.assert_close(our_logits(learners, tokens), want, atol=1e-5, rtol=1e-5)
+        other = our_logits([learner_of(plan, rank, None) for rank in ranks], tokens)
+        assert (other - want).abs().max() > 0.1
+        for like in (None, folder):
+            out = tmp_path / f"out-{len(ranks)}-{like is None}"
+            export_of(plan, learners, out, like)
+            torch.testing.assert_close(their_logits(out, tokens), want, atol=1e-5, rtol=1e-5)
+            # what was written can be planned with, and loaded again
+            again = plan_for(out, [[0]])
+            found = our_logits([learner_of(again, 0, out)], tokens)
+            torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2 untied", "qwen2"])
+def test_shards_and_half_precision(name: str, tmp_path: Path) -> None:
+    """Several files with an index, in bfloat16; exported, the config says float32."""
+    model = theirs(name).to(torch.bfloat16)
+    folder = tmp_path / "given"
+    model.save_pretrained(folder, max_shard_size="30KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    plan = plan_for(folder, [[0, 1, 2]])
+    learners = [learner_of(plan, rank, folder) for rank in range(3)]
+    tokens = some_tokens()
+    want = their_logits(folder, tokens, dtype=torch.float32)
+    torch.testing.assert_close(our_logits(learners, tokens), want, atol=1e-5, rtol=1e-5)
+    export_of(plan, learners, tmp_path / "out", folder)
+    torch.testing.assert_close(their_logits(tmp_path / "out", tokens), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two stages reads its layers and the head."""
+    from planner.executor import weights
+
+    folder = saved("llama", tmp_path)
+    read: list[str] = []
+    original = weights._Files.read
+
+    def noting(self: Any, part: Any, shape: Any) -> Tensor:
+        read.append(part.name)
+        found: Tensor = original(self, part, shape)
+        return found
+
+    monkeypatch.setattr(weights._Files, "read", noting)
+    plan = plan_for(folder, [[0, 1]])
+    learner_of(plan, 1, folder)
+    layers = {name.split(".")[2] for name in read if ".layers." in name}
+    assert layers == {"2", "3"}
+    rest = {name for name in read if ".layers." not in name}
+    assert rest == {"model.norm.weight", "lm_head.weight"}
+
+
+def run_ranks(plan: TrainingPlan, folder: Path, *more: str) -> tuple[int, list[float], str]:
+    """All ranks on this machine; exit code, losses, what was said on stderr."""
+    from planner.executor.local import run_local, threads
+
+    save_plan(plan, folder / "plan.json")
+    ids = list(plan.cluster.network.ids)
+    words = [sys.executable, "-m", "planner.executor", str(folder / "plan.json"), "--events"]
+    words += ["--devices", *ids, "--device", "cpu", "--steps", str(STEPS), *more]
+    events: list[str] = []
+    said: list[str] = []
+    code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
+    found: dict[int, float] = {}
+    for event in map(json.loads, events):
+        step = event["loss_step"] if event["event"] == "step" else event["step"]
+        if step is not None:
+            found[step] = event["loss"]
+    return code, [found[step] for step in sorted(found)], "\n".join(said)
+
+
+def trained_by_transformers(name: str, plan: TrainingPlan) -> tuple[Any, list[float]]:
+    """The same steps by another program: its model, a plain loop, PyTorch's AdamW."""
+    from planner.executor.data.synthetic import Synthetic
+
+    model = theirs(name)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    w = plan.workload
+    batches = Synthetic(61, SEQUENCE, w.microbatch_samples, plan.seed)
+    losses = []
+    for step in range(STEPS):
+        rows = torch.cat([batches.tokens(step, b) for b in range(w.batch_samples)])
+        logits = model(rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        # two steps of warm-up, then a cosine that ends with the fourth step
+        ended = max(0.0, (step - 2) / 2)
+        rate = 2e-3 * (step + 1) / 2 if step < 2 else 1e-3 * (1 + np.cos(np.pi * ended))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return model, losses
+
+
+CASES = {
+    "gpt2": ([[0, 1], [2, 3]], "first"),
+    "llama": ([[0, 3], [2, 1]], "last"),
+    "mistral": ([[0, 1]], "first"),
+    "qwen2": ([[0], [1]], "last"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) -> None:
+    """From the same weights: losses, and logits of the exported model; also from a checkpoint."""
+    folder = saved(name, tmp_path / "given")
+    plan = plan_for(folder, *CASES[name])
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    code, losses, said = run_ranks(
+        plan,
+        tmp_path,
+        *("--weights", str(folder), "--export", str(out)),
+        *("--checkpoint", str(kept), "--every", str(STEPS)),
+        *("--learning-rate", "2e-3", "--warmup", "2", "--schedule", "cosine"),
+        *("--min-lr-ratio", "0", "--weight-decay", "0.1", "--beta2", "0.95"),
+    )
+    assert code == 0, said
+    model, want = trained_by_transformers(name, plan)
+    assert losses == pytest.approx(want, rel=1e-5)
+    tokens = some_tokens()
+    with torch.no_grad():
+        logits = model(tokens).logits
+    torch.testing.assert_close(their_logits(out, tokens), logits, atol=1e-4, rtol=0)
+    again = tmp_path / "again"
+    words = ["weights", str(tmp_path / "plan.json"), "--checkpoint", str(kept)]
+    assert main([*words, "--out", str(again), "--like", str(folder)]) == 0
+    assert sorted(p.name for p in again.iterdir()) == sorted(p.name for p in out.iterdir())
+    for path in out.iterdir():
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
+    """Neither by a run nor by the command."""
+    folder = saved("llama", tmp_path / "given")
+    plan = plan_for(folder, [[0]])
+    code, _, said = run_ranks(plan, tmp_path, "--export", str(folder))
+    assert code == 2 and "holds model.safetensors already; name a new folder" in said
+
+
+def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Another config, tensors that are missing, left over, misshapen, or no safetensors."""
+    from planner.executor.tensor_file import TensorFileError, read_places, read_tensor
+    from planner.executor.tensor_file import write_tensors as write
+    from planner.executor.weights import WeightsError
+
+    folder = saved("llama", tmp_path / "given")
+    plan = plan_for(folder, [[0]])
+
+    def refused(match: str, error: type[ValueError] = WeightsError) -> None:
+        with pytest.raises(error, match=match) as caught:
+            learner_of(plan, 0, folder)
+        assert "\n" not in str(caught.value)
+
+    path, config = folder / "model.safetensors", folder / "config.json"
+    told = json.loads(config.read_text())
+    for field, value, match in (
+        ("rms_norm_eps", 1e-5, r"norm_eps 1e-05, the plan's has 1e-06; plan with --workload"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "scales no rotary positions"),
+        ("hidden_act", "gelu", "hidden_act is 'gelu', and the executor does 'silu' only"),
+        ("attention_bias", True, "attention_bias is True"),
+        ("logit_scale", 0.5, r"field 'logit_scale' \(0.5\) is not known here"),
+    ):
+        config.write_text(json.dumps(told | {field: value}))
+        refused(match)
+    config.write_text(json.dumps(told))
+    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    write(path, {n: t for n, t in tensors.items() if n != "model.norm.weight"})
+    refused("has no 'model.norm.weight'")
+    write(path, tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)})
+    refused("holds 'model.layers.0.self_attn.q_proj.bias'")
+    write(path, tensors | {"model.norm.weight": torch.zeros(31)})
+    refused(r"'model.norm.weight' is \[31\], the plan's model needs \[32\]")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    refused("does not hold", TensorFileError)
+    path.write_bytes(b"\x80\x02" + whole)
+    refused("is no safetensors file", TensorFileError)
+    path.unlink()
+    refused("holds neither model.safetensors nor")
+    index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused("no file beside it")
+
+
+def test_a_tied_matrix_on_two_stages_is_refused(tmp_path: Path) -> None:
+    """Plans that keep head and embedding together train it."""
+    folder = saved("llama tied", tmp_path)
+    with pytest.raises(ValueError, match=r"workload.architecture.tied: .*--head first"):
+        learner_of(plan_for(folder, [[0, 1]]), 0, folder)
+    learner = learner_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
+    assert learner.head is not None and learner.stage.stem is not None
+    assert learner.head.project.weight is learner.stage.stem.tokens.weight

@@ -1,0 +1,136 @@
+"""Formats are inputs of a plan: bytes, FLOPs and the file follow from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner as pl
+from planner.network.devices_file import load_devices
+from planner.network.dtype import Dtype
+from planner.network.gpus import GPUS
+from planner.training_plan.error import PlanError
+from planner.training_plan.file import from_dict, load_plan, save_plan
+from planner.training_plan.model import hash_of
+from planner.workload.costs import stage_costs
+from planner.workload.precision import Precision
+from planner.workload.workload import Workload
+from tests.conftest import make_plan, random_network, tiny_workload
+
+MIXED = {"compute": "fp32", "messages": "bf16"}
+
+
+def test_all_bytes_follow() -> None:
+    """Counted by hand for gpt2-tiny: 1024 tokens of 128 values, 50257 words."""
+    for precision, kept, sent in (("bf16", 2, 2), ("fp32", 4, 4), (MIXED, 4, 2)):
+        w = Workload.preset("gpt2-tiny", precision=precision)
+        costs = stage_costs(w, 1, 3, recompute=True, with_head=True)
+        assert costs.output_bytes == 1024 * 128 * sent
+        # recomputation keeps input and output as they are computed with, whatever is sent
+        assert costs.saved_bytes == 2 * 1024 * 128 * kept
+        assert stage_costs(w, 1, 3).saved_bytes == 2 * 17 * 1024 * 128 * kept
+        assert stage_costs(w, 0, 4, with_head=True).scratch_bytes == 1024 * 50257 * kept
+        assert (w.gradient_bytes_per_parameter, w.state_bytes_per_parameter) == (4, 16)
+        assert pl.check(make_plan([[0, 1]], workload=w.replace(batch_samples=2))) == []
+    half = Workload.preset("gpt2-tiny", precision={"gradients": "bf16"})
+    assert half.gradient_bytes_per_parameter == 2
+    assert half.precision.compute is Dtype.BF16
+
+
+def test_a_boundary_codec_starts_from_what_is_sent() -> None:
+    """int8 is as small either way, and what a device holds stays."""
+    sizes = set()
+    for precision in ("bf16", "fp32", MIXED):
+        w = Workload.preset("gpt2-tiny", precision=precision)
+        coded = w.with_boundary_codec("int8")
+        sizes.add(round(coded.layers[0].output_bytes, 6))
+        assert coded.held_bytes(0) == pytest.approx(w.held_bytes(0))
+        assert Workload.from_dict(json.loads(json.dumps(coded.to_dict()))) == coded
+    assert sizes == {1024 * 128 * (1 + 4 / 1024)}
+
+
+def test_presets_stay_as_they_were() -> None:
+    """16-bit activations, 32-bit gradients, 16 bytes of state a parameter."""
+    for name in ("gpt3-1.3b", "albert-large", "resnet-50", "swarm-base"):
+        w = Workload.preset(name)
+        assert w.precision == Precision.of("bf16") == Precision()
+        assert (w.gradient_bytes_per_parameter, w.state_bytes_per_parameter) == (4, 16)
+    assert Workload.preset("gpt3-1.3b").layers[0].output_bytes == 2048 * 2048 * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("fp8", "precision 'fp8' is unknown; choose one of bf16, fp32"),
+        ({"compute": "fp16"}, "precision.compute 'fp16' is unknown"),
+        ({"colour": "bf16"}, "precision has no field 'colour'; it has compute, messages"),
+        ({"parameters": "bf16"}, "precision.parameters is bf16; parameters and optimizer state"),
+        (3, "precision must be a mapping, found 3"),
+    ],
+)
+def test_wrong_formats_are_refused(value: Any, said: str) -> None:
+    """One line each."""
+    with pytest.raises(ValueError, match=said) as found:
+        Workload.preset("gpt2-tiny", precision=value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_format_costs_the_time_it_takes(tmp_path: Path) -> None:
+    """A GPU's own peak for it; measured FLOP/s are taken as they are."""
+    net = random_network(2)
+    for dtype, peak in (("bf16", 312e12), ("fp32", 19.5e12)):
+        assert GPUS["A100"].peak(Dtype(dtype)) == peak
+        assert pl.Devices.of_gpu("A100", 0.5, dtype).flops == 0.5 * peak
+        path = tmp_path / "devices.csv"
+        path.write_text(f"name,gpu,tflops\n{net.ids[0]},A100,\n{net.ids[1]},A100,7\n")
+        cluster = load_devices(path, net, utilization=0.5, dtype=dtype)
+        assert cluster.flops.tolist() == [0.5 * peak, 7e12]
+    with pytest.raises(ValueError, match="dtype 'int8' is unknown; choose one of bf16, fp32"):
+        pl.Devices.of_gpu("A100", dtype="int8")
+    for gpu in GPUS.values():
+        assert 0 < gpu.fp32_flops < gpu.peak_flops
+
+
+def without_precision(data: dict[str, Any]) -> dict[str, Any]:
+    """As releases before wrote it."""
+    del data["workload"]["precision"]
+    hashed = {
+        name: dict(data[name]) if isinstance(data[name], dict) else data[name]
+        for name in ("seed", "network", "devices", "workload", "compute_times", "assignment")
+    }
+    hashed |= {name: data[name] for name in ("paths", "averaging", "wiring", "sync")}
+    hashed["network"] = {k: data["network"][k] for k in ("hash", "regions")}
+    return data | {"content_hash": hash_of(hashed)}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_older_files_mean_what_their_bytes_say(precision: str, tmp_path: Path) -> None:
+    """They load, are held to their own hash, and say it from then on."""
+    whole = tiny_workload()
+    workload = Workload.transformer(
+        "tiny", whole.architecture, batch_samples=8, precision=precision
+    )
+    plan = make_plan([[0, 1]], workload=workload)
+    data = without_precision(json.loads(json.dumps(plan.to_dict())))
+    old = from_dict(data)
+    assert old.workload == workload and old.workload.precision == Precision.of(precision)
+    save_plan(old, tmp_path / "new.json")
+    assert load_plan(tmp_path / "new.json").content_hash == plan.content_hash
+    assert '"precision":{"compute":"' + precision in (tmp_path / "new.json").read_text()
+    data["workload"]["head"]["parameters"] += 1
+    with pytest.raises(PlanError, match="content_hash"):
+        from_dict(data)
+
+
+def test_formats_are_part_of_the_hash() -> None:
+    """Two plans that differ in nothing else are two plans."""
+    plan = make_plan([[0, 1]])
+    other = plan.replace(workload=plan.workload.replace(precision=Precision.of("bf16")))
+    assert other.content_hash != plan.content_hash
+    data = plan.to_dict()
+    data["workload"]["precision"]["compute"] = "fp16"
+    with pytest.raises(PlanError, match=r"workload\.precision\.compute: .*bf16"):
+        from_dict(json.loads(json.dumps(data)))
