@@ -213,7 +213,7 @@ def run_ranks(plan: TrainingPlan, folder: Path, *more: str) -> tuple[int, list[f
     code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
     found: dict[int, float] = {}
     for event in map(json.loads, events):
-        step = event["loss_step"] if event["event"] == "step" else event["step"]
+        step = event.get({"step": "loss_step", "loss": "step"}.get(event["event"], ""))
         if step is not None:
             found[step] = event["loss"]
     return code, [found[step] for step in sorted(found)], "\n".join(said)
