@@ -213,7 +213,7 @@ def run_ranks(plan: TrainingPlan, folder: Path, *more: str) -> tuple[int, list[f
     code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
     found: dict[int, float] = {}
     for event in map(json.loads, events):
-        step = event["loss_step"] if event["event"] == "step" else event["step"]
+        step = event.get({"step": "loss_step", "loss": "step"}.get(event["event"], ""))
         if step is not None:
             found[step] = event["loss"]
     return code, [found[step] for step in sorted(found)], "\n".join(said)
@@ -347,3 +347,18 @@ def test_a_tied_matrix_on_two_stages_is_refused(tmp_path: Path) -> None:
     learner = learner_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
     assert learner.head is not None and learner.stage.stem is not None
     assert learner.head.project.weight is learner.stage.stem.tokens.weight
+
+
+def test_files_of_the_bare_model(tmp_path: Path) -> None:
+    """Names without the model's own prefix, and masks among the tensors, as GPT-2's first files."""
+    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
+
+    folder = saved("gpt2", tmp_path)
+    path = folder / "model.safetensors"
+    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    write_tensors(path, bare | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)})
+    with torch.no_grad():
+        want = theirs("gpt2")(some_tokens()).logits
+    found = our_logits([learner_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)

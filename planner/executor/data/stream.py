@@ -147,8 +147,11 @@ class _Tokens:
             piece = next(self._pieces)
             self._held.append(piece)
             self._ready += len(piece[-1])
-        flat = np.concatenate([piece[-1] for piece in self._held])
-        flat = flat[self._used : self._used + count + 1]
+        parts, begin, left = [], self._used, count + 1
+        for *_, tokens in self._held:
+            parts.append(tokens[begin : begin + left])
+            begin, left = 0, left - len(parts[-1])
+        flat = np.concatenate(parts)
         self._used += count
         self._ready -= count
         while len(self._held[0][-1]) <= self._used:
