@@ -18,6 +18,8 @@ from planner.executor.connections import receive_into, send_all
 from planner.training_plan.model import TrainingPlan
 
 MESSAGE = struct.Struct("!d")
+CHUNK = 1 << 18
+"""Values that are squared in double precision at a time."""
 EPSILON = 1e-6
 """Beside the norm, as torch.nn.utils.clip_grad_norm_ has it."""
 
@@ -83,9 +85,8 @@ class Clipping:
 
 
 def squares(vector: Tensor) -> float:
-    """The sum of squares of a vector, in double precision."""
-    norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
-    return float(norm) ** 2
+    """The sum of squares of a vector, in double precision, made without a copy of it all."""
+    return math.fsum(float(part.double().square_().sum()) for part in torch.split(vector, CHUNK))
 
 
 def _send(connection: socket.socket, value: float) -> None:

@@ -31,9 +31,13 @@ class Helper:
         arch, stage = require_executable(plan), plan.averages_for[rank]
         # sizes alone: nothing of the model is there
         with torch.device("meta"):
-            modules: list[nn.Module] = [build_stage(arch, *plan.stage_layers[stage], plan.seed)]
-            modules += [build_head(arch, plan.seed)] * (stage == plan.head_stage)
-        self._vector = torch.zeros(sum(p.numel() for one in modules for p in one.parameters()))
+            built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
+            modules: list[nn.Module] = [built]
+            if stage == plan.head_stage:
+                modules.append(build_head(arch, plan.seed, built.stem))
+        # a matrix that both share counts once
+        parameters = {id(p): p.numel() for one in modules for p in one.parameters()}
+        self._vector = torch.zeros(sum(parameters.values()))
 
     @property
     def kept_bytes(self) -> int:

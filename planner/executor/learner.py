@@ -71,12 +71,16 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             plan.workload.gradient_bytes_per_parameter,
             plan.workload.precision.gradients.bytes,
         ),
+        "state_bytes_per_parameter": (
+            plan.workload.state_bytes_per_parameter,
+            plan.workload.precision.state_bytes,
+        ),
     }
-    for what, (priced, sent) in sizes.items():
-        if priced != sent:
+    for what, (priced, real) in sizes.items():
+        if priced != real:
             raise PlanError(
                 f"workload.{what}: the plan was priced for {priced:g}, in its precision the "
-                f"executor sends {sent}; plan again"
+                f"executor has {real:g}; leave it at that and plan again"
             )
     # load_plan has seen to this for files; a plan made in memory is as welcome
     for problem in contradictions(plan):

@@ -95,10 +95,12 @@ def executed_bytes(
     updating = SUM_BYTES * (parameters if updates_at_once else ADAMW_COPIES * largest)
     planned = costs.need_bytes(microbatches)
     narrow = kept < workload.precision.parameters.bytes
-    rounded = parameters - (workload.stem.parameters if start == 0 else 0) if narrow else 0
+    rounded = parameters - (workload.stem.parameters if start == 0 else 0)
+    # what the embedding looks up in full the head multiplies with rounded
+    rounded += table if with_head and arch.tied else 0
     return ExecutedBytes(
         planned,
-        float(kept * rounded),
+        float(kept * rounded if narrow else 0),
         max(costs.state_bytes + max(working, updating) - planned, 0.0),
     )
 

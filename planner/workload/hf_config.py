@@ -145,7 +145,8 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
         )
     family = "gpt2" if kind == "gpt2" else "llama"
     for name, value in config.items():
-        if name in READ[family] or value in (None, False, [], {}) or SAYS_NOTHING.fullmatch(name):
+        silent = value is None or value is False or value == [] or value == {}
+        if name in READ[family] or silent or SAYS_NOTHING.fullmatch(name):
             continue
         allowed = MUST_BE[family].get(name)
         if allowed is None:
@@ -182,6 +183,20 @@ class _Getter:
     def raw(self, name: str, default: Any = None) -> Any:
         return self._config.get(name, default)
 
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ValueError(f"{self._path}: {name} is {value!r}; it must be true or false")
+        return value
+
+    def words(self, name: str) -> set[str]:
+        value = self._config.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise ValueError(f"{self._path}: {name} is {value!r}; it must be a list of names")
+        return set(value)
+
     def whole(self, *names: str) -> int:
         for name in names:
             value = self._config.get(name)
@@ -215,7 +230,7 @@ def _gpt2(get: _Getter) -> Architecture:
         get.whole("vocab_size"),
         positions,
         # what transformers takes where a file is silent, here and below
-        bool(get.raw("tie_word_embeddings", True)),
+        get.flag("tie_word_embeddings", True),
         norm_eps=get.number("layer_norm_epsilon", 1e-5),
         positions=positions,
     )
@@ -241,7 +256,7 @@ def _llama(get: _Getter, kind: str) -> Architecture:
         get.whole("intermediate_size"),
         get.whole("vocab_size"),
         positions,
-        bool(get.raw("tie_word_embeddings", False)),
+        get.flag("tie_word_embeddings", False),
         head_size=None if size is not None and size * heads == hidden else size,
         norm_eps=get.number("rms_norm_eps", 1e-6),
         rope_theta=_rope_theta(get),
@@ -256,10 +271,10 @@ def _rope_theta(get: _Getter) -> float:
     theta = get.number("rope_theta", ROPE_THETA)
     for field in ("rope_parameters", "rope_scaling"):
         told = get.raw(field) or {}
-        kind = (
-            told.get("rope_type", told.get("type", "default")) if isinstance(told, dict) else told
-        )
-        rest = set(told) - {"rope_type", "type", "rope_theta"} if isinstance(told, dict) else set()
+        if not isinstance(told, dict):
+            raise ValueError(f"{field} is {told!r}; it must be an object or null")
+        kind = told.get("rope_type", told.get("type", "default"))
+        rest = set(told) - {"rope_type", "type", "rope_theta"}
         if kind != "default" or rest - {"partial_rotary_factor"}:
             raise ValueError(
                 f"{field} is {told!r}, and the executor scales no rotary positions; take a model "
@@ -273,16 +288,18 @@ def _rope_theta(get: _Getter) -> float:
 
 def _window(get: _Getter, kind: str, layers: int) -> int | None:
     """Tokens that a token attends to, in all layers alike."""
-    types = set(get.raw("layer_types") or ())
+    types = get.words("layer_types")
     if kind == "llama" or types == {"full_attention"}:
         return None
     if kind == "mistral":
         # null says all tokens, silence what transformers takes then
         silent = get.raw("sliding_window", 0) == 0
         return MISTRAL_WINDOW if silent else _or_none(get, "sliding_window")
-    if not get.raw("use_sliding_window", False):
+    if not get.flag("use_sliding_window", False):
         return None
-    first = 0 if types == {"sliding_attention"} else get.raw("max_window_layers", 28)
+    first = 0
+    if types != {"sliding_attention"} and get.raw("max_window_layers", 28) != 0:
+        first = get.whole("max_window_layers") if get.has("max_window_layers") else 28
     if first >= layers:
         return None
     if first > 0 or len(types) > 1:

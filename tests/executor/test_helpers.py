@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,25 @@ def test_training_with_helpers_is_training_without(case: str, tmp_path: Path) ->
         rest[part] = False
         assert len(own) == len(trained) and not own[rest].any()
         assert not ranks[d]["given"].any()
+
+
+def test_a_tied_matrix_counts_once() -> None:
+    """The helper's vector is as long as those of the devices that it sums for."""
+    import torch
+
+    from planner.executor.helper import Helper
+    from planner.executor.learner import Learner
+    from planner.executor.optimizing import Optimizing
+
+    plan = helped_plan([[0], [1]], {2: 0}, 0.5)
+    arch = plan.workload.architecture
+    assert arch is not None
+    work = pl.Workload.transformer(
+        "tied", replace(arch, tied=True), batch_samples=8, precision="fp32"
+    )
+    tied = plan.replace(workload=work)
+    learner = Learner(tied, 0, torch.device("cpu"), Optimizing())
+    assert len(Helper(tied, 2).gradients()) == len(learner.gradients())
 
 
 def test_a_helper_with_the_codec(tmp_path: Path) -> None:

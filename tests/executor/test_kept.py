@@ -94,6 +94,20 @@ def test_the_executor_holds_what_it_says(
     assert 0.97 * most < said.total < 1.2 * most
 
 
+def test_a_tied_matrix_is_rounded_for_the_head() -> None:
+    """In bf16 the head's copy of it is held too."""
+    from planner.executor.learner import Learner
+
+    arch = Architecture(Family.GPT2, 2, 64, 4, 4, 128, 4000, 16, tied=True)
+    workload = Workload.transformer("small", arch, batch_samples=1, microbatch_samples=1)
+    plan = make_plan([[0]], workload=workload)
+    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    rounded = sum(t.nbytes for t in learner.weights if t.dtype is torch.bfloat16)
+    said = executed_bytes(workload, 0, 2, 1, with_head=True)
+    assert rounded > 0
+    assert said.rounded_weights == pytest.approx(rounded, rel=0.02)
+
+
 def work(learner: Learner, stage: int) -> None:
     """F of three microbatches, then the rest of each."""
 

@@ -178,6 +178,14 @@ def test_fields_of_configs(
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias is True"),
         ({"model_type": "llama", "qk_norm": True}, r"field 'qk_norm' \(True\) is not known"),
         ({"model_type": "llama", "head_dim": 7}, "cannot be rotated"),
+        ({"model_type": "llama", "rope_scaling": "default"}, "must be an object or null"),
+        ({"model_type": "llama", "embedding_multiplier": 0}, "embedding_multiplier"),
+        ({"model_type": "llama", "tie_word_embeddings": "no"}, "must be true or false"),
+        ({"model_type": "mistral", "layer_types": 3}, "must be a list of names"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "a"},
+            "max_window_layers is 'a'",
+        ),
         (
             {"model_type": "mistral", "num_key_value_heads": None},
             "'num_key_value_heads' is missing",
