@@ -31,7 +31,7 @@ from planner.workload.workload import Workload
 WAIT_S, START_S = 60.0, 4.0
 """For ranks to come: altogether, and more for each."""
 
-RATES = ("tokens_per_s", "mfu")
+TOLD = ("tokens_per_s", "mfu", "gradient_norm")
 """Of a step's event, where they are known."""
 
 NAME = "run"
@@ -228,7 +228,7 @@ class _Steps:
                     "loss": None,
                     "measured_s": event["took_s"],
                     "predicted_s": self._predicted[event["step"] % len(self._predicted)],
-                    **{name: event[name] for name in RATES if name in event},
+                    **{name: event[name] for name in TOLD if name in event},
                 }
             )
             # losses come late and belong to the step they are of
@@ -252,6 +252,7 @@ def _line(event: dict[str, Any], predicted_s: float) -> str:
         f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
         f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
         + (f"   MFU {event['mfu']:.1%}" if "mfu" in event else "")
+        + (f"   norm {event['gradient_norm']:.3g}" if "gradient_norm" in event else "")
     )
 
 

@@ -57,6 +57,8 @@ class Progress:
             middle = f"  loss {loss:.4f} (of step {of})"
         self._told |= set() if of is None else {of}
         rates, said = self._rates(record, took)
+        if record.norm is not None:
+            middle += f"  norm {record.norm:.3g}"
         self._say(
             f"step {record.step:4d}{middle}  took {took:.3f} s  planned {self.planned_s:.3f} s"
             + said,
@@ -64,6 +66,7 @@ class Progress:
             step=record.step,
             loss=loss,
             loss_step=of,
+            **({} if record.norm is None else {"gradient_norm": record.norm}),
             took_s=took,
             predicted_s=self.planned_s,
             **rates,

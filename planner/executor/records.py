@@ -34,6 +34,8 @@ class StepRecord:
         From when the rank waits for its first operation to the end of its update.
     ops, messages
         What it did.
+    norm
+        Of all gradients before they were clipped; None: they were not looked at.
     """
 
     step: int
@@ -42,6 +44,7 @@ class StepRecord:
     end_s: float = 0.0
     ops: list[Record] = field(default_factory=list)
     messages: list[MessageRecord] = field(default_factory=list)
+    norm: float | None = None
 
     def sent(self, message: Message, size: int, handed_over_s: float) -> None:
         """Note a message that left."""

@@ -193,8 +193,11 @@ class Worker:
             end = averaging.run(vector, peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
         if self.wiring.clipping is not None:
-            # an imposed run has no gradients to look at
-            self.wiring.clipping.run(vector if self._imposed is None else vector[:0], norms)
+            if self._imposed is None:
+                record.norm = self.wiring.clipping.run(vector, norms)
+            else:
+                # there are no gradients to look at
+                self.wiring.clipping.run(vector[:0], norms)
         update = time.monotonic()
         self._compute.update()
         record.end_s = time.monotonic()

@@ -107,3 +107,18 @@ def test_memory_and_bytes_are_told_at_the_end(precision: str, tmp_path: Path) ->
         assert 0.7 * device["planned_bytes"] < device["peak_bytes"] < device["expected_bytes"]
     assert summary(last).startswith("memory 0.00")
     assert summary(last).endswith("0.001 GB sent in all")
+
+
+def test_the_norm_of_gradients_is_told_where_it_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So that a bound for clipping can be chosen."""
+    from planner.executor.progress import Progress
+    from planner.executor.records import StepRecord
+
+    for norm in (2.5, None):
+        Progress(1.0, True).step(StepRecord(0, False, 0.0, 1.0, norm=norm), None)
+        event = json.loads(capsys.readouterr().out)
+        assert event.get("gradient_norm") == norm
+    Progress(1.0, False).step(StepRecord(0, False, 0.0, 1.0, norm=2.5), None)
+    assert "norm 2.5" in capsys.readouterr().out
