@@ -7,7 +7,7 @@ import shlex
 
 from planner.exports.error import ExportError
 from planner.exports.options import ExportOptions
-from planner.exports.straight import Pipelines, require_trainable
+from planner.exports.straight import Pipelines, first_schedule, require_trainable
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 
@@ -104,4 +104,4 @@ def _transformer(plan: TrainingPlan, target: str) -> Architecture:
 
 def _microbatches(plan: TrainingPlan, pipelines: Pipelines) -> int:
     """Of each pipeline."""
-    return len(plan.schedules[0].paths) // len(pipelines)
+    return len(first_schedule(plan).paths) // len(pipelines)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from planner.exports.error import ExportError
 from planner.training_plan.choices import Codec, Head, Phase
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
 
 Pipelines = tuple[tuple[int, ...], ...]
@@ -24,7 +26,7 @@ def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
     Pipelines or None
         None: paths skip stages, cross, or change from step to step.
     """
-    return None if _crooked(plan) else tuple(sorted(set(plan.schedules[0].paths)))
+    return None if _crooked(plan) else _pipelines(plan)
 
 
 def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
@@ -51,7 +53,22 @@ def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
     if found:
         what, remedy = found
         raise ExportError(f"{target} cannot express {what}; {remedy}")
-    return tuple(sorted(set(plan.schedules[0].paths)))
+    return _pipelines(plan)
+
+
+def first_schedule(plan: TrainingPlan) -> Schedule:
+    """What the first step runs, and where pipelines are straight every step.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    """
+    return plan.schedules[plan.cycle[0]]
+
+
+def _pipelines(plan: TrainingPlan) -> Pipelines:
+    return tuple(sorted(set(first_schedule(plan).paths)))
 
 
 def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
@@ -77,14 +94,15 @@ def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
 def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
     """Arithmetic and averaging that straight pipelines may still have."""
     workload = plan.workload
-    counts = {plan.schedules[0].paths.count(path) for path in plan.schedules[0].paths}
+    schedule = first_schedule(plan)
+    counts = set(Counter(schedule.paths).values())
     equal = "plan with --averaging equal"
     if len(counts) > 1:
         return (
             f"pipelines with unequal numbers of microbatches ({min(counts)} to {max(counts)})",
             "plan a batch that the pipelines divide",
         )
-    if len(plan.stage_layers) > 1 and plan.schedules[0].head is not Head.LAST:
+    if len(plan.stage_layers) > 1 and schedule.head is not Head.LAST:
         return "a head on the first stage", "plan with the head on the last"
     if any(plan.recompute):
         return "recomputation of whole stages", "plan with --recompute none"

@@ -7,7 +7,7 @@ import io
 
 from planner.exports.error import ExportError
 from planner.exports.options import ExportOptions
-from planner.exports.straight import require_trainable
+from planner.exports.straight import first_schedule, require_trainable
 from planner.training_plan.model import TrainingPlan
 
 
@@ -50,7 +50,7 @@ def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
 
 
 def _csv_of(plan: TrainingPlan, path: tuple[int, ...]) -> str:
-    schedule = plan.schedules[0]
+    schedule = first_schedule(plan)
     own = [b for b, taken in enumerate(schedule.paths) if taken == path]
     number = {b: k for k, b in enumerate(own)}
     text = io.StringIO()

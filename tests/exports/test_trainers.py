@@ -79,6 +79,17 @@ def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
         export_plan(plan, "torch-pipelining", pipeline=2)
 
 
+def test_the_schedule_that_runs_is_written(plan: TrainingPlan) -> None:
+    """Not one that the cycle leaves out."""
+    crooked = REFUSED["skip stages"](plan).schedules[0]
+    both = plan.replace(schedules=(crooked, plan.schedules[0]), cycle=(1,))
+    for to in TRAINERS:
+        assert export_plan(both, to) == export_plan(plan, to)
+    assert json.loads(export_plan(both, "ranks"))["ranks"][0]["pipeline"] == 0
+    with pytest.raises(ExportError, match="skip stages"):
+        export_plan(both.replace(cycle=(1, 0)), "megatron")
+
+
 def test_torchtitan_gets_every_module_once(plan: TrainingPlan) -> None:
     """In the stages that hold them."""
     data = tomllib.loads(export_plan(plan, "torchtitan"))
