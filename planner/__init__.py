@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from planner.clock.timeline import Timeline as Timeline
     from planner.compose.planning import plan as plan
     from planner.compose.request import PlanRequest as PlanRequest
+    from planner.exports.error import ExportError as ExportError
+    from planner.exports.formats import export_plan as export_plan
     from planner.genetic.solve import solve_assignment as solve_assignment
     from planner.lp.groups import optimal_group_size as optimal_group_size
     from planner.lp.solve import solve_averaging as solve_averaging
@@ -110,6 +112,7 @@ _HOME = {
     "Cluster": "network.cluster",
     "Devices": "network.cluster",
     "Effort": "search.stop",
+    "ExportError": "exports.error",
     "GPUS": "network.gpus",
     "Link": "network.link",
     "MaxIterations": "search.stop",
@@ -133,6 +136,7 @@ _HOME = {
     "arrange_paths": "mapf.arrange",
     "bottleneck_assignment": "matching.bottleneck",
     "check": "checker.dispatch",
+    "export_plan": "exports.formats",
     "list_networks": "network.catalogue",
     "load_devices": "network.devices_file",
     "load_network": "network.catalogue",

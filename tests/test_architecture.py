@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
     "executor": {"network", "workload", "training_plan", "clock"},
     "emulate": {"network", "workload", "training_plan", "clock"},
+    "exports": {"network", "workload", "training_plan", "clock"},
     "cli": None,
     "bench": None,
 }

@@ -17,6 +17,7 @@ from planner.cli import (
     bench_command,
     check_command,
     emulate_command,
+    export_command,
     networks_command,
     paths_command,
     plan_command,
@@ -38,6 +39,7 @@ COMMANDS = (
     emulate_command,
     run_command,
     weights_command,
+    export_command,
     bench_command,
 )
 

@@ -142,7 +142,11 @@ class Timeline:
         path
             Of the JSON file.
         """
-        write_text(path, json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"}))
+        write_text(path, self.chrome_trace())
+
+    def chrome_trace(self) -> str:
+        """What `to_chrome_trace` writes."""
+        return json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"})
 
     def _events(self) -> list[dict[str, Any]]:
         """A process a device: its operations, a row for each link that it sends over, averaging."""

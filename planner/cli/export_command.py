@@ -1,0 +1,76 @@
+"""``planner export``: a plan in another tool's terms."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from planner.cli.arguments import count, positive
+from planner.cli.output import require_writable, show
+from planner.exports.formats import FORMATS, export_plan
+from planner.exports.options import load_hosts
+from planner.training_plan.file import load_plan
+
+NAME = "export"
+ABOUT = "write a plan in another tool's terms"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Plan, format, options of formats."""
+    sub.add_argument("plan", type=Path)
+    formats = "; ".join(f"{name}: {one.about}" for name, one in FORMATS.items())
+    sub.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
+    sub.add_argument("--out", type=Path, help="file to write; default: print it")
+    sub.add_argument(
+        "--hosts",
+        type=Path,
+        help=f"CSV device,host; default: a device is its own host ({_readers('hosts')})",
+    )
+    sub.add_argument(
+        "--interface", help=f"network interface that ranks use ({_readers('interface')})"
+    )
+    sub.add_argument("--port", type=positive, help="of the first host; default 29500")
+    sub.add_argument("--run-id", help="name of the run; default run1")
+    sub.add_argument("--plan-path", help="where nodes find the plan; default: as given here")
+    sub.add_argument(
+        "--executor-options",
+        help='more words for the executor, such as="--steps 100 --checkpoint kept"',
+    )
+    sub.add_argument("--pipeline", type=count, help=f"which one, from 0 ({_readers('pipeline')})")
+    sub.add_argument(
+        "--schedule", type=count, help=f"which one; default 0 ({_readers('schedule')})"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write or print it."""
+    if args.out is not None:
+        require_writable(args.out, [args.out.suffix])
+        for given in (args.plan, args.hosts):
+            if given is not None and given.exists() and args.out.resolve() == given.resolve():
+                raise ValueError(f"--out {args.out}: is read too; name another file")
+    names = (
+        *("interface", "port", "run_id", "plan_path", "executor_options"),
+        *("pipeline", "schedule"),
+    )
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.hosts is not None:
+        options["hosts"] = load_hosts(args.hosts)
+    if "plan_path" in FORMATS[args.to].reads:
+        options.setdefault("plan_path", str(args.plan))
+    plan = load_plan(args.plan)
+    text = export_plan(plan, args.to, args.out, **options)
+    if args.out is None:
+        show(args.json, {"format": args.to, "text": text}, [text.removesuffix("\n")])
+    else:
+        show(
+            args.json,
+            {"format": args.to, "written": str(args.out)},
+            [f"wrote {args.out}: {FORMATS[args.to].about}"],
+        )
+    return 0
+
+
+def _readers(option: str) -> str:
+    """Formats that read an option, for help."""
+    return ", ".join(name for name, one in FORMATS.items() if option in one.reads)

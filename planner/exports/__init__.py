@@ -1,0 +1,1 @@
+"""Plans in the terms of other tools."""

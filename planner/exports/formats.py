@@ -1,0 +1,97 @@
+"""All formats that a plan can be written in. To add one: a function, and a line in `FORMATS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.exports.error import ExportError
+from planner.exports.graph import node_link
+from planner.exports.launch import slurm_script, torchrun_lines
+from planner.exports.options import ExportOptions
+from planner.exports.ranks import host_file, rank_map
+from planner.exports.stage_modules import megatron_options, torchtitan_toml
+from planner.exports.torch_pipelining import pipelining_csv
+from planner.exports.trace import chrome_trace
+from planner.network.atomic import write_text
+from planner.network.values import of_kind
+from planner.training_plan.model import TrainingPlan
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way out.
+
+    Attributes
+    ----------
+    about
+        What is written, for help.
+    text
+        Makes it; raises `ExportError` for what it cannot express.
+    reads
+        The options it heeds; others are refused.
+    """
+
+    about: str
+    text: Callable[[TrainingPlan, ExportOptions], str]
+    reads: frozenset[str] = frozenset()
+
+
+HOSTS = frozenset({"hosts"})
+LAUNCH = HOSTS | {"interface", "port", "run_id", "plan_path", "executor_options"}
+FORMATS = {
+    "ranks": Format("JSON: device, host, stage and pipeline of each rank", rank_map, HOSTS),
+    "hostfile": Format("a line a host: name slots=processes", host_file, HOSTS),
+    "torchrun": Format("the line to run on each host", torchrun_lines, LAUNCH),
+    "slurm": Format("one sbatch script", slurm_script, LAUNCH),
+    "torch-pipelining": Format(
+        "CSV of torch.distributed.pipelining", pipelining_csv, frozenset({"pipeline"})
+    ),
+    "torchtitan": Format("TOML with module_fqns_per_model_part", torchtitan_toml),
+    "megatron": Format("options with --pipeline-model-parallel-layout", megatron_options),
+    "networkx": Format("node-link JSON of devices and messages", node_link),
+    "chrome-trace": Format(
+        "the predicted step for ui.perfetto.dev", chrome_trace, frozenset({"schedule"})
+    ),
+}
+"""By the name that ``planner export --to`` takes."""
+
+
+def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **options: Any) -> str:
+    """Write a plan in another tool's terms.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    to
+        Name of a format: a key of `FORMATS`.
+    path
+        Of the file to write; None: none is written.
+    options
+        Fields of `ExportOptions` that the format reads.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    ExportError
+        The format cannot express the plan, does not read an option, or there is none of that name.
+    """
+    of_kind(TrainingPlan, plan, "plan", error=ExportError)
+    if not isinstance(to, str) or to not in FORMATS:
+        raise ExportError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
+    chosen = FORMATS[to]
+    for name in options:
+        if name not in chosen.reads:
+            read = ", ".join(sorted(chosen.reads)) or "no options"
+            raise ExportError(f"{to} does not read {name}; leave it out ({to} reads {read})")
+    text = chosen.text(plan, ExportOptions(**options))
+    if path is not None:
+        write_text(path, text)
+    return text

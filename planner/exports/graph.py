@@ -1,0 +1,73 @@
+"""The plan as a graph in node-link form, which NetworkX reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from planner.clock.simulator import simulate_cycle
+from planner.exports.options import ExportOptions
+from planner.training_plan.model import TrainingPlan
+
+
+def node_link(plan: TrainingPlan, _: ExportOptions) -> str:
+    """Devices with stage and layers, edges with what the pipelines send.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    str
+        JSON for ``networkx.node_link_graph(data, edges="edges")``: a directed graph, an edge an
+        ordered pair over which messages go. ``bytes_per_step`` and ``microbatches`` (that send
+        over it) are means over the cycle; averaging is not in them.
+    """
+    network, stage_of, helped = plan.cluster.network, plan.stage_of, plan.averages_for
+    nodes: list[dict[str, Any]] = []
+    for d, name in enumerate(network.ids):
+        stage = stage_of.get(d)
+        nodes.append(
+            {
+                "id": name,
+                "rank": d,
+                "region": network.regions[d],
+                "stage": stage,
+                "layers": None if stage is None else list(plan.stage_layers[stage]),
+                "helps_stage": helped.get(d),
+            }
+        )
+    sent: dict[tuple[int, int], float] = {}
+    crossing: dict[tuple[int, int], int] = {}
+    _mean, timelines = simulate_cycle(plan)
+    for k in plan.cycle:
+        users: dict[tuple[int, int], set[int]] = {}
+        for t in timelines[k].transfers:
+            pair = (t.source, t.destination)
+            sent[pair] = sent.get(pair, 0.0) + t.message_bytes
+            users.setdefault(pair, set()).add(t.microbatch)
+        for pair, those in users.items():
+            crossing[pair] = crossing.get(pair, 0) + len(those)
+    steps = len(plan.cycle)
+    edges = [
+        {
+            "source": network.ids[i],
+            "target": network.ids[j],
+            "bytes_per_step": total / steps,
+            "microbatches": crossing[i, j] / steps,
+            "latency_s": float(network.latency_s[i, j]),
+            "bandwidth_bytes_per_s": float(network.bandwidth_bytes_per_s[i, j]),
+        }
+        for (i, j), total in sorted(sent.items())
+    ]
+    graph = {"plan": plan.content_hash, "step_s": plan.predicted.step_s}
+    data = {
+        "directed": True,
+        "multigraph": False,
+        "graph": graph,
+        "nodes": nodes,
+        "edges": edges,
+    }
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"

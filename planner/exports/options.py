@@ -1,0 +1,190 @@
+"""What an export may be told beside the plan."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.exports.error import ExportError
+from planner.network.values import count, mapping, of_kind
+from planner.training_plan.model import TrainingPlan
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What hosts, interfaces and runs may be called, so that no shell reads more into it."""
+PORTS = 65535
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of all formats; each format says which it reads.
+
+    Attributes
+    ----------
+    hosts
+        Host of each device, by the device's name; empty: a device is its own host.
+    interface
+        Network interface that ranks listen on; None: theirs by default.
+    port
+        On which the first host is met.
+    run_id
+        What the run is called.
+    plan_path
+        Where nodes find the plan.
+    executor_options
+        More words for ``python -m planner.executor``, as a shell reads them.
+    pipeline
+        Which pipeline to write; None: they must be alike.
+    schedule
+        Which of the plan's schedules to write.
+
+    Raises
+    ------
+    ExportError
+        A value that is none.
+    """
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    interface: str | None = None
+    port: int = 29500
+    run_id: str = "run1"
+    plan_path: str = "plan.json"
+    executor_options: str = ""
+    pipeline: int | None = None
+    schedule: int = 0
+
+    def __post_init__(self) -> None:
+        mapping("hosts", self.hosts, error=ExportError)
+        for name in ("run_id", "plan_path", "executor_options"):
+            of_kind(str, getattr(self, name), name, error=ExportError)
+        require_name("run_id", self.run_id)
+        if self.interface is not None:
+            require_name("interface", of_kind(str, self.interface, "interface", error=ExportError))
+        if count("port", self.port, error=ExportError) > PORTS:
+            raise ExportError(f"port is {self.port}; give 1 to {PORTS}")
+        if not self.plan_path or self.plan_path.startswith("-") or _breaks(self.plan_path):
+            raise ExportError(f"plan_path is {self.plan_path!r}; give the path of a file")
+        for device, host in self.hosts.items():
+            of_kind(str, host, f"host of device {device!r}", error=ExportError)
+        try:
+            words = shlex.split(self.executor_options)
+        except ValueError as error:
+            raise ExportError(
+                f"executor_options: {self.executor_options!r} cannot be read ({error}); quote it "
+                "as for a shell"
+            ) from None
+        if words and not words[0].startswith("-"):
+            # it would be read as one more device
+            raise ExportError(
+                f"executor_options begins with {words[0]!r}; begin with an option such as --steps"
+            )
+        if self.pipeline is not None:
+            count("pipeline", self.pipeline, 0, error=ExportError)
+        count("schedule", self.schedule, 0, error=ExportError)
+
+    def host_of(self, plan: TrainingPlan) -> tuple[str, ...]:
+        """Host of every device, in the plan's order.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+
+        Returns
+        -------
+        tuple[str, ...]
+            One name a device.
+
+        Raises
+        ------
+        ExportError
+            A device without a host, or one that the plan does not know.
+        """
+        ids = plan.cluster.network.ids
+        if not self.hosts:
+            return ids
+        unknown = [name for name in self.hosts if name not in {*ids, *plan.left_out}]
+        if unknown:
+            raise ExportError(
+                f"hosts: the plan has no device {unknown[0]!r}; it has {', '.join(ids[:8])}"
+                + (", ..." if len(ids) > 8 else "")
+            )
+        missing = [name for name in ids if name not in self.hosts]
+        if missing:
+            raise ExportError(f"hosts: device {missing[0]!r} has no host; add a row for it")
+        return tuple(self.hosts[name] for name in ids)
+
+
+def require_name(what: str, name: str) -> None:
+    """Refuse a name that a shell or a host file would read otherwise.
+
+    Parameters
+    ----------
+    what
+        It names.
+    name
+        To look at.
+
+    Raises
+    ------
+    ExportError
+        It has other characters.
+    """
+    if not NAME.fullmatch(name):
+        raise ExportError(
+            f"{what} is {name!r}; give letters, digits, '.', '_' and '-'"
+            + (" (--hosts says which host a device is on)" if what == "host" else "")
+        )
+
+
+def load_hosts(path: str | Path) -> dict[str, str]:
+    """Read a CSV with the columns ``device`` and ``host``.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Returns
+    -------
+    dict[str, str]
+        Host by device.
+
+    Raises
+    ------
+    ExportError
+        It cannot be read, has other columns, or a device twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "is no UTF-8 text"
+        raise ExportError(f"{path}: cannot be read ({said}); give a CSV of device,host") from None
+    hosts: dict[str, str] = {}
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ExportError(f"{path}: is no CSV ({error}); give columns device,host") from None
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    if sorted(header) != ["device", "host"]:
+        raise ExportError(f"{path}: columns are {header}; give device,host")
+    for line, row in enumerate(rows[1:], start=2):
+        if not any(cell.strip() for cell in row):
+            continue
+        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
+        if len(row) != 2 or not all(cells.values()):
+            raise ExportError(f"{path}: line {line} is {row}; give a device and a host")
+        if cells["device"] in hosts:
+            raise ExportError(
+                f"{path}: line {line}: device {cells['device']!r} is listed twice; keep one row"
+            )
+        hosts[cells["device"]] = cells["host"]
+    return hosts
+
+
+def _breaks(text: str) -> bool:
+    return any(ord(c) < 32 for c in text)

@@ -1,0 +1,111 @@
+"""Who is who: a rank map, and a host file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from planner.exports.error import ExportError
+from planner.exports.options import ExportOptions, require_name
+from planner.exports.straight import straight_pipelines
+from planner.training_plan.model import TrainingPlan
+
+
+def nodes_of(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]:
+    """Devices of each host; hosts in order of their first device.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    options
+        ``hosts``.
+
+    Returns
+    -------
+    dict[str, list[int]]
+        Indices of devices, ascending.
+    """
+    nodes: dict[str, list[int]] = {}
+    for d, host in enumerate(options.host_of(plan)):
+        nodes.setdefault(host, []).append(d)
+    return nodes
+
+
+def rank_map(plan: TrainingPlan, options: ExportOptions) -> str:
+    """JSON: an entry a rank of the executor.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    options
+        ``hosts``.
+
+    Returns
+    -------
+    str
+        ``ranks`` has for each device its rank (of the executor), name, host, node number and
+        number on the node, stage and layers (null: holds none), the stage it helps to average, its
+        pipeline where they are straight, and then ``mesh_rank``: the rank where pipeline
+        parallelism is the outermost dimension, as in torchtitan and Megatron.
+    """
+    pipelines = straight_pipelines(plan)
+    place = {d: i for i, path in enumerate(pipelines or ()) for d in path}
+    helped, stage_of = plan.averages_for, plan.stage_of
+    ids = plan.cluster.network.ids
+    entries: list[dict[str, Any]] = []
+    for node, (host, devices) in enumerate(nodes_of(plan, options).items()):
+        for local, d in enumerate(devices):
+            stage, pipeline = stage_of.get(d), place.get(d)
+            mesh = None
+            if pipelines is not None and stage is not None and pipeline is not None:
+                mesh = stage * len(pipelines) + pipeline
+            entries.append(
+                {
+                    "rank": d,
+                    "device": ids[d],
+                    "host": host,
+                    "node": node,
+                    "local_rank": local,
+                    "stage": stage,
+                    "layers": None if stage is None else list(plan.stage_layers[stage]),
+                    "helps_stage": helped.get(d),
+                    "pipeline": pipeline,
+                    "mesh_rank": mesh,
+                }
+            )
+    entries.sort(key=lambda entry: int(entry["rank"]))
+    data = {"plan": plan.content_hash, "world_size": len(ids), "ranks": entries}
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def host_file(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A line a host, ``name slots=processes``, as MPI and DeepSpeed read it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    options
+        ``hosts``.
+
+    Returns
+    -------
+    str
+        Slots counted from the first line on are the plan's ranks.
+
+    Raises
+    ------
+    ExportError
+        A name that is none of a host, or devices of a host with other ranks between them.
+    """
+    nodes = nodes_of(plan, options)
+    for host, devices in nodes.items():
+        require_name("host", host)
+        if devices[-1] - devices[0] >= len(devices):
+            raise ExportError(
+                f"hostfile cannot express that ranks of host {host!r} do not follow each other "
+                f"({', '.join(map(str, devices[:8]))}); use --to ranks, which names each"
+            )
+    return "".join(f"{host} slots={len(devices)}\n" for host, devices in nodes.items())

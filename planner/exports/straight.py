@@ -1,0 +1,133 @@
+"""Straight pipelines of a plan, and what trainers other than our executor cannot express."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from planner.exports.error import ExportError
+from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.workload.boundary_codec import BoundaryCodec
+
+Pipelines = tuple[tuple[int, ...], ...]
+"""Devices of each pipeline, stage by stage, in order of their first device."""
+
+
+def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
+    """Disjoint paths through all stages in order, if all microbatches take such.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    Pipelines or None
+        None: paths skip stages, cross, or change from step to step.
+    """
+    return None if _crooked(plan) else _pipelines(plan)
+
+
+def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
+    """Refuse what a trainer with one all-reduce a stage does not do.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    target
+        Name of the format, for messages.
+
+    Returns
+    -------
+    Pipelines
+        Those of the plan.
+
+    Raises
+    ------
+    ExportError
+        In one line: what cannot be expressed, and the remedy.
+    """
+    found = _crooked(plan) or _unusual(plan)
+    if found:
+        what, remedy = found
+        raise ExportError(f"{target} cannot express {what}; {remedy}")
+    return _pipelines(plan)
+
+
+def first_schedule(plan: TrainingPlan) -> Schedule:
+    """What the first step runs, and where pipelines are straight every step.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    """
+    return plan.schedules[plan.cycle[0]]
+
+
+def _pipelines(plan: TrainingPlan) -> Pipelines:
+    return tuple(sorted(set(first_schedule(plan).paths)))
+
+
+def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
+    """What keeps pipelines from being straight, and the remedy."""
+    sizes = [len(group) for group in plan.assignment.groups]
+    stages = len(sizes)
+    paths = {path for k in plan.cycle for path in plan.schedules[k].paths}
+    remedy = "plan with --stages auto or a number"
+    if any(len(path) != stages for path in paths):
+        return "paths that skip stages", f"{remedy}, without --path-stages"
+    in_order = range(stages)
+    if any(plan.stage_of[d] != j for path in paths for j, d in zip(in_order, path, strict=True)):
+        return "paths that swap stages", f"{remedy}, without --path-stages"
+    if len(set(sizes)) > 1:
+        return f"stages of unequal sizes ({', '.join(map(str, sizes))})", remedy
+    if len(paths) != sizes[0] or len({d for path in paths for d in path}) != sum(sizes):
+        return "microbatches that flow between pipelines", remedy
+    if len(set(plan.cycle)) > 1:
+        return "schedules that change from step to step", remedy
+    return None
+
+
+def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
+    """Arithmetic and averaging that straight pipelines may still have."""
+    workload = plan.workload
+    schedule = first_schedule(plan)
+    counts = set(Counter(schedule.paths).values())
+    equal = "plan with --averaging equal"
+    if len(counts) > 1:
+        return (
+            f"pipelines with unequal numbers of microbatches ({min(counts)} to {max(counts)})",
+            "plan a batch that the pipelines divide",
+        )
+    if len(plan.stage_layers) > 1 and schedule.head is not Head.LAST:
+        return "a head on the first stage", "plan with the head on the last"
+    if any(plan.recompute):
+        return "recomputation of whole stages", "plan with --recompute none"
+    if plan.codec is not Codec.NONE:
+        return f"gradients written as {plan.codec}", "plan without --codec"
+    if workload.boundary_codec is not BoundaryCodec.NONE:
+        return (
+            f"activations written as {workload.boundary_codec}",
+            "plan a workload without a boundary codec",
+        )
+    if plan.sync.every_steps > 1:
+        return (
+            f"averaging every {plan.sync.every_steps} steps",
+            "plan with averaging in every step",
+        )
+    for stage, rounds in enumerate(plan.averaging):
+        groups = [group for groups in rounds for group in groups]
+        if any(group.phase is not Phase.ALL for group in groups):
+            return f"averaging in two levels (stage {stage})", equal
+        if len(groups) > 1:
+            return f"averaging in several groups or rounds (stage {stage})", equal
+        for group in groups:
+            held = set(plan.assignment.groups[stage])
+            if set(group.members) != held or not all(group.contributes):
+                return f"devices that only sum gradients (stage {stage})", equal
+            if len(set(group.shares)) > 1:
+                return f"unequal shares of averaging (stage {stage})", equal
+    return None

@@ -1,0 +1,61 @@
+"""The order of a pipeline as the CSV of torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from planner.exports.error import ExportError
+from planner.exports.options import ExportOptions
+from planner.exports.straight import first_schedule, require_trainable
+from planner.training_plan.model import TrainingPlan
+
+
+def pipelining_csv(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A row a stage (a rank of torch's pipeline group), its operations in order.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    options
+        ``pipeline``.
+
+    Returns
+    -------
+    str
+        ``1F0`` is the forward pass of microbatch 0 on stage 1, ``1B0`` its backward pass. A
+        pipeline's microbatches are counted from 0. Torch computes the loss with the last stage's
+        F.
+
+    Raises
+    ------
+    ExportError
+        What torch cannot express, or pipelines that work in different orders.
+    """
+    pipelines = require_trainable(plan, "torch-pipelining")
+    if options.pipeline is None:
+        texts = {_csv_of(plan, path) for path in pipelines}
+        if len(texts) > 1:
+            raise ExportError(
+                f"torch-pipelining: the {len(pipelines)} pipelines work in different orders; name "
+                "one with --pipeline, and write a file for each"
+            )
+        return texts.pop()
+    if options.pipeline >= len(pipelines):
+        raise ExportError(
+            f"pipeline is {options.pipeline}, the plan has 0 to {len(pipelines) - 1}; name one"
+        )
+    return _csv_of(plan, pipelines[options.pipeline])
+
+
+def _csv_of(plan: TrainingPlan, path: tuple[int, ...]) -> str:
+    schedule = first_schedule(plan)
+    own = [b for b, taken in enumerate(schedule.paths) if taken == path]
+    number = {b: k for k, b in enumerate(own)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for stage, d in enumerate(path):
+        ops = schedule.order[d]
+        writer.writerow([f"{stage}{kind}{number[b]}" for kind, b in ops if kind != "H"])
+    return text.getvalue()

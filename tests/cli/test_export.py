@@ -1,0 +1,70 @@
+"""``planner export`` as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.exports.formats import FORMATS, export_plan
+from planner.training_plan.file import load_plan, save_plan
+from tests.conftest import make_plan, tiny_workload
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pipelines of three stages of a LLaMA."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    save_plan(make_plan([[0, 5, 2], [3, 1, 4]], workload=tiny_workload("llama")), path)
+    return path
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_format_is_printed_and_written(
+    plan_file: Path, to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same text as in Python; nodes find the plan where the command did."""
+    plan, out = load_plan(plan_file), tmp_path / "out"
+    more = {"plan_path": str(plan_file)} if "plan_path" in FORMATS[to].reads else {}
+    text = export_plan(plan, to, **more)
+    assert main(["export", str(plan_file), "--to", to]) == 0
+    assert capsys.readouterr().out == text.removesuffix("\n") + "\n"
+    assert main(["export", str(plan_file), "--to", to, "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"format": to, "written": str(out)}
+    assert out.read_text() == text
+
+
+def test_hosts_of_a_file(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two lines for two hosts."""
+    hosts = tmp_path / "hosts.csv"
+    hosts.write_text("device,host\n" + "".join(f"{d},{'ab'[d % 2]}\n" for d in range(6)))
+    words = ["export", str(plan_file), "--to", "torchrun", "--hosts", str(hosts)]
+    assert main([*words, "--interface", "eth1", "--executor-options=--steps 3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], lines[2]] == ["# a", "# b"]
+    assert lines[1].startswith("GLOO_SOCKET_IFNAME=eth1 torchrun --nnodes 2 --node-rank 0 ")
+    assert lines[3].endswith(f"{plan_file} --devices 1 3 5 --steps 3")
+
+
+def test_refusals_write_nothing_and_end_with_2(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr; files that are read stay as they are."""
+    before, out = plan_file.read_bytes(), tmp_path / "out"
+    for more, said in (
+        (["--to", "megatron", "--pipeline", "0"], "megatron does not read pipeline"),
+        (["--to", "torch-pipelining", "--pipeline", "7"], "the plan has 0 to 1"),
+        (["--to", "ranks", "--hosts", str(tmp_path / "none.csv")], "cannot be read"),
+    ):
+        assert main(["export", str(plan_file), *more, "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert not out.exists()
+    assert main(["export", str(plan_file), "--to", "ranks", "--out", str(plan_file)]) == 2
+    assert "is read too" in capsys.readouterr().err
+    assert plan_file.read_bytes() == before

@@ -1,0 +1,172 @@
+"""Rank maps and commands, read back by what reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from planner.executor.__main__ import _arguments
+from planner.executor.binding import rank_of
+from planner.exports.error import ExportError
+from planner.exports.formats import export_plan
+from planner.exports.options import load_hosts
+from planner.network.network import Network
+from planner.training_plan.model import TrainingPlan
+from tests.conftest import make_plan, random_network
+
+GRID = [[0, 5, 2], [3, 1, 4]]
+HOSTS = {"0": "red", "1": "red", "2": "blue.example.org", "3": "green", "4": "green", "5": "green"}
+
+
+@pytest.fixture(scope="module")
+def plan() -> TrainingPlan:
+    """Two pipelines of three stages, layers uneven: 4 over 3."""
+    return make_plan(GRID)
+
+
+def test_rank_map_says_where_every_device_is(plan: TrainingPlan) -> None:
+    """Stage, pipeline and mesh rank are those of the grid; nodes count up by first device."""
+    data = json.loads(export_plan(plan, "ranks", hosts=HOSTS))
+    assert data["plan"] == plan.content_hash
+    assert data["world_size"] == 6
+    entries = data["ranks"]
+    assert [e["rank"] for e in entries] == list(range(6))
+    for e in entries:
+        d = plan.cluster.network.index_of(e["device"])
+        assert d == e["rank"]
+        assert GRID[e["pipeline"]][e["stage"]] == d
+        assert e["layers"] == list(plan.stage_layers[e["stage"]])
+        assert e["mesh_rank"] == 2 * e["stage"] + e["pipeline"]
+        assert e["host"] == HOSTS[e["device"]]
+    assert sorted(e["mesh_rank"] for e in entries) == list(range(6))
+    assert [(e["node"], e["local_rank"]) for e in entries] == [
+        *[(0, 0), (0, 1), (1, 0)],
+        *[(2, 0), (2, 1), (2, 2)],
+    ]
+
+
+def test_host_file_counts_ranks_as_the_plan_does(plan: TrainingPlan) -> None:
+    """Else it is refused."""
+    lines = export_plan(plan, "hostfile", hosts=HOSTS).splitlines()
+    slots = [line.split(" slots=") for line in lines]
+    assert [host for host, n in slots for _ in range(int(n))] == list(HOSTS.values())
+    with pytest.raises(ExportError, match=r"'red' do not follow each other.*ranks"):
+        export_plan(plan, "hostfile", hosts=HOSTS | {"5": "red"})
+
+
+def by_host(text: str) -> dict[str, list[str]]:
+    """Words of each host's command, without what is set before it."""
+    lines = text.splitlines()
+    return {
+        comment.removeprefix("# "): shlex.split(command)
+        for comment, command in zip(lines[::2], lines[1::2], strict=True)
+    }
+
+
+def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
+    """Each process gets the rank of the device that its host was given."""
+    text = export_plan(
+        plan,
+        "torchrun",
+        hosts=HOSTS,
+        interface="eth0",
+        port=1234,
+        run_id="r",
+        plan_path="my plans/p.json",
+        executor_options="--steps 7 --checkpoint 'a b'",
+    )
+    ranks = {}
+    for node, (host, words) in enumerate(by_host(text).items()):
+        assert words[:2] == ["GLOO_SOCKET_IFNAME=eth0", "torchrun"]
+        read = get_args_parser().parse_args(words[2:])
+        assert (read.nnodes, read.node_rank, read.rdzv_id) == ("3", node, "r")
+        assert (read.rdzv_backend, read.rdzv_endpoint) == ("static", "red:1234")
+        assert read.module
+        assert read.training_script == "planner.executor"
+        args = _arguments(read.training_script_args)
+        assert (args.plan, args.steps, args.checkpoint) == (
+            Path("my plans/p.json"),
+            7,
+            Path("a b"),
+        )
+        for local in range(int(read.nproc_per_node)):
+            ranks[rank_of(plan, args.devices, local)] = host
+    assert ranks == {d: HOSTS[str(d)] for d in range(6)}
+
+
+def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path) -> None:
+    """With Slurm's commands played: srun starts a task on every node of the list."""
+    names = [f"d {k}'s" for k in range(6)]
+    network = random_network(6)
+    own = Network(network.latency_s, network.bandwidth_bytes_per_s, names)
+    plan = make_plan(GRID, network=own)
+    hosts = dict(zip(names, HOSTS.values(), strict=True))
+    script = tmp_path / "job.sh"
+    export_plan(plan, "slurm", script, hosts=hosts, interface="eth0")
+    head = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --nodes=3" in head
+    nodes = next(line for line in head if "nodelist" in line).split("=")[1].split(",")
+    assert nodes == ["red", "blue.example.org", "green"]
+    for name, body in (
+        ("srun", 'shift; for n in $NODES; do SLURMD_NODENAME=$n "$@" || exit; done'),
+        ("torchrun", 'echo "$GLOO_SOCKET_IFNAME"; for w; do echo "$w"; done; echo'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def play(names: list[str]) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "NODES": " ".join(names),
+        }
+        return subprocess.run(
+            ["bash", str(script)], capture_output=True, text=True, env=environment, check=False
+        )
+
+    found = play(sorted(nodes)).stdout.split("\n\n")[:-1]
+    wanted = by_host(export_plan(plan, "torchrun", hosts=hosts, interface="eth0"))
+    for host, said in zip(sorted(nodes), found, strict=True):
+        assert said.split("\n") == ["eth0", *wanted[host][2:]]
+    done = play(["black"])
+    assert done.returncode == 2
+    assert "no node black" in done.stderr
+
+
+def test_hosts_and_options_that_are_wrong(plan: TrainingPlan, tmp_path: Path) -> None:
+    """One line each."""
+    file = tmp_path / "hosts.csv"
+    for text, said in (
+        ("device,node\n0,a\n", "give device,host"),
+        ("", "give device,host"),
+        ("device,host\n0,a\n0,b\n", "line 3: device '0' is listed twice"),
+        ("device,host\n0\n", "line 2"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ExportError, match=said):
+            load_hosts(file)
+    file.write_text("host,device\na, 0\n\nb,1\n")
+    assert load_hosts(file) == {"0": "a", "1": "b"}
+    with pytest.raises(ExportError, match="device '2' has no host"):
+        export_plan(plan, "ranks", hosts=load_hosts(file))
+    with pytest.raises(ExportError, match="no device '9'"):
+        export_plan(plan, "ranks", hosts=HOSTS | {"9": "a"})
+    for options, said in (
+        ({"hosts": HOSTS | {"0": "a;b"}}, "host is 'a;b'.*--hosts"),
+        ({"hosts": HOSTS | {"0": 3}}, "host of device '0'"),
+        ({"port": 70000}, "port is 70000"),
+        ({"interface": "$(x)"}, "interface is"),
+        ({"executor_options": "'"}, "cannot be read"),
+        ({"executor_options": "more"}, "begins with 'more'"),
+        ({"plan_path": ""}, "plan_path"),
+        ({"pipeline": 0}, "does not read pipeline"),
+    ):
+        with pytest.raises(ExportError, match=said):
+            export_plan(plan, "torchrun", **options)
+    with pytest.raises(ExportError, match="no format 'nonsense'; choose one of ranks"):
+        export_plan(plan, "nonsense")

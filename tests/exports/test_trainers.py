@@ -1,0 +1,233 @@
+"""Orders, layers, graphs and traces, read back by what reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import pytest
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _PipelineScheduleRuntime,
+    _simulate_comms_compute,
+)
+
+from planner.clock.simulator import simulate
+from planner.exports.error import ExportError
+from planner.exports.formats import FORMATS, export_plan
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import AveragingGroup, Schedule, Sync, TrainingPlan
+from tests.conftest import levels, make_plan, tiny_workload
+
+GRID = [[0, 5, 2], [3, 1, 4]]
+TRAINERS = ("torch-pipelining", "torchtitan", "megatron")
+
+
+@pytest.fixture(scope="module")
+def plan() -> TrainingPlan:
+    """Two pipelines of three stages, 4 layers of a LLaMA over them."""
+    return make_plan(GRID, workload=tiny_workload("llama"))
+
+
+@pytest.mark.parametrize("schedule", ["eager-1f1b", "1f1b", "gpipe"])
+@pytest.mark.parametrize("pipeline", [0, 1])
+def test_torch_loads_the_csv(tmp_path: Path, schedule: str, pipeline: int) -> None:
+    """It accepts the order, which is the plan's, and finds no deadlock once it adds messages."""
+    plan = make_plan(GRID, schedule=schedule)
+    path = tmp_path / "order.csv"
+    export_plan(plan, "torch-pipelining", path, pipeline=pipeline)
+    runtime: Any = object.__new__(_PipelineScheduleRuntime)
+    runtime.pipeline_order, runtime._stages, runtime._defer_pp_recv = {}, [], False
+    runtime.pp_group_size = runtime._num_stages = 3
+    runtime._n_microbatches = 4
+    runtime._load_csv(str(path))
+    sharding = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+    lowered = {
+        rank: [a for a in actions if a.computation_type.value not in sharding]
+        for rank, actions in runtime.pipeline_order_with_comms.items()
+    }
+    _simulate_comms_compute(lowered, runtime.stage_index_to_group_rank.get, 3)
+    own = [b for b, p in enumerate(plan.schedules[0].paths) if p == tuple(GRID[pipeline])]
+    for stage, d in enumerate(GRID[pipeline]):
+        ops = [(kind, own.index(b)) for kind, b in plan.schedules[0].order[d] if kind != "H"]
+        wanted = [_Action.from_str(f"{stage}{kind}{k}") for kind, k in ops]
+        assert runtime.pipeline_order[stage] == wanted
+        assert len(wanted) == 8
+
+
+def test_pipelines_of_unlike_orders_are_named(plan: TrainingPlan) -> None:
+    """One file cannot be both."""
+    both = export_plan(plan, "torch-pipelining")
+    assert both == export_plan(plan, "torch-pipelining", pipeline=1)
+    order = list(plan.schedules[0].order)
+    first, second, *rest = order[0]
+    assert first[0] == second[0] == "F"
+    order[0] = (second, first, *rest)
+    old = plan.schedules[0]
+    other = plan.replace(schedules=(Schedule(old.name, old.head, old.paths, tuple(order)),))
+    with pytest.raises(ExportError, match="different orders; name one with --pipeline"):
+        export_plan(other, "torch-pipelining")
+    assert export_plan(other, "torch-pipelining", pipeline=1) == both
+    assert export_plan(other, "torch-pipelining", pipeline=0).startswith("0F1,0F0,")
+    with pytest.raises(ExportError, match="the plan has 0 to 1"):
+        export_plan(plan, "torch-pipelining", pipeline=2)
+
+
+def test_the_schedule_that_runs_is_written(plan: TrainingPlan) -> None:
+    """Not one that the cycle leaves out."""
+    crooked = REFUSED["skip stages"](plan).schedules[0]
+    both = plan.replace(schedules=(crooked, plan.schedules[0]), cycle=(1,))
+    for to in TRAINERS:
+        assert export_plan(both, to) == export_plan(plan, to)
+    assert json.loads(export_plan(both, "ranks"))["ranks"][0]["pipeline"] == 0
+    with pytest.raises(ExportError, match="skip stages"):
+        export_plan(both.replace(cycle=(1, 0)), "megatron")
+
+
+def test_torchtitan_gets_every_module_once(plan: TrainingPlan) -> None:
+    """In the stages that hold them."""
+    data = tomllib.loads(export_plan(plan, "torchtitan"))
+    parallelism = data["parallelism"]
+    parts = parallelism["module_fqns_per_model_part"]
+    wanted = [[f"layers.{k}" for k in range(a, b)] for a, b in plan.stage_layers]
+    assert len({len(part) for part in wanted}) > 1
+    assert parts[0] == ["tok_embeddings", *wanted[0]]
+    assert parts[1:-1] == wanted[1:-1]
+    assert parts[-1] == [*wanted[-1], "norm", "output"]
+    assert parallelism["pipeline_parallel_degree"] == 3
+    assert parallelism["data_parallel_replicate_degree"] == 2
+    # 8 samples, 2 pipelines
+    assert data["training"] == {"local_batch_size": 4, "seq_len": 16}
+
+
+def layout_of(text: str) -> list[str]:
+    """Kinds of layers of each stage, as Megatron documents its notation."""
+    words = shlex.split(text)
+    layout = words[words.index("--pipeline-model-parallel-layout") + 1]
+    stages = re.sub(r"(.)\*(\d+)", lambda m: m[1] * int(m[2]), layout).split("|")
+    assert len(stages) == int(words[words.index("--pipeline-model-parallel-size") + 1])
+    return stages
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_megatron_gets_every_layer_once(kind: str) -> None:
+    """Also where stages are uneven."""
+    plan = make_plan(GRID, workload=tiny_workload(kind))
+    a, b, c = ["t" * (stop - start) for start, stop in plan.stage_layers]
+    assert layout_of(export_plan(plan, "megatron")) == [f"E{a}", b, f"{c}L"]
+    alone = make_plan([[0], [1]], workload=tiny_workload(kind))
+    assert layout_of(export_plan(alone, "megatron")) == ["EttttL"]
+
+
+def test_networkx_reads_the_graph(plan: TrainingPlan) -> None:
+    """Its edges carry the boundary's activations there and their gradients back."""
+    data = json.loads(export_plan(plan, "networkx"))
+    graph = networkx.node_link_graph(data, edges="edges")
+    ids = plan.cluster.network.ids
+    neighbours = {(row[j], row[j + 1]) for row in GRID for j in range(2)}
+    wanted = {(ids[a], ids[b]) for a, b in neighbours | {(b, a) for a, b in neighbours}}
+    assert set(graph.edges) == wanted
+    message = plan.workload.layers[0].output_bytes * plan.workload.microbatch_samples
+    for a, b, edge in graph.edges(data=True):
+        i, j = ids.index(a), ids.index(b)
+        assert edge["microbatches"] == 4
+        assert edge["bytes_per_step"] == pytest.approx(4 * message)
+        assert edge["latency_s"] == plan.cluster.network.latency_s[i, j]
+    for d, name in enumerate(ids):
+        node = graph.nodes[name]
+        assert node["stage"] == plan.stage_of[d]
+        assert tuple(node["layers"]) == plan.stage_layers[node["stage"]]
+
+
+def test_trace_is_the_timelines(plan: TrainingPlan, tmp_path: Path) -> None:
+    """To the byte."""
+    export_plan(plan, "chrome-trace", tmp_path / "a.json")
+    simulate(plan).to_chrome_trace(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    with pytest.raises(ExportError, match="schedules 0 to 0"):
+        export_plan(plan, "chrome-trace", schedule=1)
+
+
+def paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
+    """A plan whose microbatches take these paths; orders do not matter here."""
+
+    def change(plan: TrainingPlan) -> TrainingPlan:
+        old = plan.schedules[0]
+        return plan.replace(schedules=(Schedule(old.name, old.head, rows, old.order),))
+
+    return change
+
+
+def averaging(group: AveragingGroup) -> Callable[[TrainingPlan], TrainingPlan]:
+    """A plan whose first stage averages so."""
+    return lambda plan: plan.replace(averaging=(((group,),), *plan.averaging[1:]))
+
+
+REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
+    "skip stages": paths((0, 2), (3, 1, 4)),
+    "swap stages": paths((0, 2, 5), (3, 1, 4)),
+    "flow between pipelines": paths((0, 1, 2), (3, 1, 4), (0, 5, 4)),
+    "unequal numbers of microbatches": paths((0, 5, 2), (0, 5, 2), (3, 1, 4)),
+    "recomputation": lambda plan: plan.replace(recompute=(True, False, False)),
+    "gradients written as int8": lambda plan: plan.replace(codec=Codec.INT8),
+    "every 5 steps": lambda plan: plan.replace(sync=Sync(5)),
+    "two levels": lambda plan: plan.replace(
+        averaging=(levels([(0,), (3,)], (0.5, 0.5)), *plan.averaging[1:])
+    ),
+    "unequal shares": averaging(AveragingGroup((0, 3), (0.25, 0.75), (True, True))),
+    "only sum": averaging(AveragingGroup((0, 3), (0.5, 0.5), (True, False))),
+    "activations written as": lambda plan: plan.replace(
+        workload=plan.workload.with_boundary_codec("int8")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("to", TRAINERS)
+def test_what_trainers_cannot_express_is_refused(
+    plan: TrainingPlan, tmp_path: Path, what: str, to: str
+) -> None:
+    """In one line with a remedy; nothing is written."""
+    out = tmp_path / "out"
+    with pytest.raises(ExportError, match=what) as error:
+        export_plan(REFUSED[what](plan), to, out)
+    assert str(error.value).startswith(f"{to} cannot express ")
+    assert "; plan " in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not out.exists()
+
+
+def test_models_that_trainers_do_not_have(plan: TrainingPlan) -> None:
+    """And a head on the first stage."""
+    for workload, said in (
+        (tiny_workload(), "a gpt2 model"),
+        (tiny_workload("llama", tied=True), "tied to the embedding"),
+    ):
+        with pytest.raises(ExportError, match=said):
+            export_plan(make_plan(GRID, workload=workload), "torchtitan")
+    bare = plan.replace(workload=plan.workload.replace(architecture=None))
+    for to in ("torchtitan", "megatron"):
+        with pytest.raises(ExportError, match="no known transformer"):
+            export_plan(bare, to)
+    with pytest.raises(ExportError, match="head on the first stage"):
+        export_plan(make_plan(GRID, head="first"), "megatron")
+
+
+def test_crooked_plans_have_ranks_without_a_mesh(plan: TrainingPlan) -> None:
+    """Maps, lines and graphs are for every plan."""
+    flow = REFUSED["flow between pipelines"](plan)
+    for entry in json.loads(export_plan(flow, "ranks"))["ranks"]:
+        assert entry["pipeline"] is entry["mesh_rank"] is None
+        assert entry["stage"] == plan.stage_of[entry["rank"]]
+
+
+def test_every_format_has_a_name_and_says_what_it_is() -> None:
+    """For help."""
+    assert set(TRAINERS) < set(FORMATS)
+    assert all(one.about for one in FORMATS.values())
