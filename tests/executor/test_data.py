@@ -112,7 +112,7 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
     """From a position, only pieces of what follows; memory holds the step's blocks only."""
     path = tmp_path / "text"
     path.write_bytes(np.random.default_rng(0).integers(0, 128, 1 << 20).astype(np.uint8).tobytes())
-    source = TextFiles(path, Bytes())
+    source = TextFiles(path, Bytes(), 256)
     read: list[int] = []
     pieces = source.pieces
 
@@ -159,7 +159,7 @@ def test_wrong_data_are_one_line(tmp_path: Path) -> None:
     for data, plan, message in (
         (Data(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
         (Data(tmp_path / "short"), plan_of(), "hold 8 tokens, fewer than a sample of 9"),
-        (Data(tmp_path), plan_of(61), "bytes has 256 tokens, the model knows 61; use a model"),
+        (Data(tmp_path), plan_of(50), "short has tokens from 49 to 56, the model knows 0 to 49"),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(data, 1, plan)
@@ -185,7 +185,31 @@ def test_hugging_face_tokenizers(tmp_path: Path) -> None:
     found = rows_of(data, 3)
     for k, row in enumerate(found):
         np.testing.assert_array_equal(row, ids[k * SEQUENCE :][: SEQUENCE + 1])
-    with pytest.raises(DataError, match=r"has \d+ tokens, the model knows 20"):
+    with pytest.raises(
+        DataError, match=r"text has tokens from \d+ to \d+, the model knows 0 to 19"
+    ):
         rows_of(data, 1, plan_of(20))
     with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
         rows_of(Data(tmp_path / "text", tmp_path / "text"), 1)
+    # what a tokenizer cuts and fills single texts to is not for the pieces of a long one
+    made.enable_truncation(max_length=5)
+    made.enable_padding(length=4096, pad_id=1)
+    made.save(str(tmp_path / "cutting.json"))
+    cutting = Data(tmp_path / "text", tmp_path / "cutting.json", buffer=1)
+    np.testing.assert_array_equal(rows_of(cutting, 3), found)
+
+
+def test_tokens_that_occur_are_those_the_model_must_know(tmp_path: Path) -> None:
+    """Few tokens may have high numbers; a high number that no text has harms nobody."""
+    tokenizers = pytest.importorskip("tokenizers")
+    numbers = {"?": 0, "a": 1, "b": 2, "z": 999}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert made.get_vocab_size() == 4
+    (tmp_path / "text").write_text("a b " * 20)
+    data = Data(tmp_path / "text", tmp_path / "tokenizer.json", buffer=1)
+    assert set(rows_of(data, 1, plan_of(3)).flat) == {1, 2}
+    (tmp_path / "text").write_text("a b z " * 20)
+    with pytest.raises(DataError, match="text has tokens from 1 to 999, the model knows 0 to 255"):
+        rows_of(data, 1)
