@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.data import sources  # noqa: E402
 from planner.executor.data.microbatches import microbatches_of  # noqa: E402
-from planner.executor.data.sources import DataError, TextFiles  # noqa: E402
+from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.tokenizer import Bytes  # noqa: E402
 
@@ -133,6 +133,31 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
     again.seek(position)
     np.testing.assert_array_equal(again.sample(99_999), row)
     assert len(read) <= 2 and min(read) > 600_000
+
+
+@pytest.mark.parametrize("buffer", [1, 3, 16])
+def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
+    """Whichever comes first, each piece is read once an epoch, and memory holds a step."""
+    count, order = 16, (15, *range(15))
+    items = [[k % 256] * SEQUENCE for k in range(10 * count)]
+    source = Items(items, Bytes(), 256)
+    read: list[int] = []
+    pieces = source.pieces
+
+    def noting(begin: tuple[int, int]) -> Iterator[Any]:
+        for place, tokens in pieces(begin):
+            read.append(place[0])
+            yield place, tokens
+
+    source.pieces = noting  # type: ignore[method-assign]
+    samples = Samples(source, SEQUENCE, buffer, 0)
+    want = by_hand(bytes(t for item in items for t in item), 8 * count, buffer)
+    for step in range(8):
+        for k in order:
+            samples.forget(step * count)
+            np.testing.assert_array_equal(samples.sample(step * count + k), want[step * count + k])
+        assert len(samples._blocks) <= -(-count // buffer) + 1
+    assert read == list(range(len(read)))
 
 
 def test_python_iterables(tmp_path: Path) -> None:
