@@ -172,7 +172,7 @@ def test_python_iterables(tmp_path: Path) -> None:
         (iter(items), "can be gone through once only"),
         ([[1, 999] * 9], r"item 0 has tokens from 1 to 999, the model knows 0 to 255"),
         ([[1.5] * 20], "item 0 is neither text nor a list of whole numbers"),
-        ([], "hold 0 tokens, fewer than a sample of 9"),
+        ([], "there are 0 tokens, fewer than a sample of 9"),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(Data(wrong), 1)
@@ -183,7 +183,7 @@ def test_wrong_data_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("12345678")
     for data, plan, message in (
         (Data(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
-        (Data(tmp_path / "short"), plan_of(), "hold 8 tokens, fewer than a sample of 9"),
+        (Data(tmp_path / "short"), plan_of(), "there are 8 tokens, fewer than a sample of 9"),
         (Data(tmp_path), plan_of(50), "short has tokens from 49 to 56, the model knows 0 to 49"),
     ):
         with pytest.raises(DataError, match=message):

@@ -177,7 +177,7 @@ class _Tokens:
                     yield epoch, file, offset, tokens
             if whole and found < self._least:
                 raise DataError(
-                    f"data: hold {found} tokens, fewer than a sample of {self._least}; give a "
+                    f"there are {found} tokens, fewer than a sample of {self._least}; give a "
                     "longer text"
                 )
             epoch, begin, found, whole = epoch + 1, BEGIN, 0, True
