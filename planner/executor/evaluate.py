@@ -56,7 +56,7 @@ class Evaluated:
     @property
     def perplexity(self) -> float:
         """Of the loss, as far as a number can say it."""
-        return math.exp(min(self.loss, LARGEST))
+        return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
 
 
 class Evaluation:
