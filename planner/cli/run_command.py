@@ -212,11 +212,12 @@ class _Steps:
             self.evaluated.append({name: event[name] for name in event if name != "event"})
             self._say(
                 f"after {event['steps']} steps, {event['paths']}: held-out loss "
-                f"{event['loss']:.4f}, perplexity {event['perplexity']:.4g}"
+                f"{_number(event['loss'], '.4f')}, perplexity "
+                f"{_number(event['perplexity'], '.4g')}"
             )
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
-            self._say(f"loss of step {event['step']}: {event['loss']:.4f}")
+            self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
         elif event["event"] == "devices":
             self.devices = event["devices"]
             self._say(summary(self.devices))
@@ -245,9 +246,14 @@ class _Steps:
             print(text, flush=True)
 
 
+def _number(value: float | None, shape: str) -> str:
+    """A number that an event tells; it has none where the run has diverged."""
+    return "not finite" if value is None else format(value, shape)
+
+
 def _line(event: dict[str, Any], predicted_s: float) -> str:
-    known = event["loss"] is not None
-    loss = f"loss {event['loss']:8.4f} (of step {event['loss_step']})" if known else "no loss yet"
+    loss, of = _number(event["loss"], "8.4f"), event["loss_step"]
+    loss = "no loss yet" if of is None else f"loss {loss} (of step {of})"
     return (
         f"step {event['step']:4d}   {loss}   measured {event['took_s']:7.3f} s   predicted "
         f"{predicted_s:7.3f} s   {event['tokens_per_s']:.0f} tokens/s"
@@ -266,7 +272,7 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
             "devices": told.devices,
             "failed": failed,
         }
-        print(json.dumps(data, indent=1))
+        print(json.dumps(data, allow_nan=False, indent=1))
     if as_json or failed is not None:
         return
     # the first step also warms up caches and connections

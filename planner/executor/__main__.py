@@ -169,7 +169,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
-    optimizing, data = optimizing_of(args), data_of(args)
+    optimizing, data, held_out = optimizing_of(args), data_of(args), eval_data_of(args)
     plan = load_plan(args.plan)
     ranks = join(
         plan,
@@ -217,7 +217,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
         worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-        if (held_out := eval_data_of(args)) is not None:
+        if held_out is not None:
             evaluation = Evaluation(
                 *(plan, ranks, learner, worker.wiring, held_out),
                 every=args.eval_every,

@@ -189,12 +189,16 @@ def resume(
     learner.load_state(_read(folder, done, ranks.rank, index))
     if learner.data is not None:
         data = index["data"]
-        if data["says"] != learner.data.says:
+        try:
+            says, position = str(data["says"]), [int(number) for number in data["position"]]
+        except (KeyError, TypeError, ValueError):
+            raise _unreadable(path, "no place in the data") from None
+        if says != learner.data.says:
             raise CheckpointError(
-                f"{path}: was trained on {data['says']}, this run has {learner.data.says}; give "
+                f"{path}: was trained on {says}, this run has {learner.data.says}; give "
                 "the same --data, --tokenizer and --shuffle"
             )
-        learner.data.seek(data["position"])
+        learner.data.seek(position)
     return done
 
 

@@ -56,7 +56,7 @@ class Evaluated:
     @property
     def perplexity(self) -> float:
         """Of the loss, as far as a number can say it."""
-        return math.exp(min(self.loss, LARGEST))
+        return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
 
 
 class Evaluation:
@@ -73,7 +73,7 @@ class Evaluation:
     data
         Held-out text, read from its beginning each time.
     every
-        Steps between two.
+        Steps between two; there is one after the last step too.
     batches
         Each of as many samples as a step has.
     steps
@@ -82,7 +82,7 @@ class Evaluation:
     Raises
     ------
     ValueError
-        There is nothing to do, or the data cannot be read.
+        The data cannot be read, or hold less than a sample.
     """
 
     def __init__(
@@ -97,11 +97,8 @@ class Evaluation:
         batches: int,
         steps: range,
     ) -> None:
-        for option, value in (("--eval-every", every), ("--eval-batches", batches)):
-            if value < 1:
-                raise ValueError(f"{option} is {value}; give at least 1")
         self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
-        self._every, self._batches = every, batches
+        self._every, self._batches, self._stop = every, batches, steps.stop
         reads = learner is not None and learner.data is not None
         self._data = microbatches_of(plan, data) if reads else None
         require_same_data(ranks, "--eval-data", self._data)
@@ -160,7 +157,7 @@ class Evaluation:
         ]
 
     def _due(self, step: int) -> bool:
-        return (step + 1) % self._every == 0
+        return (step + 1) % self._every == 0 or step + 1 == self._stop
 
     def _sum(self, k: int) -> float:
         """This rank's losses of all batches with the paths of one schedule."""

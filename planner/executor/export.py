@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Export:
     Raises
     ------
     ValueError
-        The folder holds weights, or ``transformers`` has no such model.
+        The folder holds weights or cannot be written to, or ``transformers`` has no such model.
     """
 
     def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
@@ -58,6 +59,14 @@ class Export:
         self._config = to_hf_config(self._arch)
         if like is not None:
             require_same_model(like, self._arch)
+        try:  # now rather than after the last step
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise WeightsError(
+                f"{folder}: cannot be written to ({error.strerror}); name another folder"
+            ) from None
 
     def writes(self, rank: int) -> bool:
         """Whether a rank writes its stage: the first device of each does."""
@@ -87,7 +96,6 @@ class Export:
             for part in parts:
                 rows = whole if part.rows is None else whole[slice(*part.rows)]
                 tensors[part.name] = (rows.t() if part.transposed else rows).contiguous()
-        self._folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self._folder / self._file(stage), tensors, METADATA)
         return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
 
@@ -99,7 +107,6 @@ class Export:
         written
             What `write` gave, of all stages.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         if len(self._plan.stage_layers) > 1:
             index = {
                 "metadata": {"total_size": sum(size for _, size in written.values())},

@@ -76,8 +76,11 @@ class Optimizing:
         for name in ("warmup", "schedule_steps"):
             set_(self, name, count(name, getattr(self, name), 0))
         for name in ("min_lr_ratio", "beta1", "beta2"):
-            if (value := getattr(self, name)) > 1 or (value == 1 and name != "min_lr_ratio"):
-                raise ValueError(f"{name} is {value:g}; it must be below 1")
+            value, most = getattr(self, name), name == "min_lr_ratio"
+            if value > 1 or (value == 1 and not most):
+                raise ValueError(
+                    f"{name} is {value:g}; it must be {'at most' if most else 'below'} 1"
+                )
         cosine = self.schedule is RateSchedule.COSINE
         if cosine and self.schedule_steps <= self.warmup:
             raise ValueError(

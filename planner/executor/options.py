@@ -51,7 +51,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--eval-every",
         type=int,
         default=EVAL_EVERY,
-        help="steps between two evaluations; default %(default)s",
+        help="steps between two evaluations, the last is after all steps; default %(default)s",
     )
     group.add_argument(
         "--eval-batches",
@@ -133,7 +133,26 @@ def data_of(args: argparse.Namespace) -> Data:
 
 
 def eval_data_of(args: argparse.Namespace) -> Data | None:
-    """What to evaluate on, in the order of the text; None: nothing."""
+    """What to evaluate on, in the order of the text.
+
+    Parameters
+    ----------
+    args
+        With the options of `add_training`.
+
+    Returns
+    -------
+    Data | None
+        None: nothing.
+
+    Raises
+    ------
+    ValueError
+        There would be nothing to do.
+    """
+    for name in ("eval_every", "eval_batches"):
+        if (value := getattr(args, name)) < 1:
+            raise ValueError(f"{_option(name)} is {value}; give at least 1")
     return None if args.eval_data is None else Data(args.eval_data, args.tokenizer, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,4 +126,12 @@ class Progress:
         self._say(summary(reports), event="devices", devices=reports)
 
     def _say(self, text: str, **event: Any) -> None:
-        print(json.dumps(event) if self.events else text, flush=True)
+        if self.events:
+            # JSON has no number for what a diverged run has
+            told = {name: None if _diverged(value) else value for name, value in event.items()}
+            text = json.dumps(told, allow_nan=False)
+        print(text, flush=True)
+
+
+def _diverged(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

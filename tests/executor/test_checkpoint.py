@@ -161,6 +161,12 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
     with pytest.raises(CheckpointError, match=r"is of plan .*; resume with the plan"):
         resume(tmp_path, other, rank()[0], made, ADAMW)
+    index = json.loads((place / INDEX).read_text())
+    for wrong in ({}, {"says": "synthetic"}, {"says": "synthetic", "position": 1}):
+        (place / INDEX).write_text(json.dumps(index | {"data": wrong}))
+        with pytest.raises(CheckpointError, match=r"cannot be read \(no place in the data\)"):
+            resume(tmp_path, PLAN, rank()[0], made, ADAMW)
+    (place / INDEX).write_text(json.dumps(index))
     shard = next(place.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1

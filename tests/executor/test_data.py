@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.data import sources  # noqa: E402
 from planner.executor.data.microbatches import microbatches_of  # noqa: E402
-from planner.executor.data.sources import DataError, TextFiles  # noqa: E402
+from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.tokenizer import Bytes  # noqa: E402
 
@@ -112,7 +112,7 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
     """From a position, only pieces of what follows; memory holds the step's blocks only."""
     path = tmp_path / "text"
     path.write_bytes(np.random.default_rng(0).integers(0, 128, 1 << 20).astype(np.uint8).tobytes())
-    source = TextFiles(path, Bytes())
+    source = TextFiles(path, Bytes(), 256)
     read: list[int] = []
     pieces = source.pieces
 
@@ -135,6 +135,31 @@ def test_reading_on_reads_no_more_than_needed(tmp_path: Path) -> None:
     assert len(read) <= 2 and min(read) > 600_000
 
 
+@pytest.mark.parametrize("buffer", [1, 3, 16])
+def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
+    """Whichever comes first, each piece is read once an epoch, and memory holds a step."""
+    count, order = 16, (15, *range(15))
+    items = [[k % 256] * SEQUENCE for k in range(10 * count)]
+    source = Items(items, Bytes(), 256)
+    read: list[int] = []
+    pieces = source.pieces
+
+    def noting(begin: tuple[int, int]) -> Iterator[Any]:
+        for place, tokens in pieces(begin):
+            read.append(place[0])
+            yield place, tokens
+
+    source.pieces = noting  # type: ignore[method-assign]
+    samples = Samples(source, SEQUENCE, buffer, 0)
+    want = by_hand(bytes(t for item in items for t in item), 8 * count, buffer)
+    for step in range(8):
+        for k in order:
+            samples.forget(step * count)
+            np.testing.assert_array_equal(samples.sample(step * count + k), want[step * count + k])
+        assert len(samples._blocks) <= -(-count // buffer) + 1
+    assert read == list(range(len(read)))
+
+
 def test_python_iterables(tmp_path: Path) -> None:
     """Texts, bytes and lists of tokens, one after the other."""
     items = ["abc", b"defg", [104, 105], np.array([106]), "", "klmnopqrs" * 3]
@@ -147,7 +172,7 @@ def test_python_iterables(tmp_path: Path) -> None:
         (iter(items), "can be gone through once only"),
         ([[1, 999] * 9], r"item 0 has tokens from 1 to 999, the model knows 0 to 255"),
         ([[1.5] * 20], "item 0 is neither text nor a list of whole numbers"),
-        ([], "hold 0 tokens, fewer than a sample of 9"),
+        ([], "there are 0 tokens, fewer than a sample of 9"),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(Data(wrong), 1)
@@ -158,8 +183,8 @@ def test_wrong_data_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("12345678")
     for data, plan, message in (
         (Data(tmp_path / "none"), plan_of(), "none: is no text file or folder of them"),
-        (Data(tmp_path / "short"), plan_of(), "hold 8 tokens, fewer than a sample of 9"),
-        (Data(tmp_path), plan_of(61), "bytes has 256 tokens, the model knows 61; use a model"),
+        (Data(tmp_path / "short"), plan_of(), "there are 8 tokens, fewer than a sample of 9"),
+        (Data(tmp_path), plan_of(50), "short has tokens from 49 to 56, the model knows 0 to 49"),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(data, 1, plan)
@@ -185,7 +210,31 @@ def test_hugging_face_tokenizers(tmp_path: Path) -> None:
     found = rows_of(data, 3)
     for k, row in enumerate(found):
         np.testing.assert_array_equal(row, ids[k * SEQUENCE :][: SEQUENCE + 1])
-    with pytest.raises(DataError, match=r"has \d+ tokens, the model knows 20"):
+    with pytest.raises(
+        DataError, match=r"text has tokens from \d+ to \d+, the model knows 0 to 19"
+    ):
         rows_of(data, 1, plan_of(20))
     with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
         rows_of(Data(tmp_path / "text", tmp_path / "text"), 1)
+    # what a tokenizer cuts and fills single texts to is not for the pieces of a long one
+    made.enable_truncation(max_length=5)
+    made.enable_padding(length=4096, pad_id=1)
+    made.save(str(tmp_path / "cutting.json"))
+    cutting = Data(tmp_path / "text", tmp_path / "cutting.json", buffer=1)
+    np.testing.assert_array_equal(rows_of(cutting, 3), found)
+
+
+def test_tokens_that_occur_are_those_the_model_must_know(tmp_path: Path) -> None:
+    """Few tokens may have high numbers; a high number that no text has harms nobody."""
+    tokenizers = pytest.importorskip("tokenizers")
+    numbers = {"?": 0, "a": 1, "b": 2, "z": 999}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert made.get_vocab_size() == 4
+    (tmp_path / "text").write_text("a b " * 20)
+    data = Data(tmp_path / "text", tmp_path / "tokenizer.json", buffer=1)
+    assert set(rows_of(data, 1, plan_of(3)).flat) == {1, 2}
+    (tmp_path / "text").write_text("a b z " * 20)
+    with pytest.raises(DataError, match="text has tokens from 1 to 999, the model knows 0 to 255"):
+        rows_of(data, 1)

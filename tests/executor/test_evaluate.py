@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 import planner as pl
+from planner.cli.main import main
+from planner.executor.options import eval_data_of
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
@@ -26,7 +29,7 @@ from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.local import run_local, threads  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
 
-STEPS, EVERY, BATCHES, SEQUENCE = 6, 2, 3, 16
+STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
 TEXT = "a line that nobody has seen before; " * 40
 
 
@@ -103,7 +106,7 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
 
 @pytest.mark.parametrize("name", PLANS)
 def test_held_out_loss_equals_one_process(name: str, tmp_path: Path) -> None:
-    """Every two steps, of all schedules of the cycle; training goes on as without."""
+    """Every four steps and after the last, of all schedules; training goes on as without."""
     plan = PLANS[name]()
     held, kept = tmp_path / "held.txt", tmp_path / "kept"
     held.write_text(TEXT)
@@ -114,7 +117,7 @@ def test_held_out_loss_equals_one_process(name: str, tmp_path: Path) -> None:
     events = train(plan, tmp_path, *options, "--checkpoint", str(kept), "--every", str(STEPS))
     found = [e for e in events if e["event"] == "evaluated"]
     used = [plan.schedules[k] for k in dict.fromkeys(plan.cycle)]
-    assert [e["steps"] for e in found] == [t for t in (2, 4, 6) for _ in used]
+    assert [e["steps"] for e in found] == [t for t in (EVERY, STEPS) for _ in used]
     for event, schedule in zip(found[-len(used) :], used, strict=True):
         assert event["loss"] == pytest.approx(by_hand(plan, kept, schedule.paths), rel=1e-5)
         assert event["perplexity"] == pytest.approx(math.exp(event["loss"]))
@@ -154,7 +157,9 @@ def test_forward_passes_have_an_order_without_waiting_for_ever(name: str) -> Non
 
 
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
-    """No such text; nothing to do."""
+    """No such text; one too short, which is said before the first step."""
+    from planner.executor.data.alike import require_same_data
+    from planner.executor.data.microbatches import microbatches_of
     from planner.executor.data.options import Data
     from planner.executor.evaluate import Evaluation
     from planner.executor.ranks import Ranks
@@ -163,12 +168,32 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     plan = make_plan([[0]], workload=bytes_workload())
     learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
     ranks, wiring = Ranks(0, 1, torch.distributed.HashStore()), Wiring(plan, 0, None, False)
-    for name, batches, message in (
-        ("none", 1, "none: is no text file"),
-        ("none", 0, "--eval-batches is 0; give at least 1"),
+    (tmp_path / "short").write_text("x" * SEQUENCE)
+    for name, message in (
+        ("none", "none: is no text file"),
+        (
+            "short",
+            "--eval-data: there are 16 tokens, fewer than a sample of 17; give a longer text",
+        ),
     ):
         data = Data(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
-            Evaluation(
-                *(plan, ranks, learner, wiring, data), every=1, batches=batches, steps=range(1)
-            )
+            Evaluation(*(plan, ranks, learner, wiring, data), every=1, batches=1, steps=range(1))
+    short = microbatches_of(plan, Data(tmp_path / "short"))
+    with pytest.raises(ValueError, match="--data: there are 16 tokens"):
+        require_same_data(ranks, "--data", short)
+
+
+@pytest.mark.parametrize("option", ["--eval-every", "--eval-batches"])
+def test_evaluating_never_or_nothing_is_refused_before_anything_starts(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By the command, and by a rank before it waits for others."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]], workload=bytes_workload()), path)
+    assert main(["run", str(path), option, "0"]) == 2
+    assert f"{option} is 0; give at least 1" in capsys.readouterr().err
+    args = argparse.Namespace(eval_data=None, eval_every=1, eval_batches=1)
+    setattr(args, option[2:].replace("-", "_"), 0)
+    with pytest.raises(ValueError, match=f"{option} is 0; give at least 1"):
+        eval_data_of(args)

@@ -47,7 +47,7 @@ def test_matrices_alone_decay() -> None:
         ({"schedule": "cosine", "warmup": 5, "schedule_steps": 5}, "more steps than its warm-up"),
         ({"warmup": -1}, "warmup is -1; it must be a whole number of at least 0"),
         ({"beta2": 1.0}, "beta2 is 1; it must be below 1"),
-        ({"min_lr_ratio": 1.5}, "min_lr_ratio is 1.5"),
+        ({"min_lr_ratio": 1.5}, "min_lr_ratio is 1.5; it must be at most 1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
     ],
 )

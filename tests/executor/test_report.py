@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from planner.cli import run_command
 from planner.executor.work import Work, summary
 from planner.network.gpus import CALLED, GPUS
 from planner.training_plan.choices import Codec
@@ -18,11 +20,46 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.evaluate import Evaluated  # noqa: E402
 from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.losses import Losses  # noqa: E402
+from planner.executor.progress import Progress  # noqa: E402
+from planner.executor.records import StepRecord  # noqa: E402
 from planner.executor.report import peak_flops  # noqa: E402
 from tests.executor.test_train import skipping_and_swapping_plan  # noqa: E402
 
 STEPS = 3
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_diverged_run_tells_json(loss: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """Null where a number is not finite, in events and in the command's data; text says so."""
+    plan = make_plan([[0, 1]], workload=tiny_workload())
+    losses = Losses({}, own=True, steps=range(2))
+    progress = Progress(1.0, events=True, work=Work(plan))
+    losses.tell(0, loss)
+    for step in range(2):
+        progress.step(StepRecord(step, False, step, step + 1), losses)
+    losses.tell(1, loss)
+    progress.end(losses)
+    progress.evaluated(Evaluated(1, "all stages", loss))
+    lines = capsys.readouterr().out.splitlines()
+    events = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [e["event"] for e in events] == ["step", "step", "loss", "evaluated"]
+    assert all(e["loss"] is None for e in events) and events[0]["loss_step"] == 0
+    for as_json in (True, False):
+        told = run_command._Steps(plan, plan.workload, Path(), [1.0], as_json)
+        for line in lines:
+            told.take(line)
+        run_command._summary(plan, told, "diverged", as_json)
+        said = capsys.readouterr().out
+        if as_json:
+            data = json.loads(said, parse_constant=pytest.fail)
+            assert [s["loss"] for s in data["steps"]] == [None, None]
+            (evaluated,) = data["evaluated"]
+            assert evaluated["loss"] is None and evaluated["perplexity"] is None
+        else:
+            assert said.count("not finite") >= 3 and "no loss yet" not in said
 
 
 def test_flops_are_those_of_what_microbatches_visit() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -292,6 +294,29 @@ def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     plan = plan_for(folder, [[0]])
     code, _, said = run_ranks(plan, tmp_path, "--export", str(folder))
     assert code == 2 and "holds model.safetensors already; name a new folder" in said
+
+
+def test_where_nothing_can_be_written_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is trained; trying leaves an empty folder."""
+    from planner.executor.export import Export
+    from planner.executor.weights import WeightsError
+
+    plan = plan_for(saved("llama", tmp_path / "given"), [[0]])
+    Export(tmp_path / "new" / "out", plan)
+    assert list((tmp_path / "new" / "out").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(WeightsError, match=r"cannot be written to .*; name another folder"):
+            Export(folder, plan)
+
+    def full(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(WeightsError, match=r"cannot be written to \(Read-only file system\)"):
+        Export(tmp_path / "new" / "out", plan)
 
 
 def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether all ranks that read data read the same."""
+"""Whether all ranks that read data can read them, and the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> N
     Raises
     ------
     DataError
-        Both, and whose.
+        Both, and whose; or there is no first sample.
     """
+    if mine is not None:
+        try:  # what is too short is said before the first step
+            mine.tokens(0, 0)
+        except DataError as error:
+            raise DataError(f"{option}: {error}") from None
     told = ranks.share(f"data{option}", "" if mine is None else mine.says)
     first = next((rank for rank, says in enumerate(told) if says), 0)
     if mine is not None and mine.says != told[first]:

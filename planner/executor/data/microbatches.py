@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.data.options import Data
-from planner.executor.data.sources import DataError, Items, Source, TextFiles
+from planner.executor.data.sources import Items, Source, TextFiles
 from planner.executor.data.stream import Position, Samples
 from planner.executor.data.synthetic import Synthetic
 from planner.executor.data.tokenizer import Bytes, HuggingFace
@@ -69,7 +69,7 @@ def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
     Raises
     ------
     ValueError
-        The text cannot be read, or has tokens that the model does not know.
+        The text cannot be read.
     """
     arch, w = plan.workload.architecture, plan.workload
     assert arch is not None
@@ -77,15 +77,10 @@ def microbatches_of(plan: TrainingPlan, data: Data) -> Microbatches:
         return Synthetic(arch.vocabulary, arch.sequence, w.microbatch_samples, plan.seed)
     tokenizer = Bytes() if data.tokenizer is None else HuggingFace(data.tokenizer)
     source: Source
-    if not isinstance(data.text, Path):
-        source = Items(data.text, tokenizer, arch.vocabulary)
-    elif tokenizer.vocabulary > arch.vocabulary:
-        raise DataError(
-            f"{data.text}: {tokenizer.says} has {tokenizer.vocabulary} tokens, the model knows "
-            f"{arch.vocabulary}; use a model with a larger vocabulary, or its own --tokenizer"
-        )
+    if isinstance(data.text, Path):
+        source = TextFiles(data.text, tokenizer, arch.vocabulary)
     else:
-        source = TextFiles(data.text, tokenizer)
+        source = Items(data.text, tokenizer, arch.vocabulary)
     steps = max(len(s.paths) for s in plan.schedules)
     return Text(source, arch.sequence, w.microbatch_samples, steps, data.buffer, plan.seed)
 

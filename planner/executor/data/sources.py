@@ -47,6 +47,8 @@ class TextFiles:
         File or folder.
     tokenizer
         Makes tokens.
+    vocabulary
+        Tokens that the model knows.
 
     Raises
     ------
@@ -54,8 +56,8 @@ class TextFiles:
         There is no such file, or nothing in the folder.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _text(p))
         if not self._paths:
             raise DataError(f"{path}: is no text file or folder of them; check the path")
@@ -71,7 +73,9 @@ class TextFiles:
                 while text := file.read(PIECE_BYTES):
                     if len(text) == PIECE_BYTES:
                         text = text[: _cut(text)]
-                    yield (number, offset), self._tokenizer.encode(text)
+                    tokens = self._tokenizer.encode(text)
+                    _require_known(tokens, self._vocabulary, str(self._paths[number]))
+                    yield (number, offset), tokens
                     offset += len(text)
                     file.seek(offset)
             offset = 0
@@ -119,12 +123,16 @@ class Items:
             raise DataError(
                 f"data: item {number} is neither text nor a list of whole numbers; give one of them"
             )
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._vocabulary:
-            raise DataError(
-                f"data: item {number} has tokens from {tokens.min()} to {tokens.max()}, the model "
-                f"knows 0 to {self._vocabulary - 1}; use a model with a larger vocabulary"
-            )
+        _require_known(tokens, self._vocabulary, f"data: item {number}")
         return tokens.astype(np.int32)
+
+
+def _require_known(tokens: NDArray[Any], vocabulary: int, what: str) -> None:
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise DataError(
+            f"{what} has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+            f"{vocabulary - 1}; use a model with a larger vocabulary, or its own --tokenizer"
+        )
 
 
 def _text(path: Path) -> bool:

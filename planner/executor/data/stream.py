@@ -52,7 +52,7 @@ class Samples:
     sequence
         Tokens of a sample, without the last target, which is the next sample's first.
     buffer
-        Samples that are shuffled together, and held in memory.
+        Samples that are shuffled together, and held in memory until `forget`.
     seed
         Of their order.
     """
@@ -60,6 +60,7 @@ class Samples:
     def __init__(self, source: Source, sequence: int, buffer: int, seed: int) -> None:
         self._source, self._sequence, self._buffer, self._seed = source, sequence, buffer, seed
         self._blocks: dict[int, NDArray[np.int32]] = {}
+        self._first = 0
         self.seek(START)
 
     def sample(self, number: int) -> NDArray[np.int32]:
@@ -84,16 +85,18 @@ class Samples:
         if block not in self._blocks:
             if block < self._position.block:
                 self.seek(START)
-            while self._position.block < block:
-                self._read()
-            self._blocks[block] = self._read()
+            while (at := self._position.block) <= block:
+                rows = self._read()
+                # those before it may be asked for later in the step
+                if at >= min(self._first, block):
+                    self._blocks[at] = rows
         found: NDArray[np.int32] = self._blocks[block][place]
         return found
 
     def forget(self, number: int) -> None:
         """Samples before this one are not asked for any more."""
-        first = number // self._buffer
-        self._blocks = {k: block for k, block in self._blocks.items() if k >= first}
+        self._first = number // self._buffer
+        self._blocks = {k: block for k, block in self._blocks.items() if k >= self._first}
 
     def position_of(self, number: int) -> Position:
         """From where on text is needed for a sample and those after it.
@@ -174,7 +177,7 @@ class _Tokens:
                     yield epoch, file, offset, tokens
             if whole and found < self._least:
                 raise DataError(
-                    f"data: hold {found} tokens, fewer than a sample of {self._least}; give a "
+                    f"there are {found} tokens, fewer than a sample of {self._least}; give a "
                     "longer text"
                 )
             epoch, begin, found, whole = epoch + 1, BEGIN, 0, True

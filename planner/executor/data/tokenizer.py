@@ -15,13 +15,10 @@ class Tokenizer(Protocol):
 
     Attributes
     ----------
-    vocabulary
-        Number of different tokens.
     says
         What it is, for those who compare.
     """
 
-    vocabulary: int
     says: str
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -42,7 +39,6 @@ class Tokenizer(Protocol):
 class Bytes:
     """Every byte is a token."""
 
-    vocabulary = 256
     says = "bytes"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -79,7 +75,9 @@ class HuggingFace:
             raise ValueError(f"{path}: cannot be read ({error.strerror}); check the path") from None
         except Exception as error:  # the package raises nothing more special
             raise ValueError(f"{path}: is no tokenizer.json ({error}); give one") from None
-        self.vocabulary = int(self._reader.get_vocab_size())
+        # both are for single texts; pieces are cut into samples later
+        self._reader.no_truncation()
+        self._reader.no_padding()
         self.says = f"tokenizer {hashlib.sha256(told).hexdigest()[:12]}"
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
