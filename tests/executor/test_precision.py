@@ -159,10 +159,13 @@ def test_bytes_that_are_not_those_of_the_formats_are_refused() -> None:
     """What was priced otherwise is not executed."""
     workload = tiny()
     changed = workload.replace(gradient_bytes_per_parameter=2)
-    with pytest.raises(PlanError, match=r"priced for 2, in its precision the executor sends 4"):
+    with pytest.raises(PlanError, match=r"priced for 2, in its precision the executor has 4"):
         require_executable(make_plan([[0, 1]], workload=changed))
+    lighter = workload.replace(state_bytes_per_parameter=2)
+    with pytest.raises(PlanError, match=r"state_bytes_per_parameter: .* priced for 2, .* has 16;"):
+        require_executable(make_plan([[0, 1]], workload=lighter))
     wrong = workload.replace(precision=tiny(precision="fp32").precision)
-    with pytest.raises(PlanError, match=r"priced for 1024, .* the executor sends 2048; plan again"):
+    with pytest.raises(PlanError, match=r"priced for 1024, .* the executor has 2048; leave it"):
         require_executable(make_plan([[0, 1]], workload=wrong))
 
 
