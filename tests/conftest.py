@@ -50,6 +50,16 @@ def random_network(n: int, seed: int = 0) -> Network:
     return Network(rng.uniform(0.005, 0.25, (n, n)), rng.uniform(3e7, 3e8, (n, n)))
 
 
+def regional_network(sizes: Sequence[int], seed: int = 0) -> Network:
+    """Regions of some devices each: links between regions all different, alike within."""
+    sites = random_network(len(sizes), seed)
+    return sites.replicate(
+        dict(zip(sites.ids, sizes, strict=True)),
+        intra_latency_s=0.001,
+        intra_bandwidth_bytes_per_s=1e9,
+    )
+
+
 def make_plan(
     grid: list[list[int]],
     *,

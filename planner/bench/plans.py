@@ -305,30 +305,30 @@ def seedless(question: Question) -> dict[str, Baseline]:
     dict[str, Baseline]
         The first five of `NAMES`.
     """
-    try:
-        ranks = ranks_by_region(question)
-        both = [
-            Baseline(None, "does not fit") if p is None else _fixed(p, ranks.tally)
-            for p in (ranks.pipeline, ranks.data)
+
+    def ranks() -> list[Baseline]:
+        found = ranks_by_region(question)
+        return [
+            Baseline(None, "does not fit") if p is None else _fixed(p, found.tally)
+            for p in (found.pipeline, found.data)
         ]
-    except ProblemError as error:
-        both = [_refused(error)] * 2
-    try:
+
+    def region() -> list[Baseline]:
         alone = one_region(question)
-        region = _fixed(alone.plan, alone.tally, f"{alone.region}: ")
-    except ProblemError as error:
-        region = _refused(error)
-    try:
-        nearest = _fixed(*ranks_by_neighbour(question))
-    except ProblemError as error:
-        nearest = _refused(error)
-    try:
+        return [_fixed(alone.plan, alone.tally, f"{alone.region}: ")]
+
+    def sailor() -> list[Baseline]:
         rule = sailor_rule(question)
         before = f"estimated {rule.estimated_s:.2f} s in {rule.regions} regions: "
-        sailor = _fixed(rule.plan, Tally(), before)
-    except ProblemError as error:
-        sailor = _refused(error)
-    return dict(zip(NAMES[:5], (*both, region, nearest, sailor), strict=True))
+        return [_fixed(rule.plan, Tally(), before)]
+
+    found = [
+        *_tried(ranks, 2),
+        *_tried(region),
+        *_tried(lambda: [_fixed(*ranks_by_neighbour(question))]),
+        *_tried(sailor),
+    ]
+    return dict(zip(NAMES[:5], found, strict=True))
 
 
 def seeded(question: Question, effort: float) -> dict[str, Baseline]:
@@ -346,15 +346,21 @@ def seeded(question: Question, effort: float) -> dict[str, Baseline]:
     dict[str, Baseline]
         The others of `NAMES`.
     """
-    try:
+
+    def dtfm() -> list[Baseline]:
         rule = dtfm_rule(question, Effort(effort))
-        found = [
-            _fixed(rule.plan, Tally(), f"cost {rule.cost_s:.2f} s: "),
-            _fixed(rule.tried, Tally()),
-        ]
+        before = f"cost {rule.cost_s:.2f} s: "
+        return [_fixed(rule.plan, Tally(), before), _fixed(rule.tried, Tally())]
+
+    return dict(zip(NAMES[5:], _tried(dtfm, 2), strict=True))
+
+
+def _tried(make: Callable[[], list[Baseline]], count: int = 1) -> list[Baseline]:
+    """What a rule makes or, so many times, why nothing of it fits."""
+    try:
+        return make()
     except ProblemError as error:
-        found = [_refused(error)] * 2
-    return dict(zip(NAMES[5:], found, strict=True))
+        return [_refused(error)] * count
 
 
 def _fixed(plan: FixedPlan, tally: Tally, before: str = "") -> Baseline:

@@ -131,7 +131,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
     from planner.executor.data.microbatches import microbatches_of
-    from planner.executor.export import Export
+    from planner.executor.hf_export import Export
     from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
     from planner.executor.weights import require_same_model

@@ -51,9 +51,9 @@ DRAFTS, CHAINED, PRICED = 6, 8, 2
 priced, after these and after changes."""
 RANKS = 1
 """Layouts of ranks in order, as trainers have them, that are drafted whatever the estimate."""
-AGAIN, WORTH = 1, 1.08
-"""How often a draft is made anew by what its devices took; only one not so far above the best, nor
-is its flow sent over other pairs of devices."""
+WORTH = 1.08
+"""A draft no farther above the best is made over other pairs of devices too, and once more by what
+its devices took."""
 CHANGES, TRIED, IMPROVED = 600, 12, 6
 """Changes of a good draft's layout that are estimated, those that are drafted, and how often in a
 round."""
@@ -363,10 +363,9 @@ class _Search:
             if self._worth(best, math.inf if always else WORTH):
                 made = self._made(prepared, spread=spread)
                 best = min(best, made, key=lambda draft: draft.seconds)
-        for _ in range(AGAIN):
-            if self._worth(best, WORTH):
-                made = self._made(prepared, slower=best.slower * best.late, spread=best.spread)
-                best = min(best, made, key=lambda draft: draft.seconds)
+        if self._worth(best, WORTH):
+            made = self._made(prepared, slower=best.slower * best.late, spread=best.spread)
+            best = min(best, made, key=lambda draft: draft.seconds)
         known = self.everybody
         if self._idle(best) == 0 and (known is None or best.seconds < known.seconds):
             self.everybody = best

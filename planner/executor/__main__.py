@@ -28,8 +28,8 @@ from planner.executor.connections import ConnectionLost
 from planner.executor.data.alike import require_same_data
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.evaluate import Evaluation
-from planner.executor.export import Export, export_trained
 from planner.executor.helper import Helper
+from planner.executor.hf_export import Export, export_trained
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, require_executable
 from planner.executor.memory import claims_of, need_of, require_memory
@@ -48,7 +48,7 @@ from planner.executor.records import StepRecord, write_records
 from planner.executor.report import device_reports, peak_flops
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
-from planner.executor.wiring import Wiring
+from planner.executor.wiring import averaging_of
 from planner.executor.work import Work
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
@@ -182,18 +182,19 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints, evaluation, export, learner = 0, None, None, None, None
-    peak = None
+    first, checkpoints, evaluation, export, learner, peak = 0, None, None, None, None, None
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
         worker = Worker(plan, ranks, compute, imposed=imposed)
     else:
         require_executable(plan)
-        own_pace, calibrates = args.own_pace, args.calibrate is not None
-        averaging = Wiring(plan, ranks.rank, None, own_pace).averaging
         need = need_of(
-            plan, ranks.rank, averaging, on_gpu=device.type == "cuda", calibrates=calibrates
+            plan,
+            ranks.rank,
+            averaging_of(plan, ranks.rank),
+            on_gpu=device.type == "cuda",
+            calibrates=args.calibrate is not None,
         )
         require_memory(ranks, claims_of(ranks, need, device))
         peak = peak_flops(plan, ranks, device)

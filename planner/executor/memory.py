@@ -17,6 +17,7 @@ import torch
 
 from planner.executor.averaging import Averaging
 from planner.executor.codec import message_length
+from planner.executor.learner import has_head
 from planner.executor.ranks import Ranks
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
@@ -91,7 +92,7 @@ def need_of(
     buffers = buffer_bytes(averaging, round(vector / SUM_BYTES))
     if rank not in plan.stage_of:
         return Need(0.0, {"sums of others": vector, "averaging": buffers})
-    heads = any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
+    heads = has_head(plan, rank)
     live = max(s.most_live()[rank] for s in plan.schedules)
     layers, recompute = plan.stage_layers[stage], plan.recompute[stage]
     found = executed_bytes(

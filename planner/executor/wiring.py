@@ -52,7 +52,7 @@ class Wiring:
         self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
-        self.averaging = self._averaging(shared=imposed is not None)
+        self.averaging = averaging_of(plan, rank, imposed)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
@@ -115,28 +115,45 @@ class Wiring:
         scale = self._imposed.speed / self._imposed.shrink
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
-    def _averaging(self, *, shared: bool) -> Averaging:
-        plan, rank, imposed = self._plan, self._rank, self._imposed
-        stage = plan.averaged_stage(rank)
-        # in two levels not all exchange
-        rounds = [g for groups in plan.averaging[stage] for g in groups if rank in g.members]
-        gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
-        # imposed runs are of one machine, whose processors all ranks share
-        crowd = max(1.0, len(plan.cluster) / (os.cpu_count() or 1)) if shared else 1.0
-        paces = [
-            pace_of(
-                group,
-                gradient * group.codec(plan.codec).wire_ratio / imposed.shrink,
-                plan.cluster,
-                speed=imposed.speed,
-                shrink=imposed.shrink,
-                crowd=crowd,
-            )
-            for group in rounds
-        ]
-        devices = len(plan.assignment.groups[stage])
-        upload = device_limits(plan.cluster)[0][rank] * imposed.speed / imposed.shrink
-        # an imposed vector is as long as the plan's bytes, whatever they are made of
-        gradients = Dtype.FP32 if shared else plan.workload.precision.gradients
-        wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
-        return Averaging(rank, rounds, paces, wires, devices, float(upload))
+
+def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+    """A rank's part in averaging.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+
+    Returns
+    -------
+    Averaging
+        Of the rank's stage, or of the one that it helps.
+    """
+    scale = imposed or Imposed()
+    stage = plan.averaged_stage(rank)
+    # in two levels not all exchange
+    rounds = [g for groups in plan.averaging[stage] for g in groups if rank in g.members]
+    gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+    # imposed runs are of one machine, whose processors all ranks share
+    crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
+    paces = [
+        pace_of(
+            group,
+            gradient * group.codec(plan.codec).wire_ratio / scale.shrink,
+            plan.cluster,
+            speed=scale.speed,
+            shrink=scale.shrink,
+            crowd=crowd,
+        )
+        for group in rounds
+    ]
+    devices = len(plan.assignment.groups[stage])
+    upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
+    # an imposed vector is as long as the plan's bytes, whatever they are made of
+    gradients = plan.workload.precision.gradients if imposed is None else Dtype.FP32
+    wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
+    return Averaging(rank, rounds, paces, wires, devices, float(upload))

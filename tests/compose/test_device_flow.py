@@ -16,7 +16,7 @@ from planner.compose.layout_flow import flow_of
 from planner.compose.places import Places
 from planner.lp.flow import solve_flow
 from planner.workload.costs import split_costs
-from tests.conftest import random_network, tiny_workload
+from tests.conftest import regional_network, tiny_workload
 
 COUNTS = st.lists(
     st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any), min_size=2, max_size=3
@@ -33,13 +33,8 @@ def test_every_spread_keeps_the_flow(
     counts: list[list[int]], name: str, narrow: float, seed: int
 ) -> None:
     """What goes through each device, and over each pair of places; no pair is busier than all."""
-    sites, spread = random_network(3, seed), Spread(name)
-    each = {c: max(1, sum(row[c] for row in counts)) for c in range(3)}
-    network = sites.replicate(
-        {sites.ids[c]: count for c, count in each.items()},
-        intra_latency_s=0.001,
-        intra_bandwidth_bytes_per_s=1e9,
-    )
+    spread = Spread(name)
+    network = regional_network([max(1, sum(row[c] for row in counts)) for c in range(3)], seed)
     cluster = pl.Cluster(network, pl.Devices(10 ** (9 + 3 * narrow), 16e9))
     places, work = Places.of(cluster), tiny_workload()
     cuts = [round(k * 4 / len(counts)) for k in range(len(counts) + 1)]

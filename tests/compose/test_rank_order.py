@@ -31,7 +31,7 @@ from planner.compose.shape import shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.workload.costs import split_costs
-from tests.conftest import random_network, tiny_workload
+from tests.conftest import random_network, regional_network, tiny_workload
 
 
 def question_of(n: int, seed: int = 0, memory: float = 16e9, **fields: object) -> Question:
@@ -279,11 +279,7 @@ def test_dtfm_takes_the_least_cost_and_not_the_least_step() -> None:
 def test_layouts_of_ranks_are_those_of_the_grids() -> None:
     """By place, whoever of a place it is; devices that cannot compute have no rank."""
     able = [True] * 5 + [False] + [True] * 3
-    network = random_network(3).replicate(
-        dict.fromkeys(random_network(3).ids, 3),
-        intra_latency_s=0.001,
-        intra_bandwidth_bytes_per_s=1e9,
-    )
+    network = regional_network((3, 3, 3))
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_compute=able))
     places = Places.of(cluster)
     order = region_order(network)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -14,19 +13,13 @@ import planner as pl
 from planner.compose.request import PlanRequest, Question
 from planner.compose.sailor_rule import _costs, _estimate_s, _grids, _orders, sailor_rule
 from planner.problems import ProblemError
-from tests.conftest import random_network, tiny_workload
+from tests.conftest import random_network, regional_network, tiny_workload
 
 
 def regions_of(sizes: list[int], seed: int = 0, **devices: object) -> Question:
     """Regions of some devices each, unlike links between them."""
-    sites = random_network(len(sizes), seed)
-    network = sites.replicate(
-        dict(zip(sites.ids, sizes, strict=True)),
-        intra_latency_s=0.001,
-        intra_bandwidth_bytes_per_s=1e9,
-    )
     fields: dict[str, object] = {"flops": 1e9, "memory_bytes": 16e9} | devices
-    cluster = pl.Cluster(network, pl.Devices(**fields))  # type: ignore[arg-type]
+    cluster = pl.Cluster(regional_network(sizes, seed), pl.Devices(**fields))  # type: ignore[arg-type]
     return Question.of(cluster, tiny_workload(), PlanRequest(), 0, {})
 
 
@@ -91,4 +84,4 @@ def test_what_does_not_fit_is_refused() -> None:
     """In one line."""
     small = regions_of([2, 2], memory_bytes=1e3)
     with pytest.raises(ProblemError, match="no shape of SAILOR's rule fits"):
-        sailor_rule(replace(small))
+        sailor_rule(small)

@@ -36,7 +36,7 @@ from planner.executor.memory import (  # noqa: E402
     require_memory,
 )
 from planner.executor.pace import Pace  # noqa: E402
-from planner.executor.wiring import Wiring  # noqa: E402
+from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.training_plan.model import AveragingGroup  # noqa: E402
 from planner.workload.costs import stage_costs  # noqa: E402
 
@@ -61,7 +61,7 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
         said = {run.reason(d) for d in ("0", "1")}
         assert len(said) == 1
         (line,) = said
-    need = need_of(plan, 0, Wiring(plan, 0, None, False).averaging)
+    need = need_of(plan, 0, averaging_of(plan, 0))
     assert need.planned > 1.5e12
     assert line.startswith(f"device '0' needs {need.total / 1e9:.3g} GB (planned ")
     assert "weights in bf16" in line and "and with 1 more that share it" in line
@@ -127,7 +127,7 @@ def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_rank_needs() -> None:
     """Planned bytes by the plan's rules; buffers, messages and copies by what is sent."""
     plan = make_plan([[0, 3], [2, 1]], workload=tiny_workload(batch_samples=8))
-    averaging = Wiring(plan, 3, None, False).averaging
+    averaging = averaging_of(plan, 3)
     found = need_of(plan, 3, averaging)
     costs = stage_costs(plan.workload, *plan.stage_layers[1], with_head=True)
     live = plan.schedules[0].most_live()[3]

@@ -126,7 +126,7 @@ def some_tokens() -> Any:
 
 def export_of(plan: TrainingPlan, learners: list[Learner], out: Path, like: Path | None) -> None:
     """What a run does at its end, of all ranks."""
-    from planner.executor.export import Export
+    from planner.executor.hf_export import Export
 
     export = Export(out, plan, like)
     written: dict[str, list[int]] = {}
@@ -300,7 +300,7 @@ def test_where_nothing_can_be_written_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is trained; trying leaves an empty folder."""
-    from planner.executor.export import Export
+    from planner.executor.hf_export import Export
     from planner.executor.weights import WeightsError
 
     plan = plan_for(saved("llama", tmp_path / "given"), [[0]])
