@@ -18,6 +18,7 @@ from planner.cli.arguments import (
     add_workload,
     cluster_of,
     count,
+    positive,
     sizes,
     stop_of,
     workload_of,
@@ -31,8 +32,8 @@ from planner.compose.degrees import Candidate
 from planner.compose.request import EVEN, Order, PlanRequest, Question, Shares, Wiring
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
-from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import TrainingPlan, in_levels
+from planner.training_plan.choices import Codec, Head, OuterStep
+from planner.training_plan.model import DILOCO, OuterOptimizer, TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -101,6 +102,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="of gradients sent",
     )
     sub.add_argument(
+        "--sync-every",
+        type=positive,
+        default=1,
+        help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
+    )
+    sub.add_argument(
+        "--outer-lr", type=float, default=DILOCO.learning_rate, help="default %(default)s"
+    )
+    sub.add_argument(
+        "--outer-momentum", type=float, default=DILOCO.momentum, help="default %(default)s"
+    )
+    sub.add_argument(
         "--clip",
         type=float,
         help="largest norm of all gradients together; every update then waits for the slowest "
@@ -162,6 +175,8 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         codec=args.codec,
         boundary_codec=args.boundary_codec,
         clip=args.clip,
+        sync_every=args.sync_every,
+        outer=OuterOptimizer(OuterStep.NESTEROV, args.outer_lr, args.outer_momentum),
         method=args.method,
         path_method=args.path_method,
         calibration=calibration,
@@ -278,7 +293,7 @@ def _report(
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
-    from planner.cli.clock_report import timeline_lines
+    from planner.cli.clock_report import sync_lines, timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
@@ -308,8 +323,9 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
+    lines += sync_lines(made, data)
     lines += _alternative_lines(alternatives, made.predicted.step_s)
-    lines += timeline_lines(timeline, made.cluster, data)
+    lines += timeline_lines(timeline, made.cluster, data, made.sync.every_steps)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)
@@ -374,7 +390,11 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
     if asked.request.group_size is not None:
         return []
     data["long_run_bound_s"] = long_run_s(
-        asked.cluster, made.workload, made.codec.wire_ratio, helped_in=asked.helped_in
+        asked.cluster,
+        made.workload,
+        made.codec.wire_ratio,
+        every=made.sync.every_steps,
+        helped_in=asked.helped_in,
     )
     return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 

@@ -39,7 +39,7 @@ class Run:
         program: Program,
         steps: Sequence[int],
         *,
-        averages: bool,
+        averages: bool | Sequence[bool],
         message_s: float = 0.0,
         queues: bool = True,
         cores: float = 0.0,
@@ -66,7 +66,7 @@ class Run:
         """
         rules = Rules(
             np.array(steps, dtype=np.int64),
-            np.full(len(steps), averages),
+            np.broadcast_to(np.asarray(averages, dtype=np.bool_), len(steps)).copy(),
             message_s,
             cores,
             queues,

@@ -142,7 +142,8 @@ def predict(plan: TrainingPlan) -> Predicted:
 def first_step_s(plan: TrainingPlan) -> float:
     """The longest that a stage takes for the first of two steps, from its begin to its update.
 
-    About the step that chained ones take, since there is no barrier, at less than half the work.
+    About the step that chained ones take, since there is no barrier, at less than half the work. In
+    the mean, where one step in several averages.
 
     Parameters
     ----------
@@ -155,13 +156,11 @@ def first_step_s(plan: TrainingPlan) -> float:
         Seconds.
     """
     setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
-    first = plan.cycle[0]
-    run = setting.run([first, first], True, 1)
-    begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
-    np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
-    end = run.times.update_end[0]
-    groups = [list(group) for group in plan.assignment.groups]
-    return float(max(end[group].max() - begin[group].min() for group in groups))
+    every = plan.sync.every_steps
+    found = setting.first_of_two_s(averages=True)
+    if every > 1:
+        found = ((every - 1) * setting.first_of_two_s(averages=False) + found) / every
+    return found
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
@@ -185,6 +184,25 @@ def step_s(plan: TrainingPlan) -> float:
         What to run; its compute times are used.
     """
     return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
+
+
+def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
+    """Steps of a plan that averages rarely: without averaging and with.
+
+    Their mean, of H - 1 and one, is ``step_s``.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+
+    Returns
+    -------
+    tuple[float, float]
+        Mean distances of step ends in the third pass through the cycle, in seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    return setting.mean_step_s(averages=False), setting.mean_step_s(averages=True)
 
 
 def cycle_steps_s(
@@ -264,10 +282,25 @@ class _Setting:
             pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
             return pipeline + averaging / every + max(self.plan.compute_times.update_s, default=0)
-        mean = _mean(self.third_pass_s(averages=True))
+        mean = self.mean_step_s(averages=True)
         if every > 1:
-            mean = ((every - 1) * _mean(self.third_pass_s(averages=False)) + mean) / every
+            mean = ((every - 1) * self.mean_step_s(averages=False) + mean) / every
         return mean
+
+    def first_of_two_s(self, *, averages: bool) -> float:
+        """The longest that a stage takes for the first of two steps."""
+        plan = self.plan
+        first = plan.cycle[0]
+        run = self.run([first, first], averages, 1)
+        begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
+        np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
+        end = run.times.update_end[0]
+        groups = [list(group) for group in plan.assignment.groups]
+        return float(max(end[group].max() - begin[group].min() for group in groups))
+
+    def mean_step_s(self, *, averages: bool) -> float:
+        """Of the third pass through the cycle."""
+        return _mean(self.third_pass_s(averages=averages))
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""

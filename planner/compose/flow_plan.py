@@ -46,8 +46,8 @@ class Prepared:
         The layout's programme.
     node_of
         Per stage, the node of each of its devices.
-    closing_s
-        Per stage, seconds of its averaging when nothing slows it down and of its longest update.
+    averaging_s, update_s
+        Per stage, seconds of its averaging when nothing slows it down, and its longest update.
     """
 
     layout: Layout
@@ -60,7 +60,8 @@ class Prepared:
     nodes: Nodes
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
-    closing_s: tuple[float, ...]
+    averaging_s: tuple[float, ...]
+    update_s: tuple[float, ...]
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -101,21 +102,21 @@ class Prepared:
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(asked, shape, assignment), Links.of(cluster)
         codec = Codec(question.request.codec)
-        closing_s = tuple(
-            rounds_s(rounds, size, links, codec) + max(times.update_s[d] for d in group)
-            for group, (rounds, size) in zip(
-                groups, stage_averaging(asked, shape, groups), strict=True
-            )
+        averaging_s = tuple(
+            rounds_s(rounds, size, links, codec)
+            for rounds, size in stage_averaging(asked, shape, groups)
         )
+        update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
-        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of, closing_s)
-        return cls(layout, *parts)
+        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
+        return cls(layout, *parts, averaging_s, update_s)
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
         """Those that these stages can have; the one that is mostly the best comes first."""
         alike = len({len(group) for group in self.assignment.groups}) == 1
-        first = Spread.EVEN if self.flow.lines is None else Spread.FEW
+        rarely = self.question.request.sync_every > 1
+        first = Spread.FEW if rarely or self.flow.lines is not None else Spread.EVEN
         rest = (one for one in Spread if one is not first and (alike or one is not Spread.PAIRED))
         return first, *rest
 
@@ -161,13 +162,16 @@ class Prepared:
         sent = sent_bytes(shape.costs(self.question.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
-        seconds, late = 0.0, np.ones(len(self.flow.stage))
-        for group, its_nodes, closing_s in zip(groups, self.node_of, self.closing_s, strict=True):
+        took, late = [], np.ones(len(self.flow.stage))
+        for group, its_nodes in zip(groups, self.node_of, strict=True):
             here, at = list(group), np.array(its_nodes)
             busy = end[here] > 0
-            seconds = max(seconds, end[here].max() - begin[here].min() + closing_s)
+            took.append(end[here].max() - begin[here].min())
             for v in np.unique(at[busy]):
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
+        alone = np.array(took) + self.update_s
+        every = self.question.request.sync_every
+        seconds = ((every - 1) * alone.max() + (alone + self.averaging_s).max()) / every
         return Draft(self, schedule, float(seconds), slower, late, spread)
 
     def _spread_by(self, slower: Floats) -> FlowRates:
@@ -193,7 +197,8 @@ class Draft:
         Paths and order.
     seconds
         The longest that a stage takes from its first operation to its update, from rest and with
-        averaging that nothing slows down: about a step, since there is no barrier.
+        averaging that nothing slows down: about a step, since there is no barrier. In the mean,
+        where one step in several averages.
     slower
         ``float[V]``: by how much its flow took places for slower than they are.
     late

@@ -1,6 +1,7 @@
 """Compiled search over layouts: an estimate of the step, and annealing on it.
 
-The estimate is M x period + the way of one microbatch there and back + the longest averaging. The
+The estimate is M x period + the way of one microbatch there and back + the longest averaging, or
+its share where only every H-th step averages. The
 period is that of the fullest stage, boundary or memory when every device takes microbatches in
 proportion to what it can do, whatever pipeline they came through. It leaves out how messages wait
 for each other in detail: the clock decides between the best layouts.
@@ -51,6 +52,8 @@ class Model(NamedTuple):
         Bytes of gradients on the wire over those that they have.
     microbatches
         Of a step.
+    every
+        H: one step in so many averages.
     most_held
         Microbatches that a device may hold.
     layers_free, recompute_free
@@ -71,6 +74,7 @@ class Model(NamedTuple):
     state_bytes: float
     wire_ratio: float
     microbatches: float
+    every: float
     most_held: float
     layers_free: bool
     recompute_free: bool
@@ -459,6 +463,8 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.line[s]
         longest = max(longest, scratch.own_s[stages - 1] + sent_s)
+    # the longest way is that through all stages
+    longest = way + (longest - way) / model.every
     return float(model.microbatches * period + longest)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -81,6 +82,8 @@ class Given:
         Microbatches that a device may hold; None: what memory holds.
     equal
         Whether shares of what is averaged are equal.
+    every
+        One step in so many averages.
     """
 
     stages: int | None = None
@@ -88,6 +91,7 @@ class Given:
     recompute: Sequence[int] | Literal["all", "none"] | None = None
     in_flight: int | None = None
     equal: bool = False
+    every: int = 1
 
 
 def model_of(workload: Workload, given: Given, most: int) -> Model:
@@ -126,6 +130,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         workload.state_bytes_per_parameter,
         1.0,
         workload.batch_samples / samples,
+        float(given.every),
         math.inf if given.in_flight is None else float(given.in_flight),
         given.layers is None,
         given.recompute is None,
@@ -300,6 +305,22 @@ class LayoutSearch:
         seconds = float(estimate_s(self.model, self.links, state, self._scratch))
         return Estimated(seconds, self._layout(state))
 
+    def with_better_layers(self, layout: Layout) -> Estimated:
+        """A layout whose stages have other layers, as long as a shift by one lowers the estimate.
+
+        Parameters
+        ----------
+        layout
+            Its devices stay where they are.
+        """
+        best, improved = self.estimated(layout), self.given.layers is None
+        while improved:
+            tried = [self.estimated(one) for one in _shifted(best.layout)]
+            least = min(tried, key=lambda one: one.seconds, default=best)
+            improved = least.seconds < best.seconds
+            best = least if improved else best
+        return best
+
     def _anneal(self, run: StopRun, state: State, trials: int, start: Start) -> None:
         """From warm to cold in chunks, so that the stopping rule is heard in between."""
         warm, cold = HEAT[start]
@@ -419,3 +440,15 @@ class LayoutSearch:
         state.cuts[: stages + 1] = [0, *(stop for _, stop in layout.layers)]
         state.recompute[:stages] = layout.recompute
         return state
+
+
+def _shifted(layout: Layout) -> Iterator[Layout]:
+    """Those in which one run of neighbouring ends of stages lies a layer earlier or later."""
+    ends = [stop for _, stop in layout.layers]
+    for first in range(len(ends) - 1):
+        for last in range(first, len(ends) - 1):
+            for step in (-1, 1):
+                moved = [end + step * (first <= k <= last) for k, end in enumerate(ends)]
+                parts = tuple(pairwise([0, *moved]))
+                if all(start < stop for start, stop in parts):
+                    yield replace(layout, layers=parts)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from planner.compose.arranging import arrange, arrange_unlike
+from planner.compose.arranging import Arranged, arrange, arrange_unlike
 from planner.compose.bounds import step_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
 from planner.compose.pricing import straight_plan
+from planner.compose.rare_averaging import arrange_rarely
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping_plan import skipping_plan
@@ -94,6 +95,7 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
             question.workload,
             wire,
             recomputes=again,
+            every=request.sync_every,
             helped_in=question.helped_in,
         )
     return _with_certificates(best_whole(question, stop, bound), {})
@@ -134,8 +136,7 @@ def _with_certificates(
 
 def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    alike = is_uniform(question.cluster)
-    arranged = (arrange if alike else arrange_unlike)(question, shape, stop)
+    arranged = _arranging(question)(question, shape, stop)
     made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _Draft(
@@ -145,6 +146,13 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
         f"{certificate.method}, {question.request.schedule}",
         f"assignment: {certificate.stop_reason}",
     )
+
+
+def _arranging(question: Question) -> Callable[[Question, Shape, StoppingCriterion], Arranged]:
+    """How devices come to stages."""
+    if not is_uniform(question.cluster):
+        return arrange_unlike
+    return arrange_rarely if question.request.sync_every > 1 else arrange
 
 
 def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:

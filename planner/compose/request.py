@@ -17,6 +17,7 @@ from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
+from planner.training_plan.model import DILOCO, OuterOptimizer, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
@@ -105,6 +106,12 @@ class PlanRequest:
     boundary_codec
         ``"none"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their gradients between
         stages. Priced; the executor refuses it so far.
+    sync_every
+        H: average every so many steps (DiLoCo-SWARM). In between each device takes steps of its
+        own, then an outer optimizer takes one with the mean change of the parameters. What is
+        learned depends on H, a step only becomes shorter with it, so that H is never chosen.
+    outer
+        The outer optimizer where H > 1.
     clip
         The largest norm of all gradients together, to which they are scaled down: every update
         then waits for the slowest averaging. None: as they are.
@@ -139,6 +146,8 @@ class PlanRequest:
     group_size: int | None = None
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
+    sync_every: int = 1
+    outer: OuterOptimizer = DILOCO
     clip: float | None = None
     method: str = "auto"
     path_method: str = PathMethod.AUTO
@@ -179,6 +188,10 @@ class PlanRequest:
             changes[name] = _whole_or_none(name, getattr(self, name))
         for name in ("in_flight", "group_size"):
             changes[name] = _whole_or_none(name, getattr(self, name))
+        changes["sync_every"] = whole("sync_every", self.sync_every)
+        if self.sync_every < 1:
+            raise ProblemError(f"sync_every is {self.sync_every}; it must be at least 1")
+        of_kind(OuterOptimizer, self.outer, "outer")
         if self.clip is not None:
             changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
             if changes["clip"] == 0:
@@ -210,6 +223,12 @@ class PlanRequest:
             of_kind(Calibration, self.calibration, "calibration")
         for name, value in changes.items():
             object.__setattr__(self, name, value)
+
+        if self.clip is not None and self.sync_every > 1:
+            raise ProblemError(
+                f"clip bounds the norm of gradients that are averaged in every step, found "
+                f"sync_every {self.sync_every}; leave one of them out"
+            )
 
     def _require_straight(self) -> None:
         for name in ("full_every", "max_swaps", "stage_sizes"):
@@ -305,6 +324,11 @@ class PlanRequest:
             raise ProblemError(
                 f"head is '{self.head}'; paths end on the device they start from, give 'first'"
             )
+
+    @property
+    def sync(self) -> Sync:
+        """How often stages average, and what follows."""
+        return Sync(self.sync_every, self.outer) if self.sync_every > 1 else Sync()
 
     @property
     def open(self) -> bool:
@@ -434,7 +458,8 @@ class Question:
     Attributes
     ----------
     cluster, workload
-        Where and what to train, with the request's microbatches; all devices can compute.
+        Where and what to train, with the request's microbatches and room for its outer optimizer;
+        all devices can compute.
     seed
         Of every random choice.
     given
@@ -512,6 +537,8 @@ class Question:
         asked = asked.replace(**changes) if changes else asked
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
+        if asked.sync_every > 1:
+            workload = workload.with_outer_state()
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         gradients = workload.precision.gradients

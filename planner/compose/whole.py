@@ -49,8 +49,9 @@ PASSES = 5
 DRAFTS, CHAINED, PRICED = 6, 8, 2
 """Layouts of a round that are drafted; drafts that are chained with a next step, and those that are
 priced, after these and after changes."""
-RANKS = 1
-"""Layouts of ranks in order, as trainers have them, that are drafted whatever the estimate."""
+RANKS = 6
+"""Layouts of ranks in order, as trainers have them, that get better layers; the best of these, and
+the best as trainers have it, are drafted whatever the estimate."""
 WORTH = 1.08
 """A draft no farther above the best is made over other pairs of devices too, and once more by what
 its devices took."""
@@ -112,7 +113,8 @@ def _given(question: Question, devices: int) -> Given:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
     equal = request.shares == Shares.EQUAL
-    return Given(stages, layers, request.recompute, request.in_flight, equal)
+    parts = (stages, layers, request.recompute, request.in_flight, equal)
+    return Given(*parts, every=request.sync_every)
 
 
 class _Search:
@@ -133,7 +135,8 @@ class _Search:
         self.best: Incumbent[TrainingPlan] = Incumbent(
             self.run, question.cluster, method="layouts, flow", seed=question.seed
         )
-        if bound is not None:
+        self.bound = bound
+        if bound is not None and question.request.sync_every == 1:
             self.best.raise_bound(*bound)
         self.leader: Draft | None = None
         self.everybody: Draft | None = None
@@ -157,9 +160,21 @@ class _Search:
         with self.run.interruptible():
             if self.best.plan is None:
                 self._price_anything()
+            elif not self.run.paced_by_time and self.run.reason != "interrupted":
+                self._price_last()
             alternatives = tuple(self._alternatives())
+        self._bound_rare()
         result = self.best.result(exhausted="all layouts that were found")
         return replace(result, candidates=alternatives)
+
+    def _bound_rare(self) -> None:
+        """Where averages are rare the bound is a mean over the steps from one to the next.
+
+        The clock puts these together from steps of two chains, each like the one before.
+        """
+        rare, bound = self.question.request.sync_every > 1, self.bound
+        if rare and bound is not None and bound.seconds <= self.best.objective:
+            self.best.raise_bound(*bound)
 
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
@@ -257,6 +272,7 @@ class _Search:
         self.layouts.run(self.run, trials)
         hopeful = [one.layout for one in self.layouts.ranked(first=Start.KEPT)]
         ranks = [] if self.drafted else self._by_rank()
+        hopeful = [one for one in hopeful if one not in ranks]
         drafts: list[Draft] = []
         for layout in [*hopeful[:1], *ranks, *hopeful[1:]]:
             if len(drafts) == DRAFTS + len(ranks) or self._over(drafts):
@@ -278,7 +294,10 @@ class _Search:
         order = region_order(self.question.cluster.network)
         found = map(self.layouts.estimated, rank_layouts(order, self.places, layers))
         fits = [one for one in found if one.seconds < math.inf]
-        return [one.layout for one in sorted(fits, key=lambda one: one.seconds)[:RANKS]]
+        first = sorted(fits, key=lambda one: one.seconds)[:RANKS]
+        better = [self.layouts.with_better_layers(one.layout) for one in first]
+        better.sort(key=lambda one: one.seconds)
+        return list(dict.fromkeys(one.layout for one in (*better[:1], *first[:1])))
 
     def _parent(self) -> Draft:
         """Of the best draft for each number of stages, the best that was not changed too often."""
@@ -412,6 +431,14 @@ class _Search:
                 self._spend(draft, 2)
                 self.unpriced.append(draft)
                 self._update_parent(draft, draft.seconds)
+
+    def _price_last(self) -> None:
+        """The best that was drafted before the effort was spent."""
+        waiting = [one for one in self.unpriced if one.seconds < self.best.objective]
+        if waiting:
+            draft = min(waiting, key=lambda one: one.seconds).with_next_step()
+            if draft.seconds < self.best.objective:
+                self._price(draft)
 
     def _variants(self, draft: Draft) -> Iterator[Draft]:
         """The same layout with less in flight, and spread anew by what its devices took."""

@@ -141,6 +141,19 @@ class Workload:
             boundary_ratio=ratio * self.boundary_ratio,
         )
 
+    def with_outer_state(self) -> Workload:
+        """The same with room for an outer optimizer beside each parameter's other state.
+
+        Returns
+        -------
+        Workload
+            `Precision.outer_state_bytes` more a parameter; itself if they are there.
+        """
+        own, outer = self.precision.state_bytes, self.precision.outer_state_bytes
+        if self.state_bytes_per_parameter == own + outer:
+            return self
+        return self.replace(state_bytes_per_parameter=self.state_bytes_per_parameter + outer)
+
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer, as a device holds them, whatever is sent.
 
