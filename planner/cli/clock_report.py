@@ -41,6 +41,20 @@ def sync_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     ]
 
 
+def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
+    """Dollars of a step, where devices have prices; ``data`` gets the same."""
+    cost = plan.cost
+    data["cost"] = None if cost is None else cost.to_dict()
+    if cost is None:
+        return []
+    tokens = cost.usd_per_billion_tokens
+    of_tokens = "" if tokens is None else f"; {tokens:.0f} $ for a billion tokens"
+    return [
+        f"{'cost of a step':<24}{cost.step_usd:10.4f} $ = {cost.devices_usd:.4f} devices + "
+        f"{cost.messages_usd:.4f} for {cost.paid_bytes / 1e9:.3g} GB between regions{of_tokens}"
+    ]
+
+
 def clock_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     """Lines about a plan on its own cluster; ``data`` gets the same."""
     return timeline_lines(simulate(plan), plan.cluster, data, plan.sync.every_steps)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.clock.links import Links
 from planner.clock.rounds import rounds_s
+from planner.clock.traffic import averaged_bytes
 from planner.compose.device_flow import Spread, device_flow
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.layout_flow import Nodes, flow_of, most_held
+from planner.compose.money import Merit
 from planner.compose.places import Floats, Places
 from planner.compose.pricing import chained_s, compute_times, priced, stage_averaging
 from planner.compose.request import Question
@@ -46,6 +48,9 @@ class Prepared:
         The layout's programme.
     node_of
         Per stage, the node of each of its devices.
+    merit, usd_per_byte, averaging_usd
+        What is least; ``float[N, N]`` of messages, and what a step's averaging costs in the mean,
+        where dollars count.
     averaging_s, update_s
         Per stage, seconds of its averaging when nothing slows it down, and its longest update.
     """
@@ -60,6 +65,9 @@ class Prepared:
     nodes: Nodes
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
+    merit: Merit
+    usd_per_byte: Floats
+    averaging_usd: float
     averaging_s: tuple[float, ...]
     update_s: tuple[float, ...]
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
@@ -102,14 +110,17 @@ class Prepared:
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(asked, shape, assignment), Links.of(cluster)
         codec = Codec(question.request.codec)
-        averaging_s = tuple(
-            rounds_s(rounds, size, links, codec)
-            for rounds, size in stage_averaging(asked, shape, groups)
-        )
+        averaging = stage_averaging(asked, shape, groups)
+        averaging_s = tuple(rounds_s(rounds, size, links, codec) for rounds, size in averaging)
+        merit, paid = Merit.of(question.request), np.zeros((len(cluster), len(cluster)))
+        if merit.by_cost:
+            paid = question.request.prices.usd_per_byte(cluster.network)
+        averaged = averaged_bytes(averaging, codec, len(cluster)) / question.request.sync_every
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
         parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
-        return cls(layout, *parts, averaging_s, update_s)
+        usd = (merit, paid, float((paid * averaged).sum()))
+        return cls(layout, *parts, *usd, averaging_s, update_s)
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
@@ -172,7 +183,19 @@ class Prepared:
         alone = np.array(took) + self.update_s
         every = self.question.request.sync_every
         seconds = ((every - 1) * alone.max() + (alone + self.averaging_s).max()) / every
-        return Draft(self, schedule, float(seconds), slower, late, spread)
+        usd = self._messages_usd(paths)
+        return Draft(self, schedule, float(seconds), slower, late, spread, usd)
+
+    def _messages_usd(self, paths: Sequence[Sequence[int]]) -> float:
+        """What messages cost, where dollars count: activations there and gradients back."""
+        if not self.merit.by_cost:
+            return 0.0
+        through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
+        costs = self.shape.costs(self.question.workload)
+        found = self.averaging_usd
+        for j, cost in enumerate(costs[:-1]):
+            found += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
+        return found
 
     def _spread_by(self, slower: Floats) -> FlowRates:
         """The flow where places are so much slower."""
@@ -205,6 +228,8 @@ class Draft:
         ``float[V]``: when their devices were done, relative to others of the same stage.
     spread
         Over which pairs of devices its flow went.
+    messages_usd
+        What messages of a step cost, where dollars count.
     chained
         Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
     """
@@ -215,7 +240,14 @@ class Draft:
     slower: Floats
     late: Floats
     spread: Spread
+    messages_usd: float = 0.0
     chained: bool = False
+
+    @property
+    def value(self) -> float:
+        """What is to be least: seconds, or dollars."""
+        p = self.prepared
+        return p.merit.value(p.question.cluster, self.seconds, self.messages_usd)
 
     @property
     def layout(self) -> Layout:

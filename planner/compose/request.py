@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
+from planner.network.prices import Prices
 from planner.network.values import real
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
@@ -42,6 +43,13 @@ class Wiring(enum.StrEnum):
 
     STRAIGHT = "straight"
     FLOW = "flow"
+
+
+class Objective(enum.StrEnum):
+    """What is least in a plan: seconds of a step, or dollars."""
+
+    TIME = "time"
+    COST = "cost"
 
 
 class Shares(enum.StrEnum):
@@ -112,6 +120,13 @@ class PlanRequest:
         learned depends on H, a step only becomes shorter with it, so that H is never chosen.
     outer
         The outer optimizer where H > 1.
+    objective
+        ``"time"``: the step is as short as can be. ``"cost"``: devices and messages of a step cost
+        as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is worth.
+    hour_usd
+        Dollars.
+    prices
+        Of bytes between regions; those of devices are the cluster's.
     clip
         The largest norm of all gradients together, to which they are scaled down: every update
         then waits for the slowest averaging. None: as they are.
@@ -148,6 +163,9 @@ class PlanRequest:
     boundary_codec: str = BoundaryCodec.NONE
     sync_every: int = 1
     outer: OuterOptimizer = DILOCO
+    objective: str = Objective.TIME
+    hour_usd: float = 0.0
+    prices: Prices = field(default_factory=Prices)
     clip: float | None = None
     method: str = "auto"
     path_method: str = PathMethod.AUTO
@@ -163,6 +181,16 @@ class PlanRequest:
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
                 "path_stages"
+            )
+        if self.objective == Objective.TIME and self.hour_usd > 0:
+            raise ProblemError(
+                f"hour_usd is {self.hour_usd:g}, what waiting is worth beside dollars; ask for "
+                "objective 'cost', or leave it out"
+            )
+        if self.objective == Objective.COST and not self.open:
+            raise ProblemError(
+                "objective 'cost' searches the whole; leave out stages and path_stages, or give "
+                "wiring 'flow'"
             )
         if self.skips:
             self._require_paths()
@@ -181,6 +209,8 @@ class PlanRequest:
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "path_method": choice(PathMethod, "path_method", self.path_method),
+            "objective": choice(Objective, "objective", self.objective),
+            "hour_usd": real("hour_usd", self.hour_usd, 0, error=ProblemError),
             "head": None if self.head is None else choice(Head, "head", self.head),
             "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
         }
@@ -192,6 +222,7 @@ class PlanRequest:
         if self.sync_every < 1:
             raise ProblemError(f"sync_every is {self.sync_every}; it must be at least 1")
         of_kind(OuterOptimizer, self.outer, "outer")
+        of_kind(Prices, self.prices, "prices")
         if self.clip is not None:
             changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
             if changes["clip"] == 0:
@@ -444,7 +475,7 @@ class PlanRequest:
         ProblemError
             There is no such field.
         """
-        known = [field.name for field in fields(self)]
+        known = [one.name for one in fields(self)]
         for name in changes:
             if name not in known:
                 raise ProblemError(f"a plan has no {name!r} to ask for; it has {', '.join(known)}")
@@ -474,9 +505,10 @@ class Question:
 
     @property
     def helpers(self) -> tuple[int, ...]:
-        """Devices of ``given`` that may sum gradients without a stage."""
+        """Devices of ``given`` that may sum gradients without a stage, to save time."""
         asked = self.request
         uses = asked.shares == Shares.ADAPTIVE and asked.group_size is None and not asked.skips
+        uses = uses and asked.objective == Objective.TIME
         if self.given is None or not uses:
             return ()
         devices = self.given.devices
@@ -546,6 +578,11 @@ class Question:
             raise ProblemError(
                 f"codec {asked.codec} is made from fp32, the workload averages gradients in "
                 f"{gradients}; choose one of the two"
+            )
+        if asked.objective == Objective.COST and cluster.devices.usd_per_hour is None:
+            raise ProblemError(
+                "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
+                "devices file"
             )
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
