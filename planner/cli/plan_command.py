@@ -308,7 +308,7 @@ def _report(
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
-    from planner.cli.clock_report import cost_lines, sync_lines, timeline_lines
+    from planner.cli.clock_report import cost_lines, learning_lines, sync_lines, timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
@@ -338,6 +338,7 @@ def _report(
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
+    lines += learning_lines(made)
     lines += sync_lines(made, data)
     lines += cost_lines(made, data)
     least = made.certificates["cost" if "cost" in parts else "step"].objective

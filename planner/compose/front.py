@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -15,11 +15,11 @@ from planner.compose.request import Objective, PlanRequest
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion, started
+from planner.search.stop import StoppingCriterion
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
-WORTH = (math.inf, 4.0, 1.0, 0.25, 0.0)
+WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
 """What an hour's wait is worth, in hours of all devices: from nothing but time to nothing but
 dollars."""
 
@@ -35,7 +35,8 @@ class FrontPoint:
     request
         What it was asked for.
     on_front
-        Whether no other is as fast and as cheap, and better in one of both.
+        Whether no other that trains the same way is as fast and as cheap, and better in one of
+        both.
     """
 
     result: Result[TrainingPlan]
@@ -47,6 +48,12 @@ class FrontPoint:
         """The plan."""
         assert self.result.plan is not None
         return self.result.plan
+
+    @property
+    def trains(self) -> tuple[int, str, str]:
+        """What changes training: steps between averagings, codecs of gradients and boundaries."""
+        plan = self.plan
+        return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec
 
     @property
     def step_s(self) -> float:
@@ -74,8 +81,7 @@ def pareto(
 ) -> tuple[FrontPoint, ...]:
     """Plans between the fastest and the cheapest.
 
-    Each combination of what may change training is searched for each worth of time, with an equal
-    part of the limit.
+    Each combination of what may change training is searched for each worth of time.
 
     Parameters
     ----------
@@ -86,7 +92,7 @@ def pareto(
     worth
         What an hour's wait is worth, in what all devices cost in an hour; infinite: time alone.
     stop
-        When to end, for all of them together.
+        When to end each of these searches; an interruption ends them all.
     seed
         Of every random choice.
     fields
@@ -95,7 +101,7 @@ def pareto(
     Returns
     -------
     tuple[FrontPoint, ...]
-        All that were found, the fastest first.
+        All that were found, each once, the fastest first.
 
     Raises
     ------
@@ -108,32 +114,27 @@ def pareto(
             "a front of seconds and dollars needs what devices cost; give usd_per_hour to Devices "
             "or in the devices file"
         )
-    asked = list(_requests(float(np.sum(hourly)), worth, fields, sync_every, codecs, boundary_codecs))
-    if not asked:
-        raise ProblemError("nothing is asked for; give at least one of each kind")
-    run, found = started(stop), list[FrontPoint]()
-    refused: ProblemError | None = None
-    for k, request in enumerate(asked):
-        share = stop.portion(1 / len(asked)) if k else stop.portion(1 / len(asked), None)
+    choices = (sync_every, codecs, boundary_codecs)
+    found, refused = list[FrontPoint](), ProblemError("nothing is asked for; give one of each kind")
+    for request in _requests(float(np.sum(hourly)), worth, fields, *choices):
         try:
-            result = plan(cluster, workload, request=request, stop=share, seed=seed)
+            result = plan(cluster, workload, request=request, stop=stop, seed=seed)
         except ProblemError as error:
-            refused = refused or error
+            refused = error
             continue
-        if result.plan is not None:
-            found.append(FrontPoint(result, request))
-        if result.stop_reason == "interrupted" or run.check() is not None:
+        found.append(FrontPoint(result, request))
+        if result.stop_reason == "interrupted":
             break
     if not found:
-        raise refused or ProblemError("no plan was found; allow more time")
+        raise refused
     return _marked(found)
 
 
 def _requests(
     all_usd: float, worth: Sequence[float], fields: dict[str, Any], *choices: Sequence[Any]
 ) -> Iterator[PlanRequest]:
-    """The extremes of worth come first, so that an interrupted front has both ends."""
-    ends_first = sorted(worth, key=lambda one: -abs(math.log(max(one, 1e-300))) if one else -1e9)
+    """The extremes come first, so that an interrupted front has both ends."""
+    ends_first = sorted(worth, key=lambda hours: 0 < hours < math.inf)
     for hours in dict.fromkeys(ends_first):
         for every, codec, boundary in product(*choices):
             least: dict[str, Any] = {"objective": Objective.TIME}
@@ -145,11 +146,13 @@ def _requests(
 
 
 def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Fastest first; on the front is what costs less than all that are as fast."""
-    order = sorted(found, key=lambda point: (point.step_s, point.step_usd))
-    marked, least = [], math.inf
+    """Fastest first, each once; on a front is what costs less than all that are as fast."""
+    unlike = {point.plan.content_hash: point for point in reversed(found)}
+    order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
+    marked, least = list[FrontPoint](), dict[tuple[int, str, str], float]()
     for point in order:
-        better = point.step_usd < least * (1 - 1e-9)
-        least = min(least, point.step_usd)
-        marked.append(FrontPoint(point.result, point.request, better))
+        known = least.get(point.trains, math.inf)
+        least[point.trains] = min(known, point.step_usd)
+        better = point.step_usd < known * (1 - 1e-9)
+        marked.append(replace(point, on_front=better))
     return tuple(marked)
