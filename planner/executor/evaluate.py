@@ -23,7 +23,7 @@ from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.ending import EndedError
 from planner.executor.learner import Learner
-from planner.executor.messages import Message, Traffic
+from planner.executor.messages import Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -233,9 +233,6 @@ class _Forward:
         self._outputs: dict[int, Tensor] = {}
         self._loss = 0.0
 
-    def begin(self, step: int, schedule: Schedule) -> None:
-        """Nothing."""
-
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F or H; nothing is kept for a backward pass."""
         learner = self._learner
@@ -254,17 +251,6 @@ class _Forward:
             loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += float(loss)
             return loss
-
-    def buffer(self, message: Message) -> Tensor:
-        """As in training."""
-        return self._learner.buffer(message)
-
-    def gradients(self) -> Tensor:
-        """None."""
-        return torch.empty(0)
-
-    def update(self) -> None:
-        """Nothing."""
 
     def loss(self) -> float:
         """Summed over tokens."""

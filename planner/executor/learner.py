@@ -16,6 +16,7 @@ from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
+from planner.executor.outer import LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
 from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
@@ -49,8 +50,6 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
             "for a GPT-2 or LLaMA workload"
         )
-    if plan.sync.every_steps != 1 or plan.sync.outer is not None:
-        raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
     codec = plan.workload.boundary_codec
     if codec is not BoundaryCodec.NONE:
         raise PlanError(
@@ -173,6 +172,8 @@ class Learner:
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
+        self._samples = LocalSamples(plan, rank)
+        self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
         on_gpu = device.type == "cuda"
@@ -187,7 +188,8 @@ class Learner:
         operation is not in it.
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
-        held = [*self.weights, self._vector, *moments]
+        outer = [] if self.outer is None else self.outer.kept
+        held = [*self.weights, self._vector, *moments, *outer]
         return sum(tensor.nbytes for tensor in held) + self.kept.most
 
     @property
@@ -235,14 +237,31 @@ class Learner:
         return self._host
 
     def update(self) -> None:
-        """Take the optimizer step."""
-        if self._host is not self._vector:
-            self._vector.copy_(self._host)
+        """Take the optimizer step, with the gradients of all or with this device's own."""
+        if self.outer is None:
+            self._from_host()
+        else:
+            scale = self._samples.scale(self._step)
+            if scale is None:
+                return  # no sample says where to
+            self._vector.mul_(scale)
         self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
-        self.round()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self._updated()
+
+    def change(self) -> Tensor:
+        """How far this device's parameters went since the last outer step, with its weight."""
+        assert self.outer is not None
+        # gradients are needed no more
+        self.outer.change(self._vector, self._samples.weight(self._step))
+        return self.gradients()
+
+    def outer_update(self) -> None:
+        """Take the outer step with the mean of all changes."""
+        assert self.outer is not None
+        self._from_host()
+        self.outer.step(self._vector)
+        self._updated()
 
     def round(self) -> None:
         """Compute with the parameters as they are now."""
@@ -261,7 +280,7 @@ class Learner:
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
-        return found
+        return found if self.outer is None else found | self.outer.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave, of the same part of the model.
@@ -281,6 +300,8 @@ class Learner:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        if self.outer is not None:
+            self.outer.load_state(state)
         self.round()
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -289,6 +310,19 @@ class Learner:
         if self.head is not None:
             whole["head"] = self.head
         return dict(whole.named_parameters())
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """Parameters that all devices of the stage have: as they are, or after an outer step."""
+        return self.named() if self.outer is None else self.outer.agreed()
+
+    def _from_host(self) -> None:
+        if self._host is not self._vector:
+            self._vector.copy_(self._host)
+
+    def _updated(self) -> None:
+        self.round()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

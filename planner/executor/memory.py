@@ -105,6 +105,9 @@ def need_of(
         f"weights in {w.precision.compute}": found.rounded_weights,
         "gradients and loss as they are made": found.operations,
     }
+    if plan.sync.local_steps:
+        held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
+        beyond["outer step"] = held * vector
     if calibrates:
         state = vector / SUM_BYTES * w.precision.state_bytes
         working = found.total - costs.state_bytes - found.rounded_weights

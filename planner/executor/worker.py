@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.compute import Compute
@@ -59,7 +60,7 @@ class Worker:
     Raises
     ------
     PlanError
-        Own pace for a plan of several stages.
+        Own pace for a plan of several stages, or of devices that update by themselves.
     """
 
     def __init__(
@@ -75,6 +76,12 @@ class Worker:
             raise PlanError(
                 f"assignment.groups: own pace needs whole models, found "
                 f"{len(plan.assignment.groups)} stages; plan one stage"
+            )
+        if tickets is not None and plan.sync.local_steps:
+            raise PlanError(
+                "sync: own pace needs gradients that are averaged every step, found every_steps "
+                f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
+                "out --own-pace"
             )
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
@@ -149,7 +156,10 @@ class Worker:
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
-            self._average_and_update(record, peers, outbox, norms)
+            if self.plan.sync.local_steps:
+                self._update_and_agree(record, peers, outbox)
+            else:
+                self._average_and_update(record, peers, outbox, norms)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
@@ -187,17 +197,31 @@ class Worker:
         outbox: Outbox,
         norms: dict[int, Connection],
     ) -> None:
-        averaging, vector = self.wiring.averaging, self._compute.gradients()
-        if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
-            ready = time.monotonic()
-            end = averaging.run(vector, peers, outbox)
-            record.ops.append((-1, self.rank, "A", ready, end))
+        vector = self._compute.gradients()
+        self._average(record, vector, peers, outbox)
         if self.wiring.clipping is not None:
             if self._imposed is None:
                 record.norm = self.wiring.clipping.run(vector, norms)
             else:
                 # there are no gradients to look at
                 self.wiring.clipping.run(vector[:0], norms)
+        self._update(record)
+
+    def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """An update of this device's own and, where it is due, the outer step of all."""
+        self._update(record)
+        if (record.step + 1) % self.plan.sync.every_steps == 0:
+            self._average(record, self._compute.change(), peers, outbox)
+            self._compute.outer_update()
+            record.end_s = time.monotonic()
+
+    def _average(self, record: StepRecord, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
+        if self.wiring.averaging.peers:
+            ready = time.monotonic()
+            end = self.wiring.averaging.run(vector, peers, outbox)
+            record.ops.append((-1, self.rank, "A", ready, end))
+
+    def _update(self, record: StepRecord) -> None:
         update = time.monotonic()
         self._compute.update()
         record.end_s = time.monotonic()

@@ -290,7 +290,7 @@ def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """DiLoCo's outer step.
+    """DiLoCo's outer step; the defaults are those of DiLoCo-SWARM's Table 3.
 
     Attributes
     ----------
@@ -308,12 +308,12 @@ class OuterOptimizer:
 
     References
     ----------
-    J. Kolehmainen et al., "DiLoCo-SWARM" (2024), after A. Douillard et al., "DiLoCo" (2023).
+    M. Senghaas et al., "DiLoCo-SWARM" (2025), after A. Douillard et al., "DiLoCo" (2023).
     """
 
-    optimizer: OuterStep
-    learning_rate: float
-    momentum: float
+    optimizer: OuterStep = OuterStep.NESTEROV
+    learning_rate: float = 0.7
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         # one form of every number, so that equal plans have equal hashes
@@ -326,19 +326,31 @@ class OuterOptimizer:
 
 @dataclass(frozen=True)
 class Sync:
-    """Average every ``every_steps`` steps, with an outer optimizer if more than one.
+    """Average every ``every_steps`` steps: gradients, or where that is above 1 devices' changes.
+
+    Where H > 1 each device updates by itself in every step, with the mean gradient of the samples
+    that went through it; it takes no step where none did, and keeps the state of its optimizer for
+    itself. After every H steps the changes of the parameters, old minus new, are averaged in the
+    plan's rounds. A device's weight is its part of the samples that went through its stage in these
+    H steps (equal parts: the paper's mean). The outer optimizer goes on from the old parameters
+    with that mean for a gradient, alike on all devices of the stage.
 
     Attributes
     ----------
     every_steps
         H, at least 1.
     outer
-        What takes the outer step where H > 1.
+        What takes the outer step. None: H > 1 goes on from the mean of the parameters (a rate of 1,
+        no momentum). With H = 1 every step is an inner and an outer one.
 
     Raises
     ------
     PlanError
         H is no whole number of at least 1.
+
+    References
+    ----------
+    M. Senghaas et al., "DiLoCo-SWARM" (2025), Algorithm 3.
     """
 
     every_steps: int = 1
@@ -348,6 +360,11 @@ class Sync:
         count("every_steps", self.every_steps, error=PlanError)
         if self.outer is not None:
             of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether devices update by themselves, and average their changes."""
+        return self.every_steps > 1 or self.outer is not None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ def main() -> None:
         given=[sum(kind == "F" for _, _, kind, _, _ in record.ops) for record in records],
         first=gradients[0],
         last=gradients[-1],
+        updates=len(gradients),
+        parameters=np.concatenate([p.detach().numpy().ravel() for p in learner.parameters]),
+        # those that another sees alike
+        agreed=np.concatenate([p.detach().numpy().ravel() for p in learner.agreed().values()]),
     )
     ranks.part()
 

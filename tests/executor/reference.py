@@ -59,6 +59,77 @@ def train_single(
         optim.step()
 
 
+def train_apart(
+    plan: TrainingPlan, count: int, optimizing: Optimizing
+) -> Iterator[tuple[float, dict[int, list[nn.Parameter]]]]:
+    """Train by DiLoCo-SWARM's Algorithm 3; yields loss and parameters by device after each step.
+
+    Every device has a stage and an optimizer of its own; the outer one is PyTorch's. A device's
+    loss is divided by the samples that went through it, changes are weighted by such samples.
+    """
+    arch = require_executable(plan)
+    w, sync = plan.workload, plan.sync
+    modules: dict[int, list[nn.Module]] = {}
+    for d, stage in plan.stage_of.items():
+        built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
+        heads = [build_head(arch, plan.seed, built.stem)] if stage == plan.head_stage else []
+        modules[d] = [built, *heads]
+    held = {d: list(nn.ModuleList(own).parameters()) for d, own in modules.items()}
+    inner = {d: optimizing.make(own) for d, own in held.items()}
+    agreed, outer = [], []
+    for group in plan.assignment.groups:
+        agreed.append([p.detach().clone().requires_grad_() for p in held[group[0]]])
+        rate, momentum = (
+            (1.0, 0.0) if sync.outer is None else (sync.outer.learning_rate, sync.outer.momentum)
+        )
+        outer.append(torch.optim.SGD(agreed[-1], lr=rate, momentum=momentum, nesterov=momentum > 0))
+    batches = microbatches_of(plan, SYNTHETIC)
+    seen = dict.fromkeys(held, 0)
+    for step in range(count):
+        schedule = plan.schedules[plan.cycle[step % len(plan.cycle)]]
+        paths = schedule.paths
+        local = {d: w.microbatch_samples * sum(d in path for path in paths) for d in held}
+        for own in held.values():
+            for parameter in own:
+                parameter.grad = torch.zeros_like(parameter)
+        total = 0.0
+        for b, path in enumerate(paths):
+            tokens = batches.tokens(step, b)
+            x, before = tokens[:, :-1], path[0]
+            for d in path:
+                x = _sent(x, before, d, plan)
+                x = _computed(modules[d][0], plan, x)
+                before = d
+            end = schedule.head_device(b)
+            x = _sent(x, before, end, plan)
+            loss = _computed(modules[end][1], plan, x, tokens[:, 1:]) / arch.sequence
+            torch.autograd.backward(loss)
+            total += float(loss.detach()) / w.batch_samples
+        for d, own in held.items():
+            seen[d] += local[d]
+            if not local[d]:
+                continue
+            for parameter in own:
+                assert parameter.grad is not None
+                parameter.grad /= local[d]
+            optimizing.set_rate(inner[d], step)
+            inner[d].step()
+        if (step + 1) % sync.every_steps == 0:
+            for stage, group in enumerate(plan.assignment.groups):
+                samples = sum(seen[d] for d in group)
+                for k, old in enumerate(agreed[stage]):
+                    old.grad = sum(
+                        ((old.detach() - held[d][k].detach()) * (seen[d] / samples) for d in group),
+                        torch.zeros_like(old),
+                    )
+                outer[stage].step()
+                for d in group:
+                    for new, old in zip(held[d], agreed[stage], strict=True):
+                        new.data.copy_(old.data)
+            seen = dict.fromkeys(held, 0)
+        yield total, held
+
+
 FORMATS = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
 
 
