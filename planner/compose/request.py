@@ -103,8 +103,8 @@ class PlanRequest:
     codec
         ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
     boundary_codec
-        ``"none"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their gradients between
-        stages. Priced; the executor refuses it so far.
+        ``"none"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their
+        gradients between stages. It changes what is computed.
     clip
         The largest norm of all gradients together, to which they are scaled down: every update
         then waits for the slowest averaging. None: as they are.

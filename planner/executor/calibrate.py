@@ -136,7 +136,7 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(learner.shape, device=learner.device, dtype=learner.dtype)
+        received = torch.randn(learner.boundary.shape, device=learner.device, dtype=learner.dtype)
 
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None

@@ -236,14 +236,14 @@ class _Forward:
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F or H; nothing is kept for a backward pass."""
         learner = self._learner
-        given = None if received is None else received.to(learner.device, learner.dtype)
+        given = None if received is None else learner.read(kind, received)
         with torch.no_grad():
             if kind == "F":
                 inputs = self._tokens(microbatch)[:, :-1] if given is None else given
                 made = learner.run_stage(inputs)
                 if learner.head is not None:
                     self._outputs[microbatch] = made
-                return made.to(learner.sent)
+                return learner.boundary.write(made, gradient=False)
             # the head's device has the last output itself, or gets it
             own = self._outputs.pop(microbatch, None)
             activations = own if given is None else given

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from planner.executor.boundary import Boundary, require_priced
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.kept import Kept
@@ -22,7 +23,6 @@ from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
-from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
 
 
@@ -50,22 +50,13 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
             "for a GPT-2 or LLaMA workload"
         )
-    codec = plan.workload.boundary_codec
-    if codec is not BoundaryCodec.NONE:
-        raise PlanError(
-            f"workload.boundary_codec: the executor sends activations as they are so far, found "
-            f"{codec}; plan without one"
-        )
     if arch.tied and plan.head_stage != 0:
         raise PlanError(
             "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
             "them on one stage; plan with --head first or one stage, or set it to false"
         )
+    require_priced(plan.workload)
     sizes = {
-        "layers[0].output_bytes": (
-            plan.workload.layers[0].output_bytes,
-            arch.sequence * arch.hidden * plan.workload.precision.messages.bytes,
-        ),
         "gradient_bytes_per_parameter": (
             plan.workload.gradient_bytes_per_parameter,
             plan.workload.precision.gradients.bytes,
@@ -153,7 +144,7 @@ class Learner:
         prepare(plan, device)
         self.device = device
         self.dtype = TORCH[w.precision.compute]
-        self.sent = TORCH[w.precision.messages]
+        self.boundary = Boundary(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
@@ -162,7 +153,6 @@ class Learner:
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
         reads = self.stage.stem is not None or self.head is not None
         self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
-        self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
@@ -209,17 +199,21 @@ class Learner:
         self._vector.zero_()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B; returns the activations or their gradient, in the format of messages."""
-        given = None if received is None else received.to(self.device, self.dtype)
+        """Do F, H or B; returns the activations or their gradient, as a message."""
+        given = None if received is None else self.read(kind, received)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
         with self.kept.counting(self.weights) if self._counting else nullcontext():
-            made = work(microbatch, given).to(self.sent)
+            made = self.boundary.write(work(microbatch, given), gradient=kind != "F")
         if self._counting:
             own = [t for kept in self._kept.values() for t in kept if t is not None]
             self.kept.bytes([*own, *self._head_gradients.values()])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made
+
+    def read(self, kind: str, message: Tensor) -> Tensor:
+        """What an operation of a kind computes with, of the message that it waited for."""
+        return self.boundary.read(message, self.device, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
@@ -228,7 +222,7 @@ class Learner:
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return torch.empty(self.shape, dtype=self.sent)
+        return self.boundary.buffer()
 
     def gradients(self) -> Tensor:
         """All gradients in one vector on the CPU."""

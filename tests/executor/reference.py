@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
+from planner.workload.boundary_codec import BoundaryCodec
+from planner.workload.workload import Workload
 
 
 def train_single(
@@ -152,4 +155,41 @@ def _sent(x: Tensor, source: int, destination: int, plan: TrainingPlan) -> Tenso
     """Activations as another device gets them, and their gradients as they come back."""
     if source == destination or not x.is_floating_point():
         return x
-    return x.to(FORMATS[plan.workload.precision.messages])
+    if plan.workload.boundary_codec is BoundaryCodec.NONE:
+        return x.to(FORMATS[plan.workload.precision.messages])
+    made: Tensor = _Coded.apply(x, plan.workload)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Coded(torch.autograd.Function):
+    """Values of a message, and gradients of the one that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, workload: Workload) -> Tensor:
+        """What arrives."""
+        ctx.workload = workload
+        return _rounded(x, workload.boundary_codec, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """As if what arrived were what was sent."""
+        w = ctx.workload
+        # the largest power of two that is not above the tokens of the batch
+        lift = 1
+        while 2 * lift <= w.batch_samples * w.architecture.sequence:
+            lift *= 2
+        return _rounded(gradient, w.boundary_codec, float(lift)), None
+
+
+def _rounded(x: Tensor, codec: BoundaryCodec, lift: float) -> Tensor:
+    """Block by block, value by value."""
+    if codec is BoundaryCodec.BF16:
+        return x.bfloat16().to(x.dtype)
+    if codec is BoundaryCodec.FP16:
+        return ((x.float() * lift).half().float() / lift).to(x.dtype)
+    levels = {BoundaryCodec.INT8: 127, BoundaryCodec.INT4: 7}[codec]
+    found = []
+    for block in torch.split(x.detach().float().flatten(), 1024):
+        step = block.abs().max() / levels
+        found.append(block if step == 0 else (block / step).round() * step)
+    return torch.cat(found).view_as(x).to(x.dtype)
