@@ -2,7 +2,8 @@
 
 A small LLaMA is trained on the sources of Python's standard library, as bytes, by two pipelines of
 two stages on this machine; a twentieth of the files is held out. DiLoCo-SWARM's settings but for
-sizes: AdamW inside, Nesterov with 0.7 and 0.9 outside, H = 10, 50 and 200.
+sizes: AdamW inside, Nesterov with 0.7 and 0.9 outside, H = 10, 50 and 200. Its learning rate, and
+one that is better where gradients are averaged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ STEPS, EVERY, BATCHES = 1000, 200, 64
 HELD_OUT = 20
 """One file of so many."""
 LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3"}
-RATE = ("--learning-rate", "2e-3", "--warmup", "50", "--schedule", "cosine")
+RATES = (4e-4, 2e-3)
+SCHEDULE = ("--warmup", "50", "--schedule", "cosine")
 SHUFFLE = 16384
 ARCHITECTURE = Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 128, False)
 WAIT_S = "180"
@@ -56,25 +58,29 @@ class Case:
         H; 1 averages gradients.
     codec
         Of boundaries.
+    rate
+        AdamW's highest.
     """
 
     every: int
-    codec: str = "none"
+    codec: str
+    rate: float
 
     @property
     def key(self) -> str:
         """For people."""
         what = "gradients every step" if self.every == 1 else f"H = {self.every}"
-        return what if self.codec == "none" else f"{what}, {self.codec} boundaries"
+        coded = "" if self.codec == "none" else f", {self.codec} boundaries"
+        return f"{what}{coded}, rate {self.rate:g}"
 
 
-CASES = (
-    Case(1),
-    Case(10),
-    Case(50),
-    Case(200),
-    Case(1, "int8"),
-    Case(50, "int8"),
+CASES = tuple(
+    Case(every, codec, rate)
+    for rate in RATES
+    for every, codec in (
+        *((1, "none"), (10, "none"), (50, "none"), (200, "none")),
+        *((1, "int8"), (50, "int8")),
+    )
 )
 
 
@@ -193,7 +199,8 @@ def train(case: Case, folder: Path, steps: int) -> Row:
         *("--devices", *ids, "--steps", str(steps), "--wait", WAIT_S),
         *("--data", str(folder / "train.txt"), "--shuffle", str(SHUFFLE)),
         *("--eval-data", str(folder / "held.txt"), "--eval-batches", str(BATCHES)),
-        *("--eval-every", str(EVERY), *RATE, "--schedule-steps", str(steps)),
+        *("--eval-every", str(EVERY), *SCHEDULE, "--schedule-steps", str(steps)),
+        *("--learning-rate", str(case.rate)),
     ]
     lines: list[str] = []
     begin = time.monotonic()
@@ -249,18 +256,18 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         f"LLaMA of {arch.layers} layers of {arch.hidden}, {arch.sequence} bytes a sample, "
         f"{w.batch_samples} samples a step, in fp32; two pipelines of two stages. "
         f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
-        f"`{' '.join(RATE)}`. H > 1: Nesterov with 0.7 and 0.9.",
+        f"`{' '.join(SCHEDULE)}`. H > 1: Nesterov with 0.7 and 0.9.",
         "",
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
         "devices agree. MB are what all devices sent, evaluations included.",
         "",
-        f"| averaging | {' | '.join(steps)} | to the first | MB sent | s |",
+        f"| averaging | {' | '.join(steps)} | to the best | MB sent | s |",
         f"|---|{'---|' * (len(steps) + 3)}",
     ]
-    first = rows[0].perplexity[steps[-1]]
+    best = min(row.perplexity[steps[-1]] for row in rows)
     for row in rows:
         cells = [f"{row.perplexity[step]:.3f}" for step in steps]
-        cells.append(f"{row.perplexity[steps[-1]] / first - 1:+.1%}")
+        cells.append(f"{row.perplexity[steps[-1]] / best - 1:+.1%}")
         cells += [f"{row.sent_bytes / 1e6:.0f}", f"{row.seconds:.0f}"]
         lines.append(f"| {row.key} | {' | '.join(cells)} |")
     lines += [
@@ -289,15 +296,24 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for row in rows:
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
+    for case, row in zip(CASES, rows, strict=True):
+        axes = both[RATES.index(case.rate)]
         whole = len(row.losses) // 20 * 20
         means = np.array(row.losses[:whole]).reshape(-1, 20).mean(axis=1)
-        style = "--" if "boundaries" in row.key else "-"
-        axes.plot(20 * np.arange(1, len(means) + 1), means, style, label=row.key, linewidth=1.2)
-    axes.set(xlabel="step", ylabel="training loss, nats a byte", ylim=(None, 3.5))
-    axes.grid(alpha=0.3)
-    axes.legend()
+        style = "-" if case.codec == "none" else "--"
+        axes.plot(
+            20 * np.arange(1, len(means) + 1),
+            means,
+            style,
+            label=case.key.split(", rate")[0],
+            linewidth=1.2,
+        )
+    for rate, axes in zip(RATES, both, strict=True):
+        axes.set(xlabel="step", ylim=(None, 3.5), title=f"learning rate {rate:g}")
+        axes.grid(alpha=0.3)
+    both[0].set_ylabel("training loss, nats a byte")
+    both[1].legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

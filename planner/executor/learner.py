@@ -17,7 +17,7 @@ from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
-from planner.executor.outer import LocalSamples, Outer
+from planner.executor.outer import MEAN, LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
 from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
@@ -166,8 +166,12 @@ class Learner:
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
-        on_gpu = device.type == "cuda"
-        self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
+        self._host = self._vector
+        if device.type == "cuda":
+            self._host = self._vector.cpu().pin_memory()
+        elif plan.sync.delayed:
+            self._host = self._vector.clone()  # gradients are made while it is averaged
+        self._to_come = False
         self._loss: float | None = None
 
     @property
@@ -180,6 +184,8 @@ class Learner:
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.kept
         held = [*self.weights, self._vector, *moments, *outer]
+        if self.device.type == "cpu" and self._host is not self._vector:
+            held.append(self._host)
         return sum(tensor.nbytes for tensor in held) + self.kept.most
 
     @property
@@ -248,6 +254,7 @@ class Learner:
         assert self.outer is not None
         # gradients are needed no more
         self.outer.change(self._vector, self._samples.weight(self._step))
+        self._to_come = True
         return self.gradients()
 
     def outer_update(self) -> None:
@@ -255,6 +262,7 @@ class Learner:
         assert self.outer is not None
         self._from_host()
         self.outer.step(self._vector)
+        self._to_come = False
         self._updated()
 
     def round(self) -> None:
@@ -268,13 +276,19 @@ class Learner:
         return self._loss
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters, and what the optimizer keeps of each; all that training goes on from."""
+        """Parameters, and what the optimizers keep of each; all that training goes on from.
+
+        The mean too where an outer step is to come: it must be known by now.
+        """
         found: dict[str, Tensor] = {}
         for name, parameter in self.named().items():
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
-        return found if self.outer is None else found | self.outer.state()
+        if self.outer is None:
+            return found
+        mean = self.outer.named(self._host) if self._to_come else {}
+        return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave, of the same part of the model.
@@ -296,6 +310,9 @@ class Learner:
                 }
         if self.outer is not None:
             self.outer.load_state(state)
+            self._to_come = any(name.startswith(MEAN) for name in state)
+            for name, part in self.outer.named(self._host).items() if self._to_come else ():
+                part.copy_(state[MEAN + name])
         self.round()
 
     def named(self) -> dict[str, nn.Parameter]:

@@ -107,6 +107,8 @@ def need_of(
     }
     if plan.sync.local_steps:
         held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
+        # delayed: parameters as they were, and where gradients are made meanwhile
+        held += (1 if on_gpu else 2) * plan.sync.delayed
         beyond["outer step"] = held * vector
     if calibrates:
         state = vector / SUM_BYTES * w.precision.state_bytes

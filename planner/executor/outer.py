@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from planner.training_plan.model import TrainingPlan
 
-PARAMETER, MOMENTUM = "outer/parameter/", "outer/momentum/"
+PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
 """Names in checkpoints."""
 
 
@@ -81,7 +81,8 @@ class Outer:
     """The outer optimizer of one device, the same on all that hold its stage.
 
     ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``: what torch.optim.SGD does with
-    ``nesterov=True``, on vectors of all parameters.
+    ``nesterov=True``, on vectors of all parameters. Delayed, what the device has done since its
+    changes were taken is added to the outcome.
 
     Parameters
     ----------
@@ -98,11 +99,13 @@ class Outer:
         self._parameters = dict(parameters)
         self._old = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
         self._momentum = torch.zeros_like(self._old) if self._factor else None
+        self._left = self._old.clone() if plan.sync.delayed else None
 
     @property
     def kept(self) -> list[Tensor]:
         """What lives as long as this."""
-        return [self._old] if self._momentum is None else [self._old, self._momentum]
+        vectors = (self._old, self._momentum, self._left)
+        return [vector for vector in vectors if vector is not None]
 
     def change(self, into: Tensor, weight: float) -> None:
         """Write ``weight (old - new)``.
@@ -121,6 +124,7 @@ class Outer:
             for parameter, part, old in parts:
                 torch.sub(old, parameter.reshape(-1), out=part)
             into.mul_(weight)
+        self._leave()
 
     def step(self, mean: Tensor) -> None:
         """Take the outer step, and go on from there.
@@ -135,18 +139,23 @@ class Outer:
             mean.add_(self._momentum, alpha=self._factor)
         self._old.add_(mean, alpha=-self._rate)
         with torch.no_grad():
-            for name, old in self.agreed().items():
-                self._parameters[name].copy_(old)
+            if self._left is None:
+                for name, old in self.agreed().items():
+                    self._parameters[name].copy_(old)
+                return
+            torch.sub(self._old, self._left, out=mean)
+            for name, moved in self.named(mean).items():
+                self._parameters[name].add_(moved)
 
     def agreed(self) -> dict[str, Tensor]:
         """Parameters after the last outer step, by name; views."""
-        return self._named(self._old)
+        return self.named(self._old)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it."""
         found = {PARAMETER + name: tensor for name, tensor in self.agreed().items()}
         if self._momentum is not None:
-            named = self._named(self._momentum)
+            named = self.named(self._momentum)
             found |= {MOMENTUM + name: tensor for name, tensor in named.items()}
         return found
 
@@ -160,8 +169,18 @@ class Outer:
         """
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+        # where an outer step is to come, nothing was done since changes were taken
+        self._leave()
 
-    def _named(self, vector: Tensor) -> dict[str, Tensor]:
+    def _leave(self) -> None:
+        """Remember parameters as they are."""
+        if self._left is not None:
+            with torch.no_grad():
+                for name, left in self.named(self._left).items():
+                    left.copy_(self._parameters[name])
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector of all parameters, by their names."""
         parts = zip(self._parameters.items(), self._split(vector), strict=True)
         return {name: part.view_as(parameter) for (name, parameter), part in parts}
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.beside import Beside
 from planner.executor.compute import Compute
 from planner.executor.connections import Connection, Connections, Purpose, connections_to
 from planner.executor.ending import EndedError
@@ -88,6 +89,9 @@ class Worker:
         self.began_s = 0.0
         self._connections: Connections = {}
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
+        self._beside: Beside | None = None
+        self._outer_to_come = False
+        self._beside_s = 0.0
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
 
     @property
@@ -146,6 +150,9 @@ class Worker:
         inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
         norms = _of(connections, Purpose.NORM)
+        # of steps that were done before, the last may have begun one
+        sync = self.plan.sync
+        self._outer_to_come = sync.delayed and first > 0 and first % sync.every_steps == 0
         told = range(first, first + len(walk))
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
@@ -163,6 +170,8 @@ class Worker:
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
+        if self._outer_to_come:
+            self._end_outer(record)
         outbox.finish()
         peers.finish()
         failure.check()
@@ -208,12 +217,47 @@ class Worker:
         self._update(record)
 
     def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        """An update of this device's own and, where it is due, the outer step of all."""
+        """An update of this device's own and, where they are due, averaging and outer step."""
+        sync = self.plan.sync
         self._update(record)
-        if (record.step + 1) % self.plan.sync.every_steps == 0:
-            self._average(record, self._compute.change(), peers, outbox)
-            self._compute.outer_update()
-            record.end_s = time.monotonic()
+        if self._outer_to_come:
+            self._end_outer(record)
+        if (record.step + 1) % sync.every_steps == 0:
+            vector = self._compute.change()
+            # steps from rest are looked at one by one
+            if sync.delayed and not record.rest:
+                self._begin_outer(vector, peers, outbox)
+            else:
+                self._average(record, vector, peers, outbox)
+                self._compute.outer_update()
+        record.end_s = time.monotonic()
+
+    def _begin_outer(self, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
+        """Average while the next step computes."""
+        self._outer_to_come = True
+        if self.wiring.averaging.peers:
+            self._beside_s = time.monotonic()
+            self._beside = Beside(lambda: self.wiring.averaging.run(vector, peers, outbox))
+
+    def _end_outer(self, record: StepRecord) -> None:
+        """Take the outer step that the step before has begun; in a checkpoint its mean is known."""
+        if self._beside is not None:
+            end = self._beside.wait()
+            record.ops.append((-1, self.rank, "A", self._beside_s, end))
+            self._beside = None
+        self._compute.outer_update()
+        self._outer_to_come = False
+
+    def settle(self) -> None:
+        """Wait until what is averaged beside the operations is there.
+
+        Raises
+        ------
+        ConnectionLost
+            Another rank is gone.
+        """
+        if self._beside is not None:
+            self._beside.wait()
 
     def _average(self, record: StepRecord, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
         if self.wiring.averaging.peers:

@@ -342,11 +342,16 @@ class Sync:
     outer
         What takes the outer step. None: H > 1 goes on from the mean of the parameters (a rate of 1,
         no momentum). With H = 1 every step is an inner and an outer one.
+    delayed
+        Whether changes are averaged while the step after the H-th computes, and the outer step is
+        taken at that one's end. With y a device's parameters when averaging began, z those after
+        the next inner step and x the outer step's: it goes on from x + (z - y), what all agree on
+        and its own step since then, which counts as a change of the next H steps.
 
     Raises
     ------
     PlanError
-        H is no whole number of at least 1.
+        H is no whole number of at least 1, or gradients are to be delayed.
 
     References
     ----------
@@ -355,16 +360,30 @@ class Sync:
 
     every_steps: int = 1
     outer: OuterOptimizer | None = None
+    delayed: bool = False
 
     def __post_init__(self) -> None:
         count("every_steps", self.every_steps, error=PlanError)
         if self.outer is not None:
             of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
+        of_kind(bool, self.delayed, "delayed", error=PlanError)
+        if self.delayed and not self.local_steps:
+            raise PlanError(
+                "sync.delayed: averages changes of parameters a step later, found gradients "
+                "averaged every step; give every_steps above 1, or outer"
+            )
 
     @property
     def local_steps(self) -> bool:
         """Whether devices update by themselves, and average their changes."""
         return self.every_steps > 1 or self.outer is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; what says nothing is left out: not delayed."""
+        data = asdict(self)
+        if not self.delayed:
+            del data["delayed"]
+        return data
 
 
 @dataclass(frozen=True)
@@ -568,7 +587,7 @@ class TrainingPlan:
                 ],
             },
             "wiring": {"kind": self.wiring},
-            "sync": asdict(self.sync),
+            "sync": self.sync.to_dict(),
         }
 
     def to_dict(self) -> dict[str, Any]:

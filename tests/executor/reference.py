@@ -69,6 +69,7 @@ def train_apart(
 
     Every device has a stage and an optimizer of its own; the outer one is PyTorch's. A device's
     loss is divided by the samples that went through it, changes are weighted by such samples.
+    Delayed, the outer step follows the inner one of the next step, or the last one.
     """
     arch = require_executable(plan)
     w, sync = plan.workload, plan.sync
@@ -88,6 +89,20 @@ def train_apart(
         outer.append(torch.optim.SGD(agreed[-1], lr=rate, momentum=momentum, nesterov=momentum > 0))
     batches = microbatches_of(plan, SYNTHETIC)
     seen = dict.fromkeys(held, 0)
+    left: dict[int, list[Tensor]] = {}
+
+    def outer_step() -> None:
+        """Take it; where a device has moved on since its change was taken, that is added."""
+        for stage, group in enumerate(plan.assignment.groups):
+            outer[stage].step()
+            for d in group:
+                for k, (new, old) in enumerate(zip(held[d], agreed[stage], strict=True)):
+                    if sync.delayed:
+                        new.data += old.data - left[d][k]
+                    else:
+                        new.data.copy_(old.data)
+        left.clear()
+
     for step in range(count):
         schedule = plan.schedules[plan.cycle[step % len(plan.cycle)]]
         paths = schedule.paths
@@ -117,6 +132,8 @@ def train_apart(
                 parameter.grad /= local[d]
             optimizing.set_rate(inner[d], step)
             inner[d].step()
+        if left:
+            outer_step()
         if (step + 1) % sync.every_steps == 0:
             for stage, group in enumerate(plan.assignment.groups):
                 samples = sum(seen[d] for d in group)
@@ -125,12 +142,13 @@ def train_apart(
                         ((old.detach() - held[d][k].detach()) * (seen[d] / samples) for d in group),
                         torch.zeros_like(old),
                     )
-                outer[stage].step()
-                for d in group:
-                    for new, old in zip(held[d], agreed[stage], strict=True):
-                        new.data.copy_(old.data)
+            left |= {d: [p.detach().clone() for p in own] for d, own in held.items()}
+            if not sync.delayed:
+                outer_step()
             seen = dict.fromkeys(held, 0)
         yield total, held
+    if left:
+        outer_step()
 
 
 FORMATS = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ EPS = 1e-6
 def apart(plan: TrainingPlan, **settings: Any) -> tuple[list[float], dict[int, np.ndarray]]:
     """Losses of one process, and parameters of every device in the end."""
     torch.set_num_threads(1)
-    steps = list(islice(train_apart(plan, STEPS, Optimizing(**settings)), STEPS))
+    steps = list(train_apart(plan, STEPS, Optimizing(**settings)))
     held = steps[-1][1]
     vectors = {d: np.concatenate([p.detach().numpy().ravel() for p in held[d]]) for d in held}
     return [loss for loss, _ in steps], vectors
@@ -68,6 +67,12 @@ CASES = {
         Sync(3, DILOCO.outer),
     ),
     "means of parameters": ([[0], [1], [2]], "last", "gpt2", 7, Sync(4)),
+    "delayed": ([[0], [1]], "last", "gpt2", 7, Sync(5, OuterOptimizer(), delayed=True)),
+    "2 x 2, delayed, 3 steps": ([[0, 3], [2, 1]], "last", "gpt2", 8, Sync(3, None, delayed=True)),
+    "delayed every step": (
+        *([[0], [1]], "last", "gpt2", 7),
+        Sync(1, OuterOptimizer(learning_rate=0.5, momentum=0.5), delayed=True),
+    ),
     "every step": ([[0], [1]], "last", "gpt2", 7, Sync(1, OuterOptimizer(learning_rate=0.9))),
 }
 
@@ -82,7 +87,7 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
     assert (len(set(visits)) > 1) is (batch == 7)
     settings: dict[str, Any] = SETTINGS if "llama" in case else {"learning_rate": 2e-3}
     ranks, losses = require_equal(plan, tmp_path, **settings)
-    together = STEPS % sync.every_steps == 0
+    together = STEPS % sync.every_steps == 0 and not sync.delayed
     for group in plan.assignment.groups:
         for what, alike in (("agreed", True), ("parameters", together)):
             found = {ranks[d][what].tobytes() for d in group}
@@ -150,20 +155,24 @@ def test_int8_changes_are_within_the_codecs_error(tmp_path: Path) -> None:
     assert np.abs(ranks[0]["parameters"] - held[0]).max() > 0
 
 
-def test_resumed_within_a_period_the_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    """Checkpoints after 7 of 20 steps, with H = 5: old parameters and momentum come back."""
+@pytest.mark.parametrize(("delayed", "done"), [(False, 7), (True, 10), (True, 11)])
+def test_resumed_losses_are_the_same_to_the_last_bit(
+    delayed: bool, done: int, tmp_path: Path
+) -> None:
+    """Within a period of H = 5, and where an outer step is to come: its mean comes back too."""
     workload = tiny_workload(batch_samples=7)
-    plan = make_plan([[0, 1], [2, 3]], workload=workload).replace(sync=DILOCO)
+    plan = make_plan([[0, 1], [2, 3]], workload=workload)
+    plan = plan.replace(sync=replace(DILOCO, delayed=delayed))
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(plan, path)
     code, whole, said = train(path, "--steps", "20")
     assert code == 0, said
-    kept = ("--checkpoint", str(folder), "--every", "7")
-    code, first, said = train(path, "--steps", "7", *kept)
+    kept = ("--checkpoint", str(folder), "--every", str(done))
+    code, first, said = train(path, "--steps", str(done), *kept)
     assert code == 0, said
     code, second, said = train(path, "--steps", "20", "--resume", str(folder))
     assert code == 0, said
-    assert sorted(second) == list(range(7, 20)) and first | second == whole
+    assert sorted(second) == list(range(done, 20)) and first | second == whole
 
 
 def test_the_outer_step_by_hand() -> None:
@@ -213,9 +222,14 @@ def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
 
 
 def test_memory_counts_what_the_outer_step_keeps() -> None:
-    """4 bytes a parameter for the old ones, 4 for momentum."""
+    """4 bytes a parameter for the old ones, 4 for momentum; as many again where it is delayed."""
     plain = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
-    for sync, each in ((DILOCO, 8), (Sync(4), 4), (Sync(), 0)):
+    for sync, each in (
+        (DILOCO, 8),
+        (Sync(4), 4),
+        (Sync(), 0),
+        (replace(DILOCO, delayed=True), 16),
+    ):
         plan = plain.replace(sync=sync)
         parameters = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[0] / 4
         need, without = (need_of(p, 0, averaging_of(p, 0)) for p in (plan, plain))
@@ -231,6 +245,8 @@ def test_what_has_no_meaning_is_refused() -> None:
     for sync in (Sync(4), Sync(1, OuterOptimizer())):
         with pytest.raises(PlanError, match=r"averaging.clip: .* found sync.every_steps [14]"):
             require_executable(plan.replace(sync=sync))
+    with pytest.raises(PlanError, match=r"sync.delayed: .* give every_steps above 1, or outer"):
+        Sync(delayed=True)
     plan = plan.replace(clip=None, sync=DILOCO)
     learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
     store = torch.distributed.HashStore()
