@@ -33,6 +33,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
+from planner.training_plan.model import OuterOptimizer, Sync
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
@@ -124,11 +125,14 @@ class Case:
         Of the plan.
     fields
         What is asked of `planner.plan`.
+    sync
+        How often it averages.
     """
 
     setting: str
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    sync: Sync = field(default_factory=Sync)
 
     @property
     def key(self) -> str:
@@ -142,6 +146,7 @@ CASES = (
     Case("bandwidth", "2 x 4", {"stages": 2}),
     Case("bandwidth", "8 x 1", {"stages": 8}),
     Case("bandwidth", "4 x 2, 3 of 4 stages", {"stages": 4, "path_stages": 3, "full_every": 0}),
+    Case("bandwidth", "4 x 2, int8 boundaries", {"stages": 4, "boundary_codec": "int8"}),
     Case("latency", "4 x 2", {"stages": 4}),
     Case("latency", "8 x 1", {"stages": 8}),
     Case("latency", "4 x 2, layers 1 2 3 2", {"stages": 4, "stage_layers": UNEQUAL}),
@@ -151,6 +156,7 @@ CASES = (
     Case("averaging", "3 x 4, groups of 2", {"stages": 3, "group_size": 2}),
     Case("averaging", "2 x 6, int8", {"stages": 2, "codec": "int8"}),
     Case("limits", "4 x 2", {"stages": 4}),
+    Case("limits", "4 x 2, every 4 steps", {"stages": 4}, Sync(4, OuterOptimizer())),
     Case("limits", "2 x 4, adaptive", {"stages": 2, "averaging": "adaptive"}),
     Case(
         "limits",
@@ -205,6 +211,7 @@ def measure(case: Case, settings: Settings) -> Row:
     cluster, workload = SETTINGS[case.setting].make()
     made = plan(cluster, workload, stop=MaxIterations(SEARCH), seed=SEED, **case.fields).plan
     assert made is not None
+    made = made.replace(sync=case.sync)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)

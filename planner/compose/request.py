@@ -112,8 +112,8 @@ class PlanRequest:
     codec
         ``"none"``, or ``"int8"`` for gradients in 8-bit integers on the wire.
     boundary_codec
-        ``"none"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their gradients between
-        stages. Priced; the executor refuses it so far.
+        ``"none"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their
+        gradients between stages. It changes what is computed.
     sync_every
         H: average every so many steps (DiLoCo-SWARM). In between each device takes steps of its
         own, then an outer optimizer takes one with the mean change of the parameters. What is

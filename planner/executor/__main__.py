@@ -297,7 +297,8 @@ def _steps(
         for found in evaluation.after(record.step) if evaluation is not None else ():
             if worker.rank == 0:
                 progress.evaluated(found)
-        if checkpoints is not None:
+        if checkpoints is not None and checkpoints.due(record.step):
+            worker.settle()
             checkpoints.after(record.step)
     if worker.rank == 0:
         progress.end(worker.losses)

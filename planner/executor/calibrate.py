@@ -136,7 +136,7 @@ def measure_compute(learner: Learner) -> dict[str, float]:
 
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(learner.shape, device=learner.device, dtype=learner.dtype)
+        received = torch.randn(learner.boundary.shape, device=learner.device, dtype=learner.dtype)
 
         def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
             first = learner.stage.stem is not None
@@ -242,9 +242,6 @@ class _Nothing:
     def __init__(self) -> None:
         self._made = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
 
-    def begin(self, step: int, schedule: Schedule) -> None:
-        """Nothing."""
-
     def operate(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
         """Nothing."""
         return self._made
@@ -252,17 +249,6 @@ class _Nothing:
     def buffer(self, message: Message) -> torch.Tensor:
         """A small message's."""
         return torch.empty(SMALL_BYTES, dtype=torch.uint8)
-
-    def gradients(self) -> torch.Tensor:
-        """None."""
-        return self._made
-
-    def update(self) -> None:
-        """Nothing."""
-
-    def loss(self) -> float | None:
-        """None."""
-        return None
 
 
 def _measure(connection: socket.socket, rank: int) -> Link:

@@ -65,6 +65,16 @@ class Checkpoints:
         self._index = {"version": VERSION, "plan": plan.content_hash, "settings": settings}
         self._written = written
 
+    def due(self, step: int) -> bool:
+        """Whether there is one after this step.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+        """
+        return (step + 1) % self._every == 0
+
     def after(self, step: int) -> None:
         """A step has ended; all ranks come here together where a checkpoint is due.
 
@@ -74,7 +84,7 @@ class Checkpoints:
             Its number, from 0.
         """
         done = step + 1
-        if done % self._every:
+        if not self.due(step):
             return
         here = _place(self._folder, done)
         told = [

@@ -1,7 +1,9 @@
-"""How a vector travels: as it is, rounded to bf16, or as 8-bit integers with one scale per block.
+"""How a vector travels: as it is, rounded to 16 bits, or as integers with one scale per block.
 
 ``int8`` stores ``round(x / s)`` with ``s = max |x| / 127`` of each block of 1024 values: about a
-quarter of the bytes, and every value within ``s / 2 = max |x| / 254`` of the true one.
+quarter of the bytes, and every value within ``s / 2 = max |x| / 254`` of the true one. ``int4``
+does the same with 7 for 127, two values in a byte. ``fp16`` takes what is beyond its largest number
+for that number.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from planner.network.dtype import Dtype
 from planner.training_plan.choices import Codec
 
 BLOCK = 1024
-LEVELS = 127
+LARGEST_FP16 = 65504.0
+SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Rounded value by value."""
+LEVELS = {"int8": 127, "int4": 7}
+"""On either side of 0."""
 
 
 class Wire(enum.StrEnum):
@@ -23,7 +29,9 @@ class Wire(enum.StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
     INT8 = "int8"
+    INT4 = "int4"
 
     @classmethod
     def of(cls, codec: Codec, gradients: Dtype) -> Wire:
@@ -46,9 +54,9 @@ def message_length(values: int, wire: Wire) -> int:
     int
         Bytes.
     """
-    if wire is not Wire.INT8:
-        return Dtype(wire.value).bytes * values
-    return values + 4 * -(-values // BLOCK)
+    if wire in LEVELS:
+        return (values if wire is Wire.INT8 else -(-values // 2)) + _head(values)
+    return (2 if wire in SHORT else 4) * values
 
 
 def encode(vector: Tensor, wire: Wire) -> Tensor:
@@ -68,13 +76,16 @@ def encode(vector: Tensor, wire: Wire) -> Tensor:
     """
     if wire is Wire.FP32:
         return vector.contiguous().view(torch.uint8)
-    if wire is Wire.BF16:
-        return vector.to(torch.bfloat16).view(torch.uint8)
+    if wire in SHORT:
+        # beyond its largest number fp16 has infinity, and what follows from it is no number
+        held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is Wire.FP16 else vector
+        return held.to(SHORT[wire]).view(torch.uint8)
     blocks = _blocks(vector)
-    scale = blocks.abs().amax(dim=1) / LEVELS
+    scale = blocks.abs().amax(dim=1) / LEVELS[wire]
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
-    levels = (blocks / steps[:, None]).round().to(torch.int8)
-    return torch.cat([scale.view(torch.uint8), levels.reshape(-1)[: len(vector)].view(torch.uint8)])
+    rounded = (blocks / steps[:, None]).round_().to(torch.int8)
+    levels = rounded.reshape(-1)[: len(vector)].view(torch.uint8)
+    return torch.cat([scale.view(torch.uint8), _paired(levels) if wire is Wire.INT4 else levels])
 
 
 def decode(message: Tensor, values: int, wire: Wire) -> Tensor:
@@ -96,12 +107,31 @@ def decode(message: Tensor, values: int, wire: Wire) -> Tensor:
     """
     if wire is Wire.FP32:
         return message.view(torch.float32)
-    if wire is Wire.BF16:
-        return message.view(torch.bfloat16).to(torch.float32)
-    head = 4 * -(-values // BLOCK)
+    if wire in SHORT:
+        return message.view(SHORT[wire]).to(torch.float32)
+    head = _head(values)
     scale = message[:head].clone().view(torch.float32)
-    levels = message[head:].view(torch.int8).to(torch.float32)
+    rest = message[head:]
+    levels = (_apart(rest, values) if wire is Wire.INT4 else rest.view(torch.int8)).float()
     return (_blocks(levels) * scale[:, None]).reshape(-1)[:values]
+
+
+def _head(values: int) -> int:
+    """Bytes of the scales."""
+    return 4 * -(-values // BLOCK)
+
+
+def _paired(levels: Tensor) -> Tensor:
+    """Two levels in a byte, the first one in its lower half."""
+    even = torch.nn.functional.pad(levels, (0, len(levels) % 2)) & 15
+    return even[::2] | even[1::2] << 4
+
+
+def _apart(pairs: Tensor, values: int) -> Tensor:
+    """What `_paired` was given, as signed numbers."""
+    # moved to the upper half and back, a level brings its sign along
+    low, high = (pairs << 4).view(torch.int8) >> 4, pairs.view(torch.int8) >> 4
+    return torch.stack([low, high], dim=1).reshape(-1)[:values]
 
 
 def _blocks(vector: Tensor) -> Tensor:

@@ -10,11 +10,8 @@ from planner.executor.messages import Message
 from planner.training_plan.model import Schedule
 
 
-class Compute(Protocol):
-    """The operations of one rank: of a real model, or imposed ones that only take their time."""
-
-    def begin(self, step: int, schedule: Schedule) -> None:
-        """A step begins."""
+class Operations(Protocol):
+    """F, H and B of one rank."""
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F, H or B and return what goes on to the next operation.
@@ -32,6 +29,13 @@ class Compute(Protocol):
             Complete, and left alone from now on.
         """
 
+
+class Compute(Operations, Protocol):
+    """The work of one rank: of a real model, or imposed, which only takes its time."""
+
+    def begin(self, step: int, schedule: Schedule) -> None:
+        """A step begins."""
+
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
@@ -39,7 +43,19 @@ class Compute(Protocol):
         """``float32`` vector on the CPU of the step's gradients, to be averaged in place."""
 
     def update(self) -> None:
-        """Take the optimizer step with what `gradients` gave."""
+        """Take the optimizer step with what `gradients` gave.
+
+        Where devices update by themselves: with this device's own.
+        """
+
+    def change(self) -> Tensor:
+        """``float32`` vector on the CPU to be summed in place: how far this device's update went.
+
+        Since the last outer step, with its weight; only where devices update by themselves.
+        """
+
+    def outer_update(self) -> None:
+        """Take the outer step with what `change` gave."""
 
     def loss(self) -> float | None:
         """The summed loss of the step's microbatches whose head was here; None if it was not."""

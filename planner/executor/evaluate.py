@@ -23,7 +23,7 @@ from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.ending import EndedError
 from planner.executor.learner import Learner
-from planner.executor.messages import Message, Traffic
+from planner.executor.messages import Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -233,20 +233,17 @@ class _Forward:
         self._outputs: dict[int, Tensor] = {}
         self._loss = 0.0
 
-    def begin(self, step: int, schedule: Schedule) -> None:
-        """Nothing."""
-
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F or H; nothing is kept for a backward pass."""
         learner = self._learner
-        given = None if received is None else received.to(learner.device, learner.dtype)
+        given = None if received is None else learner.read(kind, received)
         with torch.no_grad():
             if kind == "F":
                 inputs = self._tokens(microbatch)[:, :-1] if given is None else given
                 made = learner.run_stage(inputs)
                 if learner.head is not None:
                     self._outputs[microbatch] = made
-                return made.to(learner.sent)
+                return learner.boundary.write(made, gradient=False)
             # the head's device has the last output itself, or gets it
             own = self._outputs.pop(microbatch, None)
             activations = own if given is None else given
@@ -254,17 +251,6 @@ class _Forward:
             loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
             self._loss += float(loss)
             return loss
-
-    def buffer(self, message: Message) -> Tensor:
-        """As in training."""
-        return self._learner.buffer(message)
-
-    def gradients(self) -> Tensor:
-        """None."""
-        return torch.empty(0)
-
-    def update(self) -> None:
-        """Nothing."""
 
     def loss(self) -> float:
         """Summed over tokens."""

@@ -62,6 +62,13 @@ class Helper:
     def update(self) -> None:
         """Nothing to update."""
 
+    def change(self) -> Tensor:
+        """As `gradients`."""
+        return self._vector
+
+    def outer_update(self) -> None:
+        """Nothing to update."""
+
     def loss(self) -> float | None:
         """There is none."""
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planner.executor import outer
 from planner.executor.checkpoint import newest, read_shard
 from planner.executor.hf_names import pieces
 from planner.executor.learner import Learner, has_head, require_executable
@@ -146,7 +147,7 @@ def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> Non
         There is no room, or no permission.
     """
     writes = learner is not None and export.writes(ranks.rank)
-    mine = export.write(ranks.rank, learner.named()) if writes and learner is not None else {}
+    mine = export.write(ranks.rank, learner.agreed()) if writes and learner is not None else {}
     told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
     if writes:
         export.finish({name: place for one in told for name, place in one.items()})
@@ -179,10 +180,12 @@ def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:
     written: dict[str, list[int]] = {}
     for rank in firsts:
         state = read_shard(folder, steps, rank, plan)
+        # of devices that update by themselves, what they last agreed on
+        prefix = outer.PARAMETER if plan.sync.local_steps else PARAMETER
         named = {
-            name.removeprefix(PARAMETER): tensor
+            name.removeprefix(prefix): tensor
             for name, tensor in state.items()
-            if name.startswith(PARAMETER)
+            if name.startswith(prefix)
         }
         written |= export.write(rank, named)
     export.finish(written)

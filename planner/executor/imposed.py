@@ -117,6 +117,13 @@ class ImposedCompute:
         """Sleep."""
         self._sleeper.until(time.monotonic() + self._update_s)
 
+    def change(self) -> Tensor:
+        """As `gradients`."""
+        return self._vector
+
+    def outer_update(self) -> None:
+        """The plan counts no time for it."""
+
     def loss(self) -> float | None:
         """There is none."""
         return None

@@ -10,18 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from planner.executor.boundary import Boundary, require_priced
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
 from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
+from planner.executor.outer import MEAN, LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
 from planner.executor.weights import load_weights
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
-from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture
 
 
@@ -49,31 +50,21 @@ def require_executable(plan: TrainingPlan) -> Architecture:
             f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
             "for a GPT-2 or LLaMA workload"
         )
-    if plan.sync.every_steps != 1 or plan.sync.outer is not None:
-        raise PlanError("sync: the executor averages every step so far; set every_steps to 1")
-    codec = plan.workload.boundary_codec
-    if codec is not BoundaryCodec.NONE:
-        raise PlanError(
-            f"workload.boundary_codec: the executor sends activations as they are so far, found "
-            f"{codec}; plan without one"
-        )
     if arch.tied and plan.head_stage != 0:
         raise PlanError(
             "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
             "them on one stage; plan with --head first or one stage, or set it to false"
         )
+    require_priced(plan.workload)
     sizes = {
-        "layers[0].output_bytes": (
-            plan.workload.layers[0].output_bytes,
-            arch.sequence * arch.hidden * plan.workload.precision.messages.bytes,
-        ),
         "gradient_bytes_per_parameter": (
             plan.workload.gradient_bytes_per_parameter,
             plan.workload.precision.gradients.bytes,
         ),
         "state_bytes_per_parameter": (
             plan.workload.state_bytes_per_parameter,
-            plan.workload.precision.state_bytes,
+            plan.workload.precision.state_bytes
+            + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
         ),
     }
     for what, (priced, real) in sizes.items():
@@ -154,7 +145,7 @@ class Learner:
         prepare(plan, device)
         self.device = device
         self.dtype = TORCH[w.precision.compute]
-        self.sent = TORCH[w.precision.messages]
+        self.boundary = Boundary(w)
         stage = plan.stage_of[rank]
         self.stage = build_stage(arch, *plan.stage_layers[stage], plan.seed).to(device)
         self.recompute = plan.recompute[stage]
@@ -163,7 +154,6 @@ class Learner:
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
         reads = self.stage.stem is not None or self.head is not None
         self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
-        self.shape = (w.microbatch_samples, arch.sequence, arch.hidden)
         self.batch_tokens = w.batch_samples * arch.sequence
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
@@ -173,10 +163,16 @@ class Learner:
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
+        self._samples = LocalSamples(plan, rank)
+        self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
-        on_gpu = device.type == "cuda"
-        self._host = self._vector.cpu().pin_memory() if on_gpu else self._vector
+        self._host = self._vector
+        if device.type == "cuda":
+            self._host = self._vector.cpu().pin_memory()
+        elif plan.sync.delayed:
+            self._host = self._vector.clone()  # gradients are made while it is averaged
+        self._to_come = False
         self._loss: float | None = None
 
     @property
@@ -187,7 +183,10 @@ class Learner:
         operation is not in it.
         """
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
-        held = [*self.weights, self._vector, *moments]
+        outer = [] if self.outer is None else self.outer.kept
+        held = [*self.weights, self._vector, *moments, *outer]
+        if self.device.type == "cpu" and self._host is not self._vector:
+            held.append(self._host)
         return sum(tensor.nbytes for tensor in held) + self.kept.most
 
     @property
@@ -207,17 +206,21 @@ class Learner:
         self._vector.zero_()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B; returns the activations or their gradient, in the format of messages."""
-        given = None if received is None else received.to(self.device, self.dtype)
+        """Do F, H or B; returns the activations or their gradient, as a message."""
+        given = None if received is None else self.read(kind, received)
         work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
         with self.kept.counting(self.weights) if self._counting else nullcontext():
-            made = work(microbatch, given).to(self.sent)
+            made = self.boundary.write(work(microbatch, given), gradient=kind != "F")
         if self._counting:
             own = [t for kept in self._kept.values() for t in kept if t is not None]
             self.kept.bytes([*own, *self._head_gradients.values()])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return made
+
+    def read(self, kind: str, message: Tensor) -> Tensor:
+        """What an operation of a kind computes with, of the message that it waited for."""
+        return self.boundary.read(message, self.device, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
@@ -226,7 +229,7 @@ class Learner:
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return torch.empty(self.shape, dtype=self.sent)
+        return self.boundary.buffer()
 
     def gradients(self) -> Tensor:
         """All gradients in one vector on the CPU."""
@@ -235,14 +238,33 @@ class Learner:
         return self._host
 
     def update(self) -> None:
-        """Take the optimizer step."""
-        if self._host is not self._vector:
-            self._vector.copy_(self._host)
+        """Take the optimizer step, with the gradients of all or with this device's own."""
+        if self.outer is None:
+            self._from_host()
+        else:
+            scale = self._samples.scale(self._step)
+            if scale is None:
+                return  # no sample says where to
+            self._vector.mul_(scale)
         self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
-        self.round()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self._updated()
+
+    def change(self) -> Tensor:
+        """How far this device's parameters went since the last outer step, with its weight."""
+        assert self.outer is not None
+        # gradients are needed no more
+        self.outer.change(self._vector, self._samples.weight(self._step))
+        self._to_come = True
+        return self.gradients()
+
+    def outer_update(self) -> None:
+        """Take the outer step with the mean of all changes."""
+        assert self.outer is not None
+        self._from_host()
+        self.outer.step(self._vector)
+        self._to_come = False
+        self._updated()
 
     def round(self) -> None:
         """Compute with the parameters as they are now."""
@@ -255,13 +277,19 @@ class Learner:
         return self._loss
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters, and what the optimizer keeps of each; all that training goes on from."""
+        """Parameters, and what the optimizers keep of each; all that training goes on from.
+
+        The mean too where an outer step is to come: it must be known by now.
+        """
         found: dict[str, Tensor] = {}
         for name, parameter in self.named().items():
             found[f"parameter/{name}"] = parameter
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer/{what}/{name}"] = torch.as_tensor(value)
-        return found
+        if self.outer is None:
+            return found
+        mean = self.outer.named(self._host) if self._to_come else {}
+        return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave, of the same part of the model.
@@ -281,6 +309,11 @@ class Learner:
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }
+        if self.outer is not None:
+            self.outer.load_state(state)
+            self._to_come = any(name.startswith(MEAN) for name in state)
+            for name, part in self.outer.named(self._host).items() if self._to_come else ():
+                part.copy_(state[MEAN + name])
         self.round()
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -289,6 +322,19 @@ class Learner:
         if self.head is not None:
             whole["head"] = self.head
         return dict(whole.named_parameters())
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """Parameters that all devices of the stage have: as they are, or after an outer step."""
+        return self.named() if self.outer is None else self.outer.agreed()
+
+    def _from_host(self) -> None:
+        if self._host is not self._vector:
+            self._vector.copy_(self._host)
+
+    def _updated(self) -> None:
+        self.round()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()

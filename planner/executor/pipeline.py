@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from planner.executor.compute import Compute
+from planner.executor.compute import Operations
 from planner.executor.messages import Traffic
 from planner.executor.records import StepRecord
 from planner.executor.transport import Inbox, Outbox
@@ -15,7 +15,7 @@ from planner.training_plan.model import Operation
 def run_operations(
     order: tuple[Operation, ...],
     traffic: Traffic,
-    compute: Compute,
+    compute: Operations,
     inbox: Inbox,
     outbox: Outbox,
     serial: int,
@@ -56,7 +56,9 @@ def run_operations(
             record.received(before, arrival.tensor.nbytes, arrival.arrived_s)
 
 
-def run_alone(microbatches: Iterable[int], compute: Compute, rank: int, record: StepRecord) -> None:
+def run_alone(
+    microbatches: Iterable[int], compute: Operations, rank: int, record: StepRecord
+) -> None:
     """Take microbatches through the whole model on this device, whatever their planned path.
 
     Parameters

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.beside import Beside
 from planner.executor.compute import Compute
 from planner.executor.connections import Connection, Connections, Purpose, connections_to
 from planner.executor.ending import EndedError
@@ -59,7 +61,7 @@ class Worker:
     Raises
     ------
     PlanError
-        Own pace for a plan of several stages.
+        Own pace for a plan of several stages, or of devices that update by themselves.
     """
 
     def __init__(
@@ -76,11 +78,20 @@ class Worker:
                 f"assignment.groups: own pace needs whole models, found "
                 f"{len(plan.assignment.groups)} stages; plan one stage"
             )
+        if tickets is not None and plan.sync.local_steps:
+            raise PlanError(
+                "sync: own pace needs gradients that are averaged every step, found every_steps "
+                f"{plan.sync.every_steps}{'' if plan.sync.outer is None else ' with outer'}; leave "
+                "out --own-pace"
+            )
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
         self.began_s = 0.0
         self._connections: Connections = {}
         self._compute, self._imposed, self._tickets = compute, imposed, tickets
+        self._beside: Beside | None = None
+        self._outer_to_come = False
+        self._beside_s = 0.0
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
 
     @property
@@ -139,6 +150,9 @@ class Worker:
         inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
         norms = _of(connections, Purpose.NORM)
+        # of steps that were done before, the last may have begun one
+        sync = self.plan.sync
+        self._outer_to_come = sync.delayed and first > 0 and first % sync.every_steps == 0
         told = range(first, first + len(walk))
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
@@ -149,10 +163,15 @@ class Worker:
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             self._operations(record, serial, k, inbox, outbox)
-            self._average_and_update(record, peers, outbox, norms)
+            if self.plan.sync.local_steps:
+                self._update_and_agree(record, peers, outbox)
+            else:
+                self._average_and_update(record, peers, outbox, norms)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
+        if self._outer_to_come:
+            self._end_outer(record)
         outbox.finish()
         peers.finish()
         failure.check()
@@ -187,17 +206,66 @@ class Worker:
         outbox: Outbox,
         norms: dict[int, Connection],
     ) -> None:
-        averaging, vector = self.wiring.averaging, self._compute.gradients()
-        if averaging.peers and (record.step + 1) % self.plan.sync.every_steps == 0:
-            ready = time.monotonic()
-            end = averaging.run(vector, peers, outbox)
-            record.ops.append((-1, self.rank, "A", ready, end))
+        vector = self._compute.gradients()
+        self._average(record, vector, peers, outbox)
         if self.wiring.clipping is not None:
             if self._imposed is None:
                 record.norm = self.wiring.clipping.run(vector, norms)
             else:
                 # there are no gradients to look at
                 self.wiring.clipping.run(vector[:0], norms)
+        self._update(record)
+
+    def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """An update of this device's own and, where they are due, averaging and outer step."""
+        sync = self.plan.sync
+        self._update(record)
+        if self._outer_to_come:
+            self._end_outer(record)
+        if (record.step + 1) % sync.every_steps == 0:
+            vector = self._compute.change()
+            # steps from rest are looked at one by one
+            if sync.delayed and not record.rest:
+                self._begin_outer(vector, peers, outbox)
+            else:
+                self._average(record, vector, peers, outbox)
+                self._compute.outer_update()
+        record.end_s = time.monotonic()
+
+    def _begin_outer(self, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
+        """Average while the next step computes."""
+        self._outer_to_come = True
+        if self.wiring.averaging.peers:
+            self._beside_s = time.monotonic()
+            self._beside = Beside(lambda: self.wiring.averaging.run(vector, peers, outbox))
+
+    def _end_outer(self, record: StepRecord) -> None:
+        """Take the outer step that the step before has begun; in a checkpoint its mean is known."""
+        if self._beside is not None:
+            end = self._beside.wait()
+            record.ops.append((-1, self.rank, "A", self._beside_s, end))
+            self._beside = None
+        self._compute.outer_update()
+        self._outer_to_come = False
+
+    def settle(self) -> None:
+        """Wait until what is averaged beside the operations is there.
+
+        Raises
+        ------
+        ConnectionLost
+            Another rank is gone.
+        """
+        if self._beside is not None:
+            self._beside.wait()
+
+    def _average(self, record: StepRecord, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
+        if self.wiring.averaging.peers:
+            ready = time.monotonic()
+            end = self.wiring.averaging.run(vector, peers, outbox)
+            record.ops.append((-1, self.rank, "A", ready, end))
+
+    def _update(self, record: StepRecord) -> None:
         update = time.monotonic()
         self._compute.update()
         record.end_s = time.monotonic()

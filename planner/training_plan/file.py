@@ -203,7 +203,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         cycle=tuple(int(k) for k in paths["cycle"]),
         codec=Codec(data["averaging"]["codec"]),
         wiring=Wiring(data["wiring"]["kind"]),
-        sync=Sync(int(sync["every_steps"]), outer),
+        sync=Sync(int(sync["every_steps"]), outer, sync.get("delayed", False)),
         clip=data["averaging"].get("clip"),
         cost=Cost.from_dict(data["cost"]) if data.get("cost") is not None else None,
         package_version=data["package_version"],

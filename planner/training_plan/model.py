@@ -291,7 +291,7 @@ def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """DiLoCo's outer step.
+    """DiLoCo's outer step; the defaults are those of DiLoCo-SWARM's Table 3.
 
     Attributes
     ----------
@@ -309,12 +309,12 @@ class OuterOptimizer:
 
     References
     ----------
-    J. Kolehmainen et al., "DiLoCo-SWARM" (2024), after A. Douillard et al., "DiLoCo" (2023).
+    M. Senghaas et al., "DiLoCo-SWARM" (2025), after A. Douillard et al., "DiLoCo" (2023).
     """
 
-    optimizer: OuterStep
-    learning_rate: float
-    momentum: float
+    optimizer: OuterStep = OuterStep.NESTEROV
+    learning_rate: float = 0.7
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         # one form of every number, so that equal plans have equal hashes
@@ -331,28 +331,64 @@ DILOCO = OuterOptimizer(OuterStep.NESTEROV, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class Sync:
-    """Average every ``every_steps`` steps, with an outer optimizer if more than one.
+    """Average every ``every_steps`` steps: gradients, or where that is above 1 devices' changes.
+
+    Where H > 1 each device updates by itself in every step, with the mean gradient of the samples
+    that went through it; it takes no step where none did, and keeps the state of its optimizer for
+    itself. After every H steps the changes of the parameters, old minus new, are averaged in the
+    plan's rounds. A device's weight is its part of the samples that went through its stage in these
+    H steps (equal parts: the paper's mean). The outer optimizer goes on from the old parameters
+    with that mean for a gradient, alike on all devices of the stage.
 
     Attributes
     ----------
     every_steps
         H, at least 1.
     outer
-        What takes the outer step where H > 1.
+        What takes the outer step. None: H > 1 goes on from the mean of the parameters (a rate of 1,
+        no momentum). With H = 1 every step is an inner and an outer one.
+    delayed
+        Whether changes are averaged while the step after the H-th computes, and the outer step is
+        taken at that one's end. With y a device's parameters when averaging began, z those after
+        the next inner step and x the outer step's: it goes on from x + (z - y), what all agree on
+        and its own step since then, which counts as a change of the next H steps.
 
     Raises
     ------
     PlanError
-        H is no whole number of at least 1.
+        H is no whole number of at least 1, or gradients are to be delayed.
+
+    References
+    ----------
+    M. Senghaas et al., "DiLoCo-SWARM" (2025), Algorithm 3.
     """
 
     every_steps: int = 1
     outer: OuterOptimizer | None = None
+    delayed: bool = False
 
     def __post_init__(self) -> None:
         count("every_steps", self.every_steps, error=PlanError)
         if self.outer is not None:
             of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
+        of_kind(bool, self.delayed, "delayed", error=PlanError)
+        if self.delayed and not self.local_steps:
+            raise PlanError(
+                "sync.delayed: averages changes of parameters a step later, found gradients "
+                "averaged every step; give every_steps above 1, or outer"
+            )
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether devices update by themselves, and average their changes."""
+        return self.every_steps > 1 or self.outer is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; what says nothing is left out: not delayed."""
+        data = asdict(self)
+        if not self.delayed:
+            del data["delayed"]
+        return data
 
 
 @dataclass(frozen=True)
@@ -561,7 +597,7 @@ class TrainingPlan:
                 ],
             },
             "wiring": {"kind": self.wiring},
-            "sync": asdict(self.sync),
+            "sync": self.sync.to_dict(),
         }
 
     def to_dict(self) -> dict[str, Any]:

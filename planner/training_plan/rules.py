@@ -54,10 +54,11 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 "of them"
             )
     yield from averaging_contradictions(plan)
-    if plan.clip is not None and plan.sync.every_steps > 1:
+    if plan.clip is not None and plan.sync.local_steps:
+        outer = "" if plan.sync.outer is None else " with sync.outer"
         yield (
-            "averaging.clip: the norm is known where every step averages, found sync.every_steps "
-            f"{plan.sync.every_steps}; leave one of them out"
+            "averaging.clip: the norm is known where every step averages gradients, found "
+            f"sync.every_steps {plan.sync.every_steps}{outer}; leave one of them out"
         )
     for name in FIELDS:
         values = getattr(plan.compute_times, name)

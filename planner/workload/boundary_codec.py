@@ -9,9 +9,13 @@ SCALE_BYTES = 4 / 1024
 
 
 class BoundaryCodec(enum.StrEnum):
-    """``none``: as the workload holds them; the others change what is computed."""
+    """``none``: in the format of messages; the others change what is computed.
+
+    ``bf16`` is what messages in bf16 are, for workloads that send fp32.
+    """
 
     NONE = "none"
+    BF16 = "bf16"
     FP16 = "fp16"
     INT8 = "int8"
     INT4 = "int4"
@@ -27,10 +31,12 @@ class BoundaryCodec(enum.StrEnum):
         Returns
         -------
         float
-            Above 1 where the values are shorter than the codec's.
+            Above 1 where the values are shorter than the codec's. Exact for messages of whole
+            blocks of 1024 values; others have a scale for the rest too, up to 4 bytes more.
         """
         coded = {
             BoundaryCodec.NONE: element_bytes,
+            BoundaryCodec.BF16: 2.0,
             BoundaryCodec.FP16: 2.0,
             BoundaryCodec.INT8: 1.0 + SCALE_BYTES,
             BoundaryCodec.INT4: 0.5 + SCALE_BYTES,

@@ -9,10 +9,15 @@ from planner.executor.codec import BLOCK, Wire
 
 
 def error_bound(vector: Tensor, wire: Wire) -> Tensor:
-    """Per value: half a level of its block, max |x| / 254; half a unit of bf16's 8 digits."""
+    """Per value: half a level of its block, max |x| / 254 or / 14; half a unit of the digits."""
     if wire is Wire.FP32 or not len(vector):
         return torch.zeros_like(vector)
     if wire is Wire.BF16:
         return vector.abs() / 256
-    half = [block.abs().max().expand(len(block)) / 254 for block in torch.split(vector, BLOCK)]
+    if wire is Wire.FP16:
+        # 11 digits, steps of 2^-24 below its smallest, nothing beyond its largest
+        beyond = (vector.abs() - 65504).clamp(min=0)
+        return torch.maximum(vector.abs() / 2048, torch.tensor(2.0**-25)) + beyond
+    levels = {Wire.INT8: 254, Wire.INT4: 14}[wire]
+    half = [block.abs().max().expand(len(block)) / levels for block in torch.split(vector, BLOCK)]
     return torch.cat(half)

@@ -45,8 +45,13 @@ def main() -> None:
         # rank 0 alone is told
         losses=[] if losses is None else [losses.of(t) for t in range(int(steps))],
         given=[sum(kind == "F" for _, _, kind, _, _ in record.ops) for record in records],
+        sent=[size for *_, size, left, _ in records[0].messages if left is not None],
         first=gradients[0],
         last=gradients[-1],
+        updates=len(gradients),
+        parameters=np.concatenate([p.detach().numpy().ravel() for p in learner.parameters]),
+        # those that another sees alike
+        agreed=np.concatenate([p.detach().numpy().ravel() for p in learner.agreed().values()]),
     )
     ranks.part()
 

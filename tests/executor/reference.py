@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
+from planner.workload.boundary_codec import BoundaryCodec
+from planner.workload.workload import Workload
 
 
 def train_single(
@@ -59,6 +62,95 @@ def train_single(
         optim.step()
 
 
+def train_apart(
+    plan: TrainingPlan, count: int, optimizing: Optimizing
+) -> Iterator[tuple[float, dict[int, list[nn.Parameter]]]]:
+    """Train by DiLoCo-SWARM's Algorithm 3; yields loss and parameters by device after each step.
+
+    Every device has a stage and an optimizer of its own; the outer one is PyTorch's. A device's
+    loss is divided by the samples that went through it, changes are weighted by such samples.
+    Delayed, the outer step follows the inner one of the next step, or the last one.
+    """
+    arch = require_executable(plan)
+    w, sync = plan.workload, plan.sync
+    modules: dict[int, list[nn.Module]] = {}
+    for d, stage in plan.stage_of.items():
+        built = build_stage(arch, *plan.stage_layers[stage], plan.seed)
+        heads = [build_head(arch, plan.seed, built.stem)] if stage == plan.head_stage else []
+        modules[d] = [built, *heads]
+    held = {d: list(nn.ModuleList(own).parameters()) for d, own in modules.items()}
+    inner = {d: optimizing.make(own) for d, own in held.items()}
+    agreed, outer = [], []
+    for group in plan.assignment.groups:
+        agreed.append([p.detach().clone().requires_grad_() for p in held[group[0]]])
+        rate, momentum = (
+            (1.0, 0.0) if sync.outer is None else (sync.outer.learning_rate, sync.outer.momentum)
+        )
+        outer.append(torch.optim.SGD(agreed[-1], lr=rate, momentum=momentum, nesterov=momentum > 0))
+    batches = microbatches_of(plan, SYNTHETIC)
+    seen = dict.fromkeys(held, 0)
+    left: dict[int, list[Tensor]] = {}
+
+    def outer_step() -> None:
+        """Take it; where a device has moved on since its change was taken, that is added."""
+        for stage, group in enumerate(plan.assignment.groups):
+            outer[stage].step()
+            for d in group:
+                for k, (new, old) in enumerate(zip(held[d], agreed[stage], strict=True)):
+                    if sync.delayed:
+                        new.data += old.data - left[d][k]
+                    else:
+                        new.data.copy_(old.data)
+        left.clear()
+
+    for step in range(count):
+        schedule = plan.schedules[plan.cycle[step % len(plan.cycle)]]
+        paths = schedule.paths
+        local = {d: w.microbatch_samples * sum(d in path for path in paths) for d in held}
+        for own in held.values():
+            for parameter in own:
+                parameter.grad = torch.zeros_like(parameter)
+        total = 0.0
+        for b, path in enumerate(paths):
+            tokens = batches.tokens(step, b)
+            x, before = tokens[:, :-1], path[0]
+            for d in path:
+                x = _sent(x, before, d, plan)
+                x = _computed(modules[d][0], plan, x)
+                before = d
+            end = schedule.head_device(b)
+            x = _sent(x, before, end, plan)
+            loss = _computed(modules[end][1], plan, x, tokens[:, 1:]) / arch.sequence
+            torch.autograd.backward(loss)
+            total += float(loss.detach()) / w.batch_samples
+        for d, own in held.items():
+            seen[d] += local[d]
+            if not local[d]:
+                continue
+            for parameter in own:
+                assert parameter.grad is not None
+                parameter.grad /= local[d]
+            optimizing.set_rate(inner[d], step)
+            inner[d].step()
+        if left:
+            outer_step()
+        if (step + 1) % sync.every_steps == 0:
+            for stage, group in enumerate(plan.assignment.groups):
+                samples = sum(seen[d] for d in group)
+                for k, old in enumerate(agreed[stage]):
+                    old.grad = sum(
+                        ((old.detach() - held[d][k].detach()) * (seen[d] / samples) for d in group),
+                        torch.zeros_like(old),
+                    )
+            left |= {d: [p.detach().clone() for p in own] for d, own in held.items()}
+            if not sync.delayed:
+                outer_step()
+            seen = dict.fromkeys(held, 0)
+        yield total, held
+    if left:
+        outer_step()
+
+
 FORMATS = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
 
 
@@ -81,4 +173,41 @@ def _sent(x: Tensor, source: int, destination: int, plan: TrainingPlan) -> Tenso
     """Activations as another device gets them, and their gradients as they come back."""
     if source == destination or not x.is_floating_point():
         return x
-    return x.to(FORMATS[plan.workload.precision.messages])
+    if plan.workload.boundary_codec is BoundaryCodec.NONE:
+        return x.to(FORMATS[plan.workload.precision.messages])
+    made: Tensor = _Coded.apply(x, plan.workload)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Coded(torch.autograd.Function):
+    """Values of a message, and gradients of the one that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, workload: Workload) -> Tensor:
+        """What arrives."""
+        ctx.workload = workload
+        return _rounded(x, workload.boundary_codec, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """As if what arrived were what was sent."""
+        w = ctx.workload
+        # the largest power of two that is not above the tokens of the batch
+        lift = 1
+        while 2 * lift <= w.batch_samples * w.architecture.sequence:
+            lift *= 2
+        return _rounded(gradient, w.boundary_codec, float(lift)), None
+
+
+def _rounded(x: Tensor, codec: BoundaryCodec, lift: float) -> Tensor:
+    """Block by block, value by value."""
+    if codec is BoundaryCodec.BF16:
+        return x.bfloat16().to(x.dtype)
+    if codec is BoundaryCodec.FP16:
+        return ((x.float() * lift).half().float() / lift).to(x.dtype)
+    levels = {BoundaryCodec.INT8: 127, BoundaryCodec.INT4: 7}[codec]
+    found = []
+    for block in torch.split(x.detach().float().flatten(), 1024):
+        step = block.abs().max() / levels
+        found.append(block if step == 0 else (block / step).round() * step)
+    return torch.cat(found).view_as(x).to(x.dtype)

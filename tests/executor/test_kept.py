@@ -46,7 +46,7 @@ def test_activations_are_as_many_bytes_as_planned(
     learner.begin(0, plan.schedules[0])
     planned = stage_costs(workload, 2, 4).saved_bytes
     for b in (1, 2):
-        learner.operate("F", b - 1, torch.randn(learner.shape, dtype=learner.dtype))
+        learner.operate("F", b - 1, torch.randn(learner.boundary.shape, dtype=learner.dtype))
         assert learner.kept.most == pytest.approx(b * planned, rel=TOLERANCE)
     assert learner.kept.bytes() < learner.kept.most
 
@@ -112,7 +112,7 @@ def work(learner: Learner, stage: int) -> None:
     """F of three microbatches, then the rest of each."""
 
     def come() -> Tensor:
-        made: Tensor = torch.randn(learner.shape, dtype=learner.dtype)
+        made: Tensor = torch.randn(learner.boundary.shape, dtype=learner.dtype)
         return made
 
     for b in range(3):

@@ -127,7 +127,7 @@ def test_parameters_and_moments_stay_in_fp32() -> None:
     learner.begin(0, plan.schedules[0])
     sent = learner.operate("F", 0, None)
     assert sent.dtype == torch.bfloat16
-    learner.operate("B", 0, torch.randn(learner.shape, dtype=torch.bfloat16))
+    learner.operate("B", 0, torch.randn(learner.boundary.shape, dtype=torch.bfloat16))
     learner.update()
     assert {t.dtype for t in learner.state().values()} == {torch.float32}
     learner.begin(1, plan.schedules[0])

@@ -38,7 +38,7 @@ def work(stage: int, head: str, does: bool) -> tuple[list[int], int, int, list[T
     learner = Learner(plan, stage, torch.device("cpu"), Optimizing(1e-3))
     learner.begin(0, plan.schedules[0])
     generator = torch.Generator().manual_seed(stage)
-    given = [torch.randn(learner.shape, generator=generator) for _ in range(3 * FLIGHT)]
+    given = [torch.randn(learner.boundary.shape, generator=generator) for _ in range(3 * FLIGHT)]
     after, made, kept = [], [], learner.kept
     for b in range(FLIGHT):
         made.append(learner.operate("F", b, None if stage == 0 else given[b].clone()))

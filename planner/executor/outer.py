@@ -1,0 +1,188 @@
+"""Devices that update by themselves, and every H steps agree (DiLoCo-SWARM, Algorithm 3).
+
+Inner steps: each device updates its own parameters with its own gradient, the mean over the samples
+that went through it. Outer steps: the change of the parameters since the last one, old minus new,
+is averaged in the plan's rounds and taken for a gradient by SGD with Nesterov's momentum.
+
+Changes are weighted by samples: a device's weight is its part of the samples that went through its
+stage in the H steps. With equal parts that is the paper's mean over devices. With others every
+sample still counts once, as it does where gradients are averaged: with plain SGD inside, an outer
+rate of 1 and H = 1, this is data parallel training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from planner.training_plan.model import TrainingPlan
+
+PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
+"""Names in checkpoints."""
+
+
+class LocalSamples:
+    """How many microbatches go through a device, and through its stage; all from the plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        A device with a stage.
+    """
+
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
+        self._cycle, self._every = plan.cycle, plan.sync.every_steps
+        stage = plan.assignment.groups[plan.stage_of[rank]]
+        done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
+        self._all = [len(s.paths) for s in plan.schedules]
+        self._own = [counts[rank] for counts in done]
+        self._stage = [sum(counts[d] for d in stage) for counts in done]
+
+    def scale(self, step: int) -> float | None:
+        """What turns a sum over samples, divided by the batch, into the device's own mean.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+
+        Returns
+        -------
+        float or None
+            Samples of the batch over the device's; None: no sample went through it.
+        """
+        k = self._cycle[step % len(self._cycle)]
+        return self._all[k] / self._own[k] if self._own[k] else None
+
+    def weight(self, step: int) -> float:
+        """The device's part of its stage's samples since the last outer step.
+
+        Parameters
+        ----------
+        step
+            After which an outer step is due.
+
+        Returns
+        -------
+        float
+            Of all devices of the stage they sum to 1, or to 0 where there was no sample.
+        """
+        steps = range(step + 1 - self._every, step + 1)
+        schedules = [self._cycle[t % len(self._cycle)] for t in steps]
+        stage = sum(self._stage[k] for k in schedules)
+        return sum(self._own[k] for k in schedules) / stage if stage else 0.0
+
+
+class Outer:
+    """The outer optimizer of one device, the same on all that hold its stage.
+
+    ``m <- momentum m + g``, ``old <- old - rate (g + momentum m)``: what torch.optim.SGD does with
+    ``nesterov=True``, on vectors of all parameters. Delayed, what the device has done since its
+    changes were taken is added to the outcome.
+
+    Parameters
+    ----------
+    plan
+        With steps between averagings, or an outer optimizer.
+    parameters
+        By name, on their device; read and written.
+    """
+
+    def __init__(self, plan: TrainingPlan, parameters: Mapping[str, nn.Parameter]) -> None:
+        outer = plan.sync.outer
+        self._rate = 1.0 if outer is None else outer.learning_rate
+        self._factor = 0.0 if outer is None else outer.momentum
+        self._parameters = dict(parameters)
+        self._old = torch.cat([p.detach().reshape(-1) for p in self._parameters.values()])
+        self._momentum = torch.zeros_like(self._old) if self._factor else None
+        self._left = self._old.clone() if plan.sync.delayed else None
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """What lives as long as this."""
+        vectors = (self._old, self._momentum, self._left)
+        return [vector for vector in vectors if vector is not None]
+
+    def change(self, into: Tensor, weight: float) -> None:
+        """Write ``weight (old - new)``.
+
+        Parameters
+        ----------
+        into
+            ``float32[values]``.
+        weight
+            Of this device.
+        """
+        with torch.no_grad():
+            parts = zip(
+                self._parameters.values(), self._split(into), self._split(self._old), strict=True
+            )
+            for parameter, part, old in parts:
+                torch.sub(old, parameter.reshape(-1), out=part)
+            into.mul_(weight)
+        self._leave()
+
+    def step(self, mean: Tensor) -> None:
+        """Take the outer step, and go on from there.
+
+        Parameters
+        ----------
+        mean
+            ``float32[values]``, the weighted mean of all changes; written over.
+        """
+        if self._momentum is not None:
+            self._momentum.mul_(self._factor).add_(mean)
+            mean.add_(self._momentum, alpha=self._factor)
+        self._old.add_(mean, alpha=-self._rate)
+        with torch.no_grad():
+            if self._left is None:
+                for name, old in self.agreed().items():
+                    self._parameters[name].copy_(old)
+                return
+            torch.sub(self._old, self._left, out=mean)
+            for name, moved in self.named(mean).items():
+                self._parameters[name].add_(moved)
+
+    def agreed(self) -> dict[str, Tensor]:
+        """Parameters after the last outer step, by name; views."""
+        return self.named(self._old)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        found = {PARAMETER + name: tensor for name, tensor in self.agreed().items()}
+        if self._momentum is not None:
+            named = self.named(self._momentum)
+            found |= {MOMENTUM + name: tensor for name, tensor in named.items()}
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `state` gave.
+
+        Parameters
+        ----------
+        state
+            By name, among other tensors.
+        """
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+        # where an outer step is to come, nothing was done since changes were taken
+        self._leave()
+
+    def _leave(self) -> None:
+        """Remember parameters as they are."""
+        if self._left is not None:
+            with torch.no_grad():
+                for name, left in self.named(self._left).items():
+                    left.copy_(self._parameters[name])
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector of all parameters, by their names."""
+        parts = zip(self._parameters.items(), self._split(vector), strict=True)
+        return {name: part.view_as(parameter) for (name, parameter), part in parts}
+
+    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(vector, [p.numel() for p in self._parameters.values()])
