@@ -35,7 +35,7 @@ from planner.compose.request import EVEN, Objective, Order, PlanRequest, Questio
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head, OuterStep
-from planner.training_plan.model import DILOCO, OuterOptimizer, TrainingPlan, in_levels
+from planner.training_plan.model import OuterOptimizer, TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -110,10 +110,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
     )
     sub.add_argument(
-        "--outer-lr", type=float, default=DILOCO.learning_rate, help="default %(default)s"
+        "--outer-lr", type=float, default=OuterOptimizer.learning_rate, help="default %(default)s"
     )
     sub.add_argument(
-        "--outer-momentum", type=float, default=DILOCO.momentum, help="default %(default)s"
+        "--outer-momentum", type=float, default=OuterOptimizer.momentum, help="default %(default)s"
     )
     sub.add_argument(
         "--objective",

@@ -18,7 +18,7 @@ from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import DILOCO, OuterOptimizer, Sync
+from planner.training_plan.model import OuterOptimizer, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
@@ -162,7 +162,7 @@ class PlanRequest:
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
     sync_every: int = 1
-    outer: OuterOptimizer = DILOCO
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     objective: str = Objective.TIME
     hour_usd: float = 0.0
     prices: Prices = field(default_factory=Prices)

@@ -191,15 +191,15 @@ class _Search:
         if request.recompute is None:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            found = self._drafted_again(other, request)
+            found = self._drafted_again(best, other, request)
             yield self._alternative(words, None if found is None else found.value)
         if request.averaging is None:
-            yield from self._averaging_otherwise(best.layout)
+            yield from self._averaging_otherwise(best)
 
     def _alternative(self, words: tuple[str, str], value: float | None) -> Alternative:
         return Alternative(*words, value, "$" if self.merit.by_cost else "s")
 
-    def _averaging_otherwise(self, layout: Layout) -> Iterator[Alternative]:
+    def _averaging_otherwise(self, best: Draft) -> Iterator[Alternative]:
         """One round with equal shares instead, which is taken if it turns out to be better.
 
         Shares are chosen for averaging by itself; beside messages others may be faster.
@@ -209,7 +209,8 @@ class _Search:
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )
-        draft = self._drafted_again(layout, self.question.request.replace(averaging=Shares.EQUAL))
+        equal = self.question.request.replace(averaging=Shares.EQUAL)
+        draft = self._drafted_again(best, best.layout, equal)
         if draft is None:
             return
         value = draft.value
@@ -249,11 +250,12 @@ class _Search:
                 break
         return rivals
 
-    def _drafted_again(self, layout: Layout, request: PlanRequest) -> Draft | None:
-        """With one thing asked otherwise; None where memory does not hold it."""
+    def _drafted_again(self, best: Draft, layout: Layout, request: PlanRequest) -> Draft | None:
+        """The best with one thing otherwise, spread like it; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            return Prepared.of(asked, self.places, layout, IN_FLIGHT).draft().with_next_step()
+            prepared = Prepared.of(asked, self.places, layout, IN_FLIGHT)
+            return prepared.draft(slower=best.slower, spread=best.spread).with_next_step()
         except ProblemError:
             return None
 

@@ -325,10 +325,6 @@ class OuterOptimizer:
             object.__setattr__(self, name, number)
 
 
-DILOCO = OuterOptimizer(OuterStep.NESTEROV, 0.7, 0.9)
-"""As in both papers (DiLoCo-SWARM, Table 3)."""
-
-
 @dataclass(frozen=True)
 class Sync:
     """Average every ``every_steps`` steps: gradients, or where that is above 1 devices' changes.

@@ -21,7 +21,7 @@ from planner.compose.whole_bound import whole_bound
 from planner.network.prices import Prices
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
-from planner.training_plan.model import DILOCO, Sync, TrainingPlan
+from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import make_plan, tiny_workload
 
@@ -64,7 +64,7 @@ def test_by_hand() -> None:
     tokens = work.batch_samples * arch.sequence
     assert cost.usd_per_billion_tokens == pytest.approx(cost.step_usd / tokens * 1e9)
     across = make_plan([[0, 1], [2, 3]], network=two_regions())
-    every, rare = priced(across), priced(across.replace(sync=Sync(5, DILOCO)))
+    every, rare = priced(across), priced(across.replace(sync=Sync(5, OuterOptimizer())))
     assert every.cost is not None and rare.cost is not None
     assert rare.cost.paid_bytes == pytest.approx(every.cost.paid_bytes / 5)
     assert with_cost(across, PlanRequest()) is across
@@ -99,7 +99,9 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
         plan = whole_plan(cluster, workload, groups, split, rng, codec=codec)
         if plan is None:
             continue
-        plan = with_cost(plan.replace(sync=Sync(every, DILOCO) if every > 1 else Sync()), request)
+        plan = with_cost(
+            plan.replace(sync=Sync(every, OuterOptimizer()) if every > 1 else Sync()), request
+        )
         assert [v for v in pl.check(plan) if v.rule == "cost"] == []
         cost = plan.cost
         assert cost is not None and bound is not None and bound.witness is not None

@@ -25,7 +25,7 @@ from planner.compose.shape import assignment_problem, shape_of
 from planner.compose.whole_bound import long_run_s, whole_bound
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
-from planner.training_plan.model import DILOCO, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import random_network, regional_network, tiny_workload
 
@@ -60,7 +60,7 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
         ends = period_ends_s(plan, every)
         assert bound.seconds * every * (1 - ROUNDING) <= min(np.diff(ends))
         assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
-        rare = plan.replace(sync=Sync(every, DILOCO))
+        rare = plan.replace(sync=Sync(every, OuterOptimizer()))
         assert whole_step_bound_s(bound.witness, rare, bound.seconds) == bound.seconds
         raised = whole_step_bound_s(bound.witness, rare, bound.seconds * 1.01)
         assert raised == pytest.approx(bound.seconds, rel=1e-6)
@@ -92,7 +92,7 @@ def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
     work = tiny_workload(batch_samples=16)
     result = pl.plan(cluster, work, sync_every=10, stop=pl.Effort(0.2), seed=0, **fields)
     assert result.plan is not None and pl.check(result) == []
-    assert result.plan.sync == Sync(10, DILOCO)
+    assert result.plan.sync == Sync(10, OuterOptimizer())
     alone_s, averages_s = unlike_steps_s(result.plan)
     assert result.objective == pytest.approx((9 * alone_s + averages_s) / 10)
     assert alone_s < averages_s
