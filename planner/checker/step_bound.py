@@ -85,7 +85,7 @@ def _shape_bound_s(
         raise ValueError("layers")
     if len(again) != stages:
         raise ValueError("recompute")
-    if plan.sync.every_steps != 1:
+    if plan.sync.every_steps != 1 or plan.sync.delayed:
         raise ValueError("steps without averaging")
     pipelines = n // stages
     microbatches = w.batch_samples // samples

@@ -150,7 +150,8 @@ class _Clock:
             np.zeros(self.n, dtype=np.int64),
         )
         which = np.array(steps, dtype=np.int64)
-        run(self.work, self.links, self.rounds, which, averages, happened)
+        delayed = self.plan.sync.delayed
+        run(self.work, self.links, self.rounds, which, averages, happened, delayed)
         return happened if (happened.steps == len(steps)).all() else None
 
     def longest_averaging_s(self, run: Happened) -> float:

@@ -82,7 +82,9 @@ def whole_step_bound_s(
 def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
     times = plan.compute_times
-    if times.source != FROM_FLOPS or any(times.update_s) or plan.sync.every_steps != 1:
+    if times.source != FROM_FLOPS or any(times.update_s):
+        return False
+    if plan.sync.every_steps != 1 or plan.sync.delayed:
         return False
     if not isinstance(samples, int) or plan.workload.microbatch_samples % samples:
         return False

@@ -247,6 +247,7 @@ class _Setting:
             self.program,
             steps,
             averages=averages and self.queues,
+            delayed=self.plan.sync.delayed,
             message_s=self.plan.compute_times.message_s,
             queues=self.queues,
             cores=self.cores,
@@ -263,7 +264,10 @@ class _Setting:
             alone = {k: self.run([k], False, 1) for k in set(cycle)}
             pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
-            return pipeline + averaging / every + max(self.plan.compute_times.update_s, default=0)
+            step = pipeline + max(self.plan.compute_times.update_s, default=0)
+            if self.plan.sync.delayed:
+                averaging = max(averaging - step, 0.0)
+            return step + averaging / every
         mean = _mean(self.third_pass_s(averages=True))
         if every > 1:
             mean = ((every - 1) * _mean(self.third_pass_s(averages=False)) + mean) / every
