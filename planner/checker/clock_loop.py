@@ -288,7 +288,7 @@ def run(
     links: Links,
     rounds: Rounds,
     steps: Ints,
-    averages: bool,
+    averages: NDArray[np.bool_],
     happened: Happened,
     delayed: bool = False,
 ) -> None:
@@ -301,7 +301,7 @@ def run(
     steps
         ``int[T]``: the schedule of every step.
     averages
-        Whether they end with averaging.
+        ``bool[T]``: whether they end with averaging.
     happened
         Filled in place.
     delayed
@@ -396,7 +396,7 @@ def run(
                     closing[d] = False
                     step_end[t] = max(step_end[t], now)
                     finished[d], place[d], turn_of[d] = t + 1, 0, 0
-                    aside[d] = READY if averages else NONE
+                    aside[d] = READY if averages[t] else NONE
                 elif first[steps[t] * n + d] + place[d] < first[steps[t] * n + d + 1]:
                     o = order[first[steps[t] * n + d] + place[d]]
                     if not there[t * total + o]:
@@ -405,7 +405,7 @@ def run(
                     busy[d] = True
                     doing[d] = o
                     heapq.heappush(events, (now + seconds[o], number, DONE, d))
-                elif averages and not delayed and first_of[d] + turn_of[d] < first_of[d + 1]:
+                elif averages[t] and not delayed and first_of[d] + turn_of[d] < first_of[d + 1]:
                     averages_now = busy[d] = True
                 elif update_s[d] > 0:
                     busy[d] = True

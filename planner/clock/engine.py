@@ -39,7 +39,7 @@ class Run:
         program: Program,
         steps: Sequence[int],
         *,
-        averages: bool,
+        averages: bool | Sequence[bool],
         delayed: bool = False,
         message_s: float = 0.0,
         queues: bool = True,
@@ -55,7 +55,7 @@ class Run:
         steps
             The schedule of every step.
         averages
-            Whether steps end with averaging.
+            Whether steps end with averaging: all, or each.
         delayed
             Whether it goes on beside the next step.
         message_s
@@ -69,7 +69,7 @@ class Run:
         """
         rules = Rules(
             np.array(steps, dtype=np.int64),
-            np.full(len(steps), averages),
+            np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
             delayed,
             message_s,
             cores,

@@ -11,6 +11,8 @@ pipeline: the clock of the papers.
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -241,12 +243,12 @@ class _Setting:
         program = compile_plan(plan, Links.of(cluster), workload)
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores or 0))
 
-    def run(self, steps: list[int], averages: bool, recorded: int = 0) -> Run:
+    def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
         """Some steps from rest; they average only where links queue."""
         run = Run.planned(
             self.program,
             steps,
-            averages=averages and self.queues,
+            averages=averages if self.queues else False,
             delayed=self.plan.sync.delayed,
             message_s=self.plan.compute_times.message_s,
             queues=self.queues,
@@ -268,10 +270,27 @@ class _Setting:
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
             return step + averaging / every
-        mean = _mean(self.third_pass_s(averages=True))
-        if every > 1:
-            mean = ((every - 1) * _mean(self.third_pass_s(averages=False)) + mean) / every
+        # steps that are alike, and those that are not: H - 1 and one, or H - 2 and two
+        some = 1 if not self.plan.sync.delayed else min(every, 2)
+        mean = self._delayed_s(some) if self.plan.sync.delayed else self._mean_s(averages=True)
+        if every > some:
+            mean = ((every - some) * self._mean_s(averages=False) + some * mean) / every
         return mean
+
+    def _mean_s(self, *, averages: bool) -> float:
+        return _mean(self.third_pass_s(averages=averages))
+
+    def _delayed_s(self, turns: int) -> float:
+        """Mean distance of step ends where one of so many begins to average beside the next.
+
+        Who waits for whom takes some passes to settle: those after the third count, as many again.
+        """
+        cycle = list(self.plan.cycle)
+        each = math.lcm(len(cycle), turns)
+        steps = [cycle[t % len(cycle)] for t in range(2 * PASSES * each + 1)]
+        averages = [(t + 1) % turns == 0 for t in range(len(steps))]
+        ends = self.run(steps, averages).times.step_end
+        return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""
