@@ -279,14 +279,14 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
         "devices agree. MB are what all devices sent, evaluations included.",
         "",
-        f"| averaging | {' | '.join(steps)} | to the best | MB sent | s |",
-        f"|---|{'---|' * (len(steps) + 3)}",
+        f"| averaging | {' | '.join(steps)} | to the best | MB sent |",
+        f"|---|{'---|' * (len(steps) + 2)}",
     ]
     best = min(row.perplexity[steps[-1]] for row in rows)
     for row in rows:
         cells = [f"{row.perplexity[step]:.3f}" for step in steps]
         cells.append(f"{row.perplexity[steps[-1]] / best - 1:+.1%}")
-        cells += [f"{row.sent_bytes / 1e6:.0f}", f"{row.seconds:.0f}"]
+        cells.append(f"{row.sent_bytes / 1e6:.0f}")
         lines.append(f"| {row.key} | {' | '.join(cells)} |")
     lines += [
         "",
