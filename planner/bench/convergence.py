@@ -3,7 +3,7 @@
 A small LLaMA is trained on the sources of Python's standard library, as bytes, by two pipelines of
 two stages on this machine; a twentieth of the files is held out. DiLoCo-SWARM's settings but for
 sizes: AdamW inside, Nesterov with 0.7 and 0.9 outside, H = 10, 50 and 200. Its learning rate, and
-one that is better where gradients are averaged.
+one that is better where gradients are averaged; there, means of parameters too instead of Nesterov.
 """
 
 from __future__ import annotations
@@ -60,27 +60,45 @@ class Case:
         Of boundaries.
     rate
         AdamW's highest.
+    outer
+        Whether there is an outer optimizer; else H > 1 goes on from means of parameters.
+    delayed
+        Whether outer steps are taken a step later.
     """
 
     every: int
     codec: str
     rate: float
+    outer: bool = True
+    delayed: bool = False
 
     @property
     def key(self) -> str:
         """For people."""
         what = "gradients every step" if self.every == 1 else f"H = {self.every}"
         coded = "" if self.codec == "none" else f", {self.codec} boundaries"
-        return f"{what}{coded}, rate {self.rate:g}"
+        how = ", means of parameters" if not self.outer else ", delayed" if self.delayed else ""
+        return f"{what}{how}{coded}, rate {self.rate:g}"
+
+    @property
+    def sync(self) -> Sync:
+        """Of its plan."""
+        if self.every == 1:
+            return Sync()
+        return Sync(self.every, OuterOptimizer() if self.outer else None, self.delayed)
 
 
-CASES = tuple(
-    Case(every, codec, rate)
-    for rate in RATES
-    for every, codec in (
-        *((1, "none"), (10, "none"), (50, "none"), (200, "none")),
-        *((1, "int8"), (50, "int8")),
-    )
+CASES = (
+    *(
+        Case(every, codec, rate)
+        for rate in RATES
+        for every, codec in (
+            *((1, "none"), (10, "none"), (50, "none"), (200, "none")),
+            *((1, "int8"), (50, "int8")),
+        )
+    ),
+    *(Case(every, "none", RATES[-1], outer=False) for every in (10, 50, 200)),
+    Case(50, "none", RATES[-1], delayed=True),
 )
 
 
@@ -166,7 +184,7 @@ def plan_of(case: Case) -> TrainingPlan:
         seed=SEED,
     ).plan
     assert made is not None
-    return made if case.every == 1 else made.replace(sync=Sync(case.every, OuterOptimizer()))
+    return made.replace(sync=case.sync)
 
 
 def train(case: Case, folder: Path, steps: int) -> Row:
@@ -261,14 +279,14 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
         "devices agree. MB are what all devices sent, evaluations included.",
         "",
-        f"| averaging | {' | '.join(steps)} | to the best | MB sent | s |",
-        f"|---|{'---|' * (len(steps) + 3)}",
+        f"| averaging | {' | '.join(steps)} | to the best | MB sent |",
+        f"|---|{'---|' * (len(steps) + 2)}",
     ]
     best = min(row.perplexity[steps[-1]] for row in rows)
     for row in rows:
         cells = [f"{row.perplexity[step]:.3f}" for step in steps]
         cells.append(f"{row.perplexity[steps[-1]] / best - 1:+.1%}")
-        cells += [f"{row.sent_bytes / 1e6:.0f}", f"{row.seconds:.0f}"]
+        cells.append(f"{row.sent_bytes / 1e6:.0f}")
         lines.append(f"| {row.key} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -301,12 +319,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes = both[RATES.index(case.rate)]
         whole = len(row.losses) // 20 * 20
         means = np.array(row.losses[:whole]).reshape(-1, 20).mean(axis=1)
-        style = "-" if case.codec == "none" else "--"
+        style = "--" if case.codec != "none" else "-" if case.outer else ":"
         axes.plot(
             20 * np.arange(1, len(means) + 1),
             means,
             style,
-            label=case.key.split(", rate")[0],
+            label=case.key.rsplit(", ", 1)[0],
             linewidth=1.2,
         )
     for rate, axes in zip(RATES, both, strict=True):

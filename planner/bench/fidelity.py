@@ -157,6 +157,7 @@ CASES = (
     Case("averaging", "2 x 6, int8", {"stages": 2, "codec": "int8"}),
     Case("limits", "4 x 2", {"stages": 4}),
     Case("limits", "4 x 2, every 4 steps", {"stages": 4}, Sync(4, OuterOptimizer())),
+    Case("limits", "4 x 2, every 2 steps, delayed", {"stages": 4}, Sync(2, delayed=True)),
     Case("limits", "2 x 4, adaptive", {"stages": 2, "averaging": "adaptive"}),
     Case(
         "limits",

@@ -37,6 +37,9 @@ DONE, JOINS, LEAVES, ARRIVES, FLOWN, AVERAGED, UPDATED = range(7)
 """An operation ends; a message joins its queue, may have left it, is there; a round may have sent
 its last byte, is over; an update ends."""
 
+NONE, READY, INSIDE = range(3)
+"""Of a device, with what is averaged beside its operations: nothing, before a round, in one."""
+
 compiled = njit(cache=True, nogil=True)
 
 
@@ -281,7 +284,13 @@ def _noted(changed: Any, which: Any, count: int, line: int) -> int:
 
 @compiled
 def run(
-    work: Work, links: Links, rounds: Rounds, steps: Ints, averages: bool, happened: Happened
+    work: Work,
+    links: Links,
+    rounds: Rounds,
+    steps: Ints,
+    averages: NDArray[np.bool_],
+    happened: Happened,
+    delayed: bool = False,
 ) -> None:
     """Some steps from rest.
 
@@ -292,9 +301,11 @@ def run(
     steps
         ``int[T]``: the schedule of every step.
     averages
-        Whether they end with averaging.
+        ``bool[T]``: whether they end with averaging.
     happened
         Filled in place.
+    delayed
+        Whether averaging goes on beside the step after it, which ends no sooner.
     """
     # an array that is taken out of a tuple is counted each time: so once
     device, seconds, after, pair = work.device, work.seconds, work.after, work.pair
@@ -310,6 +321,8 @@ def run(
         there[m] = work.begins[m % total]
     place, turn_of = np.zeros(n, np.int64), np.zeros(n, np.int64)
     doing = np.full(n, NOTHING, np.int64)
+    # of what is averaged beside operations: none, ready for a round, in one; and who waits for it
+    aside, closing = np.zeros(n, np.int64), np.zeros(n, np.bool_)
     busy, stirred = np.zeros(n, np.bool_), np.ones(n, np.bool_)
     stir, stirs = np.arange(n), n
 
@@ -371,24 +384,42 @@ def run(
         for s in range(stirs):
             d = stir[s]
             stirred[d] = False
-            while not busy[d] and finished[d] < len(steps):
-                t = finished[d]
-                row = first[steps[t] * n + d] + place[d]
+            while aside[d] == READY or (not busy[d] and finished[d] < len(steps)):
+                t, averages_now = finished[d], False
                 number += 1
-                if row < first[steps[t] * n + d + 1]:
-                    o = order[row]
+                if aside[d] == READY:
+                    averages_now = first_of[d] + turn_of[d] < first_of[d + 1]
+                    aside[d] = INSIDE if averages_now else NONE
+                elif closing[d]:
+                    if aside[d] != NONE:
+                        break
+                    closing[d] = False
+                    step_end[t] = max(step_end[t], now)
+                    finished[d], place[d], turn_of[d] = t + 1, 0, 0
+                    aside[d] = READY if averages[t] else NONE
+                elif first[steps[t] * n + d] + place[d] < first[steps[t] * n + d + 1]:
+                    o = order[first[steps[t] * n + d] + place[d]]
                     if not there[t * total + o]:
                         break
                     place[d] += 1
                     busy[d] = True
                     doing[d] = o
                     heapq.heappush(events, (now + seconds[o], number, DONE, d))
-                elif averages and first_of[d] + turn_of[d] < first_of[d + 1]:
-                    g = of[first_of[d] + turn_of[d]]
+                elif averages[t] and not delayed and first_of[d] + turn_of[d] < first_of[d + 1]:
+                    averages_now = busy[d] = True
+                elif update_s[d] > 0:
                     busy[d] = True
+                    heapq.heappush(events, (now + update_s[d], number, UPDATED, d))
+                elif delayed:
+                    closing[d] = True
+                else:
+                    step_end[t] = max(step_end[t], now)
+                    finished[d], place[d], turn_of[d] = t + 1, 0, 0
+                if averages_now:
+                    g = of[first_of[d] + turn_of[d]]
                     ready[g] += 1
                     if ready[g] < members[g]:
-                        break
+                        continue
                     ready[g] = 0
                     begun[g] = now
                     happened.round_begin[g] = now
@@ -409,12 +440,6 @@ def run(
                     running[sending] = g
                     sending += 1
                     heapq.heappush(events, (flies[g], number, FLOWN, g))
-                elif update_s[d] > 0:
-                    busy[d] = True
-                    heapq.heappush(events, (now + update_s[d], number, UPDATED, d))
-                else:
-                    step_end[t] = max(step_end[t], now)
-                    finished[d], place[d], turn_of[d] = t + 1, 0, 0
         stirs = 0
         # messages that joined after a round's begin keep their rates; rounds share the rest
         for c in range(changes):
@@ -541,7 +566,10 @@ def run(
             elif kind == AVERAGED:
                 for k in range(member_first[what], member_first[what + 1]):
                     d = member[k]
-                    busy[d] = False
+                    if delayed:
+                        aside[d] = READY
+                    else:
+                        busy[d] = False
                     turn_of[d] += 1
                     if not stirred[d]:
                         stirred[d] = True
@@ -550,8 +578,11 @@ def run(
             else:
                 d, t = what, finished[what]
                 busy[d], wakes = False, d
-                step_end[t] = max(step_end[t], now)
-                finished[d], place[d], turn_of[d] = t + 1, 0, 0
+                if delayed:
+                    closing[d] = True
+                else:
+                    step_end[t] = max(step_end[t], now)
+                    finished[d], place[d], turn_of[d] = t + 1, 0, 0
             if wakes != NOTHING and not stirred[wakes]:
                 stirred[wakes] = True
                 stir[stirs] = wakes

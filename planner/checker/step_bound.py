@@ -85,6 +85,8 @@ def _shape_bound_s(
         raise ValueError("layers")
     if len(again) != stages:
         raise ValueError("recompute")
+    if plan.sync.delayed:
+        raise ValueError("rounds beside the next step")
     every = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
     averages = _one_step_s(plan, layers, samples, again, shares)

@@ -57,15 +57,21 @@ def clock_times(plan: TrainingPlan) -> Times | None:
     alone = {k: clock.run([k], True) for k in set(plan.cycle)}
     each = len(plan.cycle)
     several = [*plan.cycle, *plan.cycle, *plan.cycle, plan.cycle[0]]
-    chained = clock.run(several, True)
-    if chained is None or any(one is None for one in alone.values()):
+    if any(one is None for one in alone.values()):
         return None
-    runs = [alone[k] for k in plan.cycle]
-    step, every = _third_pass_s(chained, each), plan.sync.every_steps
-    if every > 1:
+    runs, every = [alone[k] for k in plan.cycle], plan.sync.every_steps
+    if plan.sync.delayed:
+        odd = 2 if every > 1 else 1
+        step = _delayed_step_s(clock, odd)
+    else:
+        odd, chained = 1, clock.run(several, True)
+        step = None if chained is None else _third_pass_s(chained, each)
+    if step is None:
+        return None
+    if every > odd:
         rare = clock.run(several, False)
         assert rare is not None
-        step = (step + (every - 1) * _third_pass_s(rare, each)) / every
+        step = (odd * step + (every - odd) * _third_pass_s(rare, each)) / every
     return Times(
         math.fsum(float(one.last_operation_s[0]) for one in runs if one) / each,
         math.fsum(clock.longest_averaging_s(one) for one in runs if one) / each,
@@ -116,6 +122,20 @@ def _third_pass_s(run: Happened, each: int) -> float:
     return float(ends[3 * each - 1] - ends[2 * each - 1]) / each
 
 
+def _delayed_step_s(clock: _Clock, odd: int) -> float | None:
+    """All steps average beside the next one, or every other one does.
+
+    Passes of whole turns and cycles: the mean over the fourth to the sixth, and a step follows.
+    """
+    cycle = clock.plan.cycle
+    each = len(cycle) if len(cycle) % odd == 0 else odd * len(cycle)
+    walk = [cycle[t % len(cycle)] for t in range(6 * each + 1)]
+    run = clock.run(walk, [odd == 1 or t % 2 == 1 for t in range(len(walk))])
+    if run is None:
+        return None
+    return float(run.step_end[6 * each - 1] - run.step_end[3 * each - 1]) / (3 * each)
+
+
 class _Clock:
     """A plan's operations, links and rounds, and runs of them."""
 
@@ -137,7 +157,7 @@ class _Clock:
         self.links = self._links()
         self.rounds = self._rounds()
 
-    def run(self, steps: Sequence[int], averages: bool) -> Happened | None:
+    def run(self, steps: Sequence[int], averages: bool | Sequence[bool]) -> Happened | None:
         """Some steps from rest; None where devices wait for each other."""
         from planner.checker.clock_loop import Happened, run  # numba takes a while to load
 
@@ -150,7 +170,9 @@ class _Clock:
             np.zeros(self.n, dtype=np.int64),
         )
         which = np.array(steps, dtype=np.int64)
-        run(self.work, self.links, self.rounds, which, averages, happened)
+        delayed = self.plan.sync.delayed
+        each = np.full(len(steps), averages)
+        run(self.work, self.links, self.rounds, which, each, happened, delayed)
         return happened if (happened.steps == len(steps)).all() else None
 
     def longest_averaging_s(self, run: Happened) -> float:

@@ -40,6 +40,7 @@ class Run:
         steps: Sequence[int],
         *,
         averages: bool | Sequence[bool],
+        delayed: bool = False,
         message_s: float = 0.0,
         queues: bool = True,
         cores: float = 0.0,
@@ -54,7 +55,9 @@ class Run:
         steps
             The schedule of every step.
         averages
-            Whether steps end with averaging.
+            Whether steps end with averaging: all, or each.
+        delayed
+            Whether it goes on beside the next step.
         message_s
             Seconds between an operation's end and its message's hand-over.
         queues
@@ -66,7 +69,8 @@ class Run:
         """
         rules = Rules(
             np.array(steps, dtype=np.int64),
-            np.broadcast_to(np.asarray(averages, dtype=np.bool_), len(steps)).copy(),
+            np.broadcast_to(np.asarray(averages, dtype=bool), len(steps)).copy(),
+            delayed,
             message_s,
             cores,
             queues,
@@ -89,7 +93,14 @@ class Run:
             Seconds between an operation's end and its message's hand-over.
         """
         rules = Rules(
-            np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool), message_s, 0.0, True, room, 1
+            np.zeros(1, dtype=np.int64),
+            np.zeros(1, dtype=bool),
+            False,
+            message_s,
+            0.0,
+            True,
+            room,
+            1,
         )
         return cls._of(pairs, work, _no_rounds(len(room)), rules)
 
@@ -139,6 +150,8 @@ def _devices(n: int, messages: int, groups: int) -> Devices:
         np.zeros(n, dtype=np.int64),
         np.full(n, IDLE, dtype=np.int64),
         np.zeros(n, dtype=np.int64),
+        np.full(n, NONE, dtype=np.int64),
+        np.zeros(n, dtype=np.bool_),
         np.zeros(n, dtype=np.int64),
         np.full((n, 3), NONE, dtype=np.int64),
         np.full((n, 3), NONE, dtype=np.int64),

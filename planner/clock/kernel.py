@@ -454,6 +454,68 @@ def _finish_step(
     devices.doing[d] = IDLE
 
 
+@compiled
+def _join(
+    pairs: Any,
+    rounds: Any,
+    rules: Any,
+    devices: Any,
+    flows: Any,
+    averaging: Any,
+    queue: Any,
+    times: Any,
+    g: int,
+    t: int,
+    now: float,
+) -> None:
+    """A device is ready for a round of step t, which begins with the last one."""
+    devices.present[g] += 1
+    if devices.present[g] < rounds.size[g]:
+        return
+    devices.present[g] = 0
+    averaging.step[g] = t
+    if t < rules.recorded:
+        times.round_begin[t, g] = now
+        times.round_end[t, g] = now
+    if rounds.size[g] > 1:
+        _begin_round(pairs, rounds, flows, averaging, queue, g, now)
+    else:
+        _push(queue, now, AVERAGED, g, 0)
+
+
+@compiled
+def _go_on_beside(
+    pairs: Any,
+    work: Any,
+    rounds: Any,
+    rules: Any,
+    devices: Any,
+    flows: Any,
+    averaging: Any,
+    queue: Any,
+    times: Any,
+    d: int,
+    now: float,
+) -> None:
+    """What is averaged beside operations goes on; a step that waited for its end ends.
+
+    With the end of a step begins its own averaging.
+    """
+    over = rounds.of_first[d] + devices.round[d] == rounds.of_first[d + 1]
+    if over and not devices.joined[d]:
+        devices.beside[d] = NONE
+    if devices.doing[d] == AVERAGING and devices.beside[d] == NONE:
+        t = devices.step[d]
+        _finish_step(work, rules, rounds, devices, times, d, now)
+        if rules.averages[t] and rounds.of_first[d] < rounds.of_first[d + 1]:
+            devices.beside[d] = t
+    if devices.beside[d] != NONE and not devices.joined[d]:
+        devices.joined[d] = True
+        g = rounds.of[rounds.of_first[d] + devices.round[d]]
+        step = devices.beside[d]
+        _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, step, now)
+
+
 @within
 def _go_on(
     pairs: Any,
@@ -470,6 +532,8 @@ def _go_on(
     now: float,
 ) -> None:
     """Let an idle device do what comes next, until it works or waits."""
+    if rules.delayed:
+        _go_on_beside(pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now)
     while devices.doing[d] == IDLE and devices.step[d] < len(rules.steps):
         t = devices.step[d]
         if _has_more(work, rules, devices, d):
@@ -489,20 +553,10 @@ def _go_on(
         if devices.round[d] == 0 and t < rules.recorded:
             times.ready[t, d] = now
         first = rounds.of_first[d] + devices.round[d]
-        if rules.averages[t] and first < rounds.of_first[d + 1]:
-            g = rounds.of[first]
+        if rules.averages[t] and not rules.delayed and first < rounds.of_first[d + 1]:
             devices.doing[d] = AVERAGING
-            devices.present[g] += 1
-            if devices.present[g] == rounds.size[g]:
-                devices.present[g] = 0
-                averaging.step[g] = t
-                if t < rules.recorded:
-                    times.round_begin[t, g] = now
-                    times.round_end[t, g] = now
-                if rounds.size[g] > 1:
-                    _begin_round(pairs, rounds, flows, averaging, queue, g, now)
-                else:
-                    _push(queue, now, AVERAGED, g, 0)
+            g = rounds.of[first]
+            _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, t, now)
             return
         if t < rules.recorded:
             times.update_begin[t, d] = now
@@ -510,7 +564,13 @@ def _go_on(
             devices.doing[d] = UPDATE
             _begin(rules, processors, queue, d, work.update_s[d], UPDATED, now)
             return
-        _finish_step(work, rules, rounds, devices, times, d, now)
+        if rules.delayed:
+            devices.doing[d] = AVERAGING
+            _go_on_beside(
+                pairs, work, rounds, rules, devices, flows, averaging, queue, times, d, now
+            )
+        else:
+            _finish_step(work, rules, rounds, devices, times, d, now)
 
 
 @within
@@ -677,13 +737,21 @@ def run(
             elif kind == AVERAGED:
                 for d in range(n):
                     first = rounds.of_first[d] + devices.round[d]
-                    waits = devices.doing[d] == AVERAGING and first < rounds.of_first[d + 1]
-                    if waits and rounds.of[first] == subject:
-                        devices.doing[d] = IDLE
+                    waits = devices.joined[d] or (
+                        devices.doing[d] == AVERAGING and not rules.delayed
+                    )
+                    if waits and first < rounds.of_first[d + 1] and rounds.of[first] == subject:
+                        if rules.delayed:
+                            devices.joined[d] = False
+                        else:
+                            devices.doing[d] = IDLE
                         devices.round[d] += 1
                         touched = _touch(devices, touched, d)
             else:
-                _finish_step(work, rules, rounds, devices, times, subject, now)
+                if rules.delayed:
+                    devices.doing[subject] = AVERAGING
+                else:
+                    _finish_step(work, rules, rounds, devices, times, subject, now)
                 touched = _touch(devices, touched, subject)
         if flows.moved[0] > 0:
             _renew_rounds(pairs, rounds, flows, averaging, queue, now)

@@ -11,6 +11,8 @@ pipeline: the clock of the papers.
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,7 +191,8 @@ def step_s(plan: TrainingPlan) -> float:
 def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     """Steps of a plan that averages rarely: without averaging and with.
 
-    Their mean, of H - 1 and one, is ``step_s``.
+    Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
+    it costs both steps.
 
     Parameters
     ----------
@@ -201,8 +204,9 @@ def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     tuple[float, float]
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
-    return setting.mean_step_s(averages=False), setting.mean_step_s(averages=True)
+    setting, every = _Setting.of(plan, None, None, LinkModel.QUEUED, None), plan.sync.every_steps
+    alone_s = setting.mean_step_s(averages=False)
+    return alone_s, every * setting.step_s() - (every - 1) * alone_s
 
 
 def cycle_steps_s(
@@ -259,12 +263,13 @@ class _Setting:
         program = compile_plan(plan, Links.of(cluster), workload)
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores or 0))
 
-    def run(self, steps: list[int], averages: bool, recorded: int = 0) -> Run:
+    def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
         """Some steps from rest; they average only where links queue."""
         run = Run.planned(
             self.program,
             steps,
-            averages=averages and self.queues,
+            averages=averages if self.queues else False,
+            delayed=self.plan.sync.delayed,
             message_s=self.plan.compute_times.message_s,
             queues=self.queues,
             cores=self.cores,
@@ -281,11 +286,20 @@ class _Setting:
             alone = {k: self.run([k], False, 1) for k in set(cycle)}
             pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
-            return pipeline + averaging / every + max(self.plan.compute_times.update_s, default=0)
-        mean = self.mean_step_s(averages=True)
-        if every > 1:
-            mean = ((every - 1) * self.mean_step_s(averages=False) + mean) / every
+            step = pipeline + max(self.plan.compute_times.update_s, default=0)
+            if self.plan.sync.delayed:
+                averaging = max(averaging - step, 0.0)
+            return step + averaging / every
+        # steps that are alike, and those that are not: H - 1 and one, or H - 2 and two
+        some = 1 if not self.plan.sync.delayed else min(every, 2)
+        mean = self._delayed_s(some) if self.plan.sync.delayed else self.mean_step_s(averages=True)
+        if every > some:
+            mean = ((every - some) * self.mean_step_s(averages=False) + some * mean) / every
         return mean
+
+    def mean_step_s(self, *, averages: bool) -> float:
+        """Of the third pass through the cycle."""
+        return _mean(self.third_pass_s(averages=averages))
 
     def first_of_two_s(self, *, averages: bool) -> float:
         """The longest that a stage takes for the first of two steps."""
@@ -298,9 +312,17 @@ class _Setting:
         groups = [list(group) for group in plan.assignment.groups]
         return float(max(end[group].max() - begin[group].min() for group in groups))
 
-    def mean_step_s(self, *, averages: bool) -> float:
-        """Of the third pass through the cycle."""
-        return _mean(self.third_pass_s(averages=averages))
+    def _delayed_s(self, turns: int) -> float:
+        """Mean distance of step ends where one of so many begins to average beside the next.
+
+        Who waits for whom takes some passes to settle: those after the third count, as many again.
+        """
+        cycle = list(self.plan.cycle)
+        each = math.lcm(len(cycle), turns)
+        steps = [cycle[t % len(cycle)] for t in range(2 * PASSES * each + 1)]
+        averages = [(t + 1) % turns == 0 for t in range(len(steps))]
+        ends = self.run(steps, averages).times.step_end
+        return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""

@@ -22,6 +22,8 @@ class Rules(NamedTuple):
         ``int[T]``: the schedule of every step.
     averages
         ``bool[T]``: whether a step ends with averaging.
+    delayed
+        Whether that goes on beside the next step, whose end waits for it.
     message_s
         Seconds between an operation's end and its message's hand-over.
     cores
@@ -37,6 +39,7 @@ class Rules(NamedTuple):
 
     steps: Ints
     averages: NDArray[np.bool_]
+    delayed: bool
     message_s: float
     cores: float
     queues: bool
@@ -190,7 +193,11 @@ class Devices(NamedTuple):
     doing
         ``int[N]``: the operation at work, `UPDATE`, or `IDLE`, `AVERAGING`.
     round
-        ``int[N]``: rounds it has behind it in this step.
+        ``int[N]``: rounds it has behind it in this step, or in what it averages beside.
+    beside, joined
+        ``int[N]``, ``bool[N]``: the step whose averaging goes on beside operations, -1 if none, and
+        whether the device is in its next round. At its end such a step is `AVERAGING` until none
+        goes on.
     live
         ``int[N]``: microbatches between their F and B here.
     waiting, last
@@ -209,6 +216,8 @@ class Devices(NamedTuple):
     place: Ints
     doing: Ints
     round: Ints
+    beside: Ints
+    joined: NDArray[np.bool_]
     live: Ints
     waiting: Ints
     last: Ints

@@ -19,6 +19,7 @@ from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
+from planner.executor.tickets import Tickets
 from planner.executor.transport import Failure, Inbox, Outbox
 from planner.executor.warmth import grow_windows, kept_warm, leaves_the_machine
 from planner.executor.wiring import Wiring
@@ -88,7 +89,8 @@ class Worker:
         self.losses: Losses | None = None
         self.began_s = 0.0
         self._connections: Connections = {}
-        self._compute, self._imposed, self._tickets = compute, imposed, tickets
+        self._compute, self._imposed = compute, imposed
+        self._tickets = None if tickets is None else Tickets(tickets)
         self._beside: Beside | None = None
         self._outer_to_come = False
         self._beside_s = 0.0
@@ -196,7 +198,7 @@ class Worker:
             order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
             run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
         elif self.rank in self.plan.stage_of:
-            numbers = _taken(self._tickets, serial, len(schedule.paths))
+            numbers = self._tickets.of(serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
 
     def _average_and_update(
@@ -305,9 +307,3 @@ def _busy(connections: Connections) -> Connections:
     """Those that carry much."""
     busy = (Purpose.PIPELINE, Purpose.AVERAGING)
     return {key: c for key, c in connections.items() if key[0] in busy}
-
-
-def _taken(tickets: Store, serial: int, microbatches: int) -> Iterator[int]:
-    """Microbatches of a step that nobody else takes."""
-    while (ticket := tickets.add(f"tickets/{serial}", 1)) <= microbatches:
-        yield ticket - 1

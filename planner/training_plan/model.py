@@ -323,6 +323,8 @@ class OuterOptimizer:
         for name in ("learning_rate", "momentum"):
             number = real(f"outer {name}", getattr(self, name), 0, error=PlanError)
             object.__setattr__(self, name, number)
+        if self.learning_rate == 0:
+            raise PlanError("outer learning_rate is 0; give a number above 0")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
 from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.model import AveragingGroup, Sync, TrainingPlan
+from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
@@ -246,10 +246,64 @@ def test_a_helper_sums_from_the_begin_of_each_step() -> None:
     assert all((op.start_s, op.end_s) == pytest.approx((3.0, 8.0)) for op in closing)
 
 
-@given(st.integers(0, 10**6))
-def test_the_checker_has_the_same_times(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "update_s", "usual", "delayed"),
+    [(1000, 0.0, 8.0, 5.0), (1000, 1.0, 9.0, 5.0), (1000, 3.0, 11.0, 6.0), (100, 0.0, 4.4, 3.0)],
+)
+def test_delayed_averaging_goes_on_beside_the_next_step(
+    parameters: int, update_s: float, usual: float, delayed: float
+) -> None:
+    """Two devices of 1,000 bytes a second do 3 s of work; 4 bytes a parameter go both ways.
+
+    1,000 parameters take 4 s, and 1 s there and back; each step but the first waits for what the
+    one before it began, where that takes longer than its own work.
+    """
+    part = Layer("a", parameters, 1.0, 1000.0, 0.0)
+    nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
+    work = Workload("by hand", nothing, (part,), nothing, batch_samples=2)
+    network = Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
+    plan = make_plan([[0], [1]], workload=work, network=network)
+    times = ComputeTimes("by hand", *((1.0,) * 2,) * 3, (update_s,) * 2)
+    plan = plan.replace(compute_times=times, sync=Sync(1, OuterOptimizer()))
+    late = plan.replace(sync=Sync(1, OuterOptimizer(), delayed=True))
+    for each, step in ((plan, usual), (late, delayed)):
+        assert simulate(each).step_s == pytest.approx(step)
+        found = clock_times(each)
+        assert found is not None and found.step_s == pytest.approx(step)
+    ends = _Setting.of(late, None, None, "queued", None).run([0] * 3, True).times.step_end
+    first = 3 + update_s
+    assert ends.tolist() == pytest.approx([first, first + delayed, first + 2 * delayed])
+    rare = late.replace(sync=Sync(4, delayed=True))
+    assert simulate(rare).step_s == pytest.approx((3 * first + delayed) / 4)
+    # from rest, by itself, it takes as long as ever
+    assert predict(late).averaging_s == pytest.approx(predict(plan).averaging_s)
+
+
+def test_delayed_in_rounds_of_pairs() -> None:
+    """Four devices: the second round begins with the end of the first, beside the operations."""
+    part = Layer("a", 1000, 1.0, 1000.0, 0.0)
+    nothing = Layer("nothing", 0, 1.0, 1000.0, 0.0)
+    work = Workload("by hand", nothing, (part,), nothing, batch_samples=4)
+    network = Network(np.zeros((4, 4)), np.full((4, 4), 1000.0))
+    plan = make_plan([[0], [1], [2], [3]], workload=work, network=network)
+    pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
+    rounds = tuple(tuple(AveragingGroup.equal(m) for m in groups) for groups in pairs)
+    times = ComputeTimes("by hand", (1.0, 1.0, 1.0, 3.0), *((1.0,) * 4,) * 2, (0.0,) * 4)
+    plan = plan.replace(compute_times=times, averaging=(rounds,), sync=Sync(2, delayed=True))
+    # device 3 works 5 s, the others 3; all of it hides in two rounds of 4 s. From rest the first
+    # pair begins after 3 s, and the last one is through 5 + 4 + 4 s after the begin
+    expected = ((5 + 8) / 2, 10.0)
+    for found in (predict(plan), clock_times(plan)):
+        assert found is not None
+        assert (found.step_s, found.averaging_s) == pytest.approx(expected)
+
+
+@given(st.integers(0, 10**6), st.booleans())
+def test_the_checker_has_the_same_times(seed: int, delayed: bool) -> None:
     """Two clocks that share no code."""
     plan = random_plan(seed)
+    if delayed:
+        plan = plan.replace(sync=Sync(1 + seed % 3, OuterOptimizer(), delayed=True))
     found, predicted = clock_times(plan), simulate_cycle(plan)[0]
     assert found is not None
     for name in ("pipeline_s", "averaging_s", "step_s"):

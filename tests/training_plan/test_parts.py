@@ -23,7 +23,10 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (OuterOptimizer, ("adam", 0.7, 0.9), "outer optimizer 'adam' is unknown"),
     (OuterOptimizer, ("nesterov", None, 0.9), "outer learning_rate is None"),
     (Sync, (1.5,), "every_steps is 1.5; it must be a whole number"),
+    (OuterOptimizer, ("nesterov", 0, 0.9), "outer learning_rate is 0; give a number above 0"),
     (Sync, (0,), "every_steps is 0"),
+    (Sync, (2, None, 1), "delayed must be of type bool, found 1"),
+    (Sync, (1, None, True), "sync.delayed: averages changes of parameters a step later"),
     (Sync, (2, "nesterov"), "outer must be of type OuterOptimizer"),
     (Predicted, (1.0, None, 1.0), "predicted.averaging_s is None"),
 ]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planner.training_plan import schema
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict, load_plan, save_plan
+from planner.training_plan.model import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]
@@ -36,6 +37,17 @@ def test_round_trip_gives_the_same_bytes(tmp_path: Path) -> None:
     save_plan(load_plan(first), second)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+def test_outer_steps_come_back(tmp_path: Path) -> None:
+    """Delayed or not; not delayed a file, and its hash, say nothing of it."""
+    for delayed in (False, True):
+        plan = make_plan([[0, 3], [2, 1]]).replace(sync=Sync(50, OuterOptimizer(), delayed))
+        save_plan(plan, tmp_path / "plan.json")
+        found = load_plan(tmp_path / "plan.json")
+        assert found.sync == plan.sync and found.content_hash == plan.content_hash
+        assert ("delayed" in found.to_dict()["sync"]) is delayed
+    assert found.content_hash != found.replace(sync=Sync(50, OuterOptimizer())).content_hash
 
 
 def test_content_hash_covers_inputs_and_decisions_only() -> None:
