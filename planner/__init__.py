@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from planner.clock.simulator import simulate_cycle as simulate_cycle
     from planner.clock.timeline import Timeline as Timeline
+    from planner.compose.front import Front as Front
     from planner.compose.front import FrontPoint as FrontPoint
     from planner.compose.front import pareto as pareto
     from planner.compose.planning import plan as plan
@@ -116,6 +117,7 @@ _HOME = {
     "Devices": "network.cluster",
     "Effort": "search.stop",
     "ExportError": "exports.error",
+    "Front": "compose.front",
     "FrontPoint": "compose.front",
     "GPUS": "network.gpus",
     "Link": "network.link",

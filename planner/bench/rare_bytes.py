@@ -1,9 +1,10 @@
 """``planner bench rare_bytes``: what pipelines and averaging send as models grow.
 
-DiLoCo-SWARM's Figure 7. Two stages of four devices, straight pipelines, GPT-2 from tiny to large as the paper trains them. A
-step's activations and their gradients are 2 x samples x sequence x hidden values; a stage of m
-devices averages v values by sending 2 (m - 1) v in all, once in H steps. The bytes are those that a
-plan's messages have (`planner.clock.traffic`), and the formulas are checked against them.
+DiLoCo-SWARM's Figure 7. Two stages of four devices, straight pipelines, GPT-2 from tiny to large as
+the paper trains them. A step's activations and their gradients are 2 x samples x sequence x hidden
+values; a stage of m devices averages v values by sending 2 (m - 1) v in all, once in H steps. The
+bytes are those that a plan's messages have (`planner.clock.traffic`), and the formulas are checked
+against them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -85,8 +86,9 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     Parameters
     ----------
     witness
-        ``kind`` "cost", ``usd_per_flop``: no device's is less, the plan's among them; ``step_s``
-        and ``step``: a bound on the step and its witness, where waiting has a price.
+        ``kind`` "cost", ``devices``: classes with their ``count``, ``flops`` and ``usd_per_hour``,
+        the plan's among them; ``step_s`` and ``step``: a bound on the step and its witness, where
+        waiting has a price.
     plan
         What is judged.
 
@@ -98,11 +100,16 @@ def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | No
     hourly, w = plan.cluster.devices.usd_per_hour, plan.workload
     if hourly is None or plan.cost is None or plan.compute_times.source != FROM_FLOPS:
         return None
-    each = np.asarray(hourly) / 3600 / plan.cluster.flops
+    own = Counter(zip(plan.cluster.flops.tolist(), np.asarray(hourly).tolist(), strict=True))
     try:
-        least = float(witness["usd_per_flop"])
-        if not 0 <= least <= float(each.min()) * (1 + TOLERANCE):
+        listed = Counter[tuple[float, float]]()
+        for row in witness["devices"]:
+            listed[float(row["flops"]), float(row["usd_per_hour"])] += int(row["count"])
+        if any(count > listed[kind] for kind, count in own.items()):
             return None
+        if not all(flops > 0 and price >= 0 for flops, price in listed):
+            return None
+        least = min(price / 3600 / flops for flops, price in listed)
         layers = [w.stem, *w.layers, w.head]
         dollars = 3 * sum(one.forward_flops for one in layers) * w.batch_samples * least
         if "step_s" in witness:

@@ -63,6 +63,18 @@ def prices_of(args: argparse.Namespace) -> Prices:
     return Prices(**others) if args.prices is None else Prices.load(args.prices, **others)
 
 
+def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
+    """Refuse prices of bytes where devices have none, which is where a step's cost is not told."""
+    if cluster.devices.usd_per_hour is not None:
+        return
+    for option, given in (("--usd-per-gb", args.usd_per_gb), ("--prices", args.prices)):
+        if given is not None:
+            raise ValueError(
+                f"{option} {given}: devices have no known price; give --usd-per-hour or "
+                "usd_per_hour in the devices file"
+            )
+
+
 def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """``--workload`` and its changes."""
     sub.add_argument("--workload", required=required, help=f"config.json or {', '.join(PRESETS)}")
@@ -160,6 +172,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         utilization=args.utilization,
         inside=inside,
         dtype=dtype,
+        usd_per_hour=args.usd_per_hour,
     )
 
 

@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     workload = workload_of(args)
     cluster = cluster_of(args, workload.precision.compute)
     stop = stop_of(args) if seconds is None else MaxRuntime(seconds)
-    points = pareto(
+    args.out.mkdir(parents=True, exist_ok=True)
+    front = pareto(
         cluster,
         workload,
         sync_every=args.sync_every,
@@ -108,7 +109,11 @@ def run(args: argparse.Namespace) -> int:
         prices=prices_of(args),
         network_name=args.network,
     )
-    args.out.mkdir(parents=True, exist_ok=True)
+    points = front.points
+    if (args.out / TABLE).exists():
+        # of an earlier front
+        for path in args.out.glob("plan-*.json"):
+            path.unlink()
     names = {}
     for k, point in enumerate((one for one in points if one.on_front), start=1):
         path = args.out / f"plan-{k}.json"
@@ -120,7 +125,11 @@ def run(args: argparse.Namespace) -> int:
     show(
         args.json,
         rows,
-        [*_lines(rows), f"wrote {args.out}/: {TABLE}, {PICTURE}, {len(names)} plans"],
+        [
+            *_lines(rows),
+            *(f"not {what}: {why}" for what, why in front.refused),
+            f"wrote {args.out}/: {TABLE}, {PICTURE}, {len(names)} plans",
+        ],
     )
     return 0
 

@@ -21,6 +21,7 @@ from planner.cli.arguments import (
     count,
     positive,
     prices_of,
+    require_prices,
     sizes,
     stop_of,
     workload_of,
@@ -213,6 +214,13 @@ def run(args: argparse.Namespace) -> int:
     time_left = TimeLeft(args.seconds, args.began)
     workload, request = workload_of(args), _request(args)
     cluster = cluster_of(args, workload.precision.compute)
+    require_prices(args, cluster)
+    usual = OuterOptimizer()
+    if args.sync_every == 1 and request.outer != usual:
+        raise ValueError(
+            "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
+            "out"
+        )
     require_writable(args.out, [".json"])
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(

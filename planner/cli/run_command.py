@@ -276,19 +276,27 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
     if as_json or failed is not None:
         return
     # the first step also warms up caches and connections
-    for k in dict.fromkeys(plan.cycle):
-        mine = [s for s in steps[1:] if plan.cycle[int(s["step"]) % len(plan.cycle)] == k]
-        if not mine:
-            continue
+    kinds = dict.fromkeys(_kind(plan, int(s["step"])) for s in steps[1:])
+    for kind in sorted(kinds):
+        mine = [s for s in steps[1:] if _kind(plan, int(s["step"])) == kind]
         middle = float(np.median([s["measured_s"] for s in mine]))
         predicted = mine[0]["predicted_s"]
-        what = "" if len(set(plan.cycle)) == 1 else f" ({plan.schedules[k].name})"
+        words = [] if len(set(plan.cycle)) == 1 else [plan.schedules[kind[0]].name]
+        if plan.sync.every_steps > 1:
+            words.append("that average" if kind[1] else "without averaging")
+        what = f" ({', '.join(words)})" if words else ""
         print(
             f"median of steps {steps[1]['step']} to {steps[-1]['step']}{what}: measured "
             f"{middle:.3f} s, predicted on this machine {predicted:.3f} s "
             f"({middle / predicted - 1:+.0%}), planned on "
             f"{plan.network_name or 'its network'} {plan.predicted.step_s:.3f} s"
+            + (" in the mean" if plan.sync.every_steps > 1 else "")
         )
+
+
+def _kind(plan: TrainingPlan, step: int) -> tuple[int, bool]:
+    """Its schedule, and whether it averages."""
+    return plan.cycle[step % len(plan.cycle)], (step + 1) % plan.sync.every_steps == 0
 
 
 def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.arguments import count
-from planner.cli.clock_report import timeline_lines
+from planner.cli.clock_report import cost_lines, timeline_lines
 from planner.cli.output import require_writable, show
 from planner.clock.simulator import LinkModel, simulate_cycle
+from planner.compose.money import with_cost
+from planner.compose.request import PlanRequest
 from planner.network.catalogue import load_network
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
@@ -66,13 +68,19 @@ def run(args: argparse.Namespace) -> int:
         ],
     }
     papers = args.links == LinkModel.UNLIMITED
+    every = plan.sync.every_steps
+    of_steps = f" (mean of {every} steps, one of which averages)" if every > 1 else ""
     lines = [
-        f"step time {mean.step_s:.4f} s; from rest: pipeline {mean.pipeline_s:.4f} s, averaging "
+        f"step time {mean.step_s:.4f} s{of_steps}; from rest: pipeline {mean.pipeline_s:.4f} s, averaging "
         f"{mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
         + ("   on the papers' clock: links without queues" if papers else "")
     ]
     if not papers:
-        lines += timeline_lines(timeline, cluster, data, plan.sync.every_steps)
+        lines += timeline_lines(timeline, cluster, data, every)
+        if plan.cost is not None:
+            asked = PlanRequest(prices=plan.cost.prices)
+            here = plan.replace(cluster=cluster, predicted=mean)
+            lines += cost_lines(with_cost(here, asked), data)
     if len(timelines) > 1:
         lines += [
             f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "

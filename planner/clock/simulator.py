@@ -216,7 +216,7 @@ def cycle_steps_s(
     *,
     cores: int | None = None,
 ) -> list[float]:
-    """Distances of step ends in the third pass through the cycle, averaging in every step.
+    """Distances of step ends in the third pass through the cycle.
 
     Parameters
     ----------
@@ -226,10 +226,23 @@ def cycle_steps_s(
     Returns
     -------
     list[float]
-        Seconds, one entry an iteration of the cycle.
+        Seconds, one entry an iteration of the cycle; where averages are rare, as many cycles as
+        there are until both begin anew, and what averages is in the H-th steps.
     """
     setting = _Setting.of(plan, cluster, workload, LinkModel.QUEUED, cores)
-    return setting.third_pass_s(averages=True)
+    every = plan.sync.every_steps
+    if every == 1:
+        return setting.third_pass_s(averages=True)
+    alone_s = setting.third_pass_s(averages=False)
+    with_s = setting.third_pass_s(averages=True)
+    if plan.sync.delayed:
+        more_s = every * (setting.step_s() - sum(alone_s) / len(alone_s))
+        with_s = [one + more_s for one in alone_s]
+    each = len(alone_s)
+    return [
+        (with_s if (t + 1) % every == 0 else alone_s)[t % each]
+        for t in range(math.lcm(each, every))
+    ]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,15 @@ def cost_bound(question: Question, step: StepBound | None) -> StepBound | None:
     cheapest = float((np.asarray(cluster.devices.usd_per_hour) / HOUR_S / cluster.flops).min())
     dollars = flops * cheapest
     basis = "computing on the devices with most FLOPs a dollar"
-    witness: dict[str, Any] = {"kind": "cost", "usd_per_flop": cheapest}
+    kinds = np.stack([cluster.flops, np.asarray(cluster.devices.usd_per_hour)], axis=1)
+    rows, counts = np.unique(kinds, axis=0, return_counts=True)
+    witness: dict[str, Any] = {
+        "kind": "cost",
+        "devices": [
+            {"count": count, "flops": rate, "usd_per_hour": price}
+            for (rate, price), count in zip(rows.tolist(), counts.tolist(), strict=True)
+        ],
+    }
     if step is not None and request.hour_usd > 0:
         dollars += request.hour_usd / HOUR_S * step.seconds
         basis += "; waiting for the shortest step"

@@ -13,6 +13,7 @@ import numpy as np
 from planner.compose.planning import plan
 from planner.compose.request import Objective, PlanRequest
 from planner.network.cluster import Cluster
+from planner.network.values import real
 from planner.problems import ProblemError
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion
@@ -67,6 +68,22 @@ class FrontPoint:
         return self.plan.cost.step_usd
 
 
+@dataclass(frozen=True)
+class Front:
+    """Plans between the fastest and the cheapest.
+
+    Attributes
+    ----------
+    points
+        All that were found, each once, the fastest first.
+    refused
+        What was asked and could not be planned, and why.
+    """
+
+    points: tuple[FrontPoint, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
 def pareto(
     cluster: Cluster,
     workload: Workload,
@@ -78,7 +95,7 @@ def pareto(
     stop: StoppingCriterion,
     seed: int = 0,
     **fields: Any,
-) -> tuple[FrontPoint, ...]:
+) -> Front:
     """Plans between the fastest and the cheapest.
 
     Each combination of what may change training is searched for each worth of time.
@@ -100,13 +117,13 @@ def pareto(
 
     Returns
     -------
-    tuple[FrontPoint, ...]
-        All that were found, each once, the fastest first.
+    Front
+        All that were found, and what was refused.
 
     Raises
     ------
     ProblemError
-        Devices without prices, or nothing fits.
+        Devices without prices, a worth that is none, or nothing fits.
     """
     hourly = cluster.devices.usd_per_hour
     if hourly is None:
@@ -114,35 +131,41 @@ def pareto(
             "a front of seconds and dollars needs what devices cost; give usd_per_hour to Devices "
             "or in the devices file"
         )
+    for name in ("objective", "hour_usd"):
+        if name in fields:
+            raise ProblemError(f"{name} follows from worth here; leave it out")
+    hours = [float(one) if one == math.inf else real("worth", one, 0) for one in worth]
     choices = (sync_every, codecs, boundary_codecs)
-    found, refused = list[FrontPoint](), ProblemError("nothing is asked for; give one of each kind")
-    for request in _requests(float(np.sum(hourly)), worth, fields, *choices):
+    found, refused = list[FrontPoint](), list[tuple[str, str]]()
+    for chosen, least in _asked(float(np.sum(hourly)), hours, *choices):
         try:
+            request = PlanRequest(**fields | chosen | least)
             result = plan(cluster, workload, request=request, stop=stop, seed=seed)
         except ProblemError as error:
-            refused = error
+            refused.append((", ".join(f"{k} {v}" for k, v in chosen.items()), str(error)))
             continue
         found.append(FrontPoint(result, request))
         if result.stop_reason == "interrupted":
             break
     if not found:
-        raise refused
-    return _marked(found)
+        why = refused[0][1] if refused else "nothing is asked for; give one of each kind"
+        raise ProblemError(why)
+    return Front(_marked(found), tuple(dict.fromkeys(refused)))
 
 
-def _requests(
-    all_usd: float, worth: Sequence[float], fields: dict[str, Any], *choices: Sequence[Any]
-) -> Iterator[PlanRequest]:
-    """The extremes come first, so that an interrupted front has both ends."""
-    ends_first = sorted(worth, key=lambda hours: 0 < hours < math.inf)
-    for hours in dict.fromkeys(ends_first):
+def _asked(
+    all_usd: float, hours: Sequence[float], *choices: Sequence[Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """What changes training, and what is least.
+
+    The extremes come first, so that an interrupted front has both ends.
+    """
+    for worth in dict.fromkeys(sorted(hours, key=lambda one: 0 < one < math.inf)):
+        least: dict[str, Any] = {"objective": Objective.TIME}
+        if worth < math.inf:
+            least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
         for every, codec, boundary in product(*choices):
-            least: dict[str, Any] = {"objective": Objective.TIME}
-            if hours < math.inf:
-                least = {"objective": Objective.COST, "hour_usd": hours * all_usd}
-            names = ("sync_every", "codec", "boundary_codec")
-            chosen = dict(zip(names, (every, codec, boundary), strict=True))
-            yield PlanRequest(**fields | chosen | least)
+            yield {"sync_every": every, "codec": codec, "boundary_codec": boundary}, least
 
 
 def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:

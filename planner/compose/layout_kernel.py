@@ -675,7 +675,7 @@ def anneal(
         found = estimate(model, links, tried, scratch)
         if found == np.inf:
             continue
-        heat = warm * (cold / warm) ** (k / trials) * values[0]
+        heat = max(warm * (cold / warm) ** (k / trials) * values[0], 1e-300)
         if found > values[0] and next_unit(random) >= math.exp((values[0] - found) / heat):
             continue
         _copy(tried, state)

@@ -23,6 +23,8 @@ from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
+MOST_EVERY = 1_000_000
+"""Steps between averagings."""
 FULL_EVERY = 10
 """One iteration in so many is full (SkipPipe, 3.6)."""
 
@@ -227,8 +229,11 @@ class PlanRequest:
         for name in ("in_flight", "group_size"):
             changes[name] = _whole_or_none(name, getattr(self, name))
         changes["sync_every"] = whole("sync_every", self.sync_every)
-        if self.sync_every < 1:
-            raise ProblemError(f"sync_every is {self.sync_every}; it must be at least 1")
+        if not 1 <= changes["sync_every"] <= MOST_EVERY:
+            raise ProblemError(
+                f"sync_every is {self.sync_every:.6g}; it must be at least 1 and at most "
+                f"{MOST_EVERY}"
+            )
         of_kind(OuterOptimizer, self.outer, "outer")
         of_kind(Prices, self.prices, "prices")
         if self.clip is not None:
@@ -581,6 +586,8 @@ class Question:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
         if asked.sync_every > 1:
             workload = workload.with_outer_state(delayed=asked.delayed)
+        else:
+            workload = workload.without_outer_state()
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         gradients = workload.precision.gradients

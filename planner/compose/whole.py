@@ -138,9 +138,11 @@ class _Search:
         self.best: Incumbent[TrainingPlan] = Incumbent(
             self.run, question.cluster, method="layouts, flow", seed=question.seed
         )
-        self.bound, self.lasting = bound, question.request.sync_every > 1 or self.merit.by_cost
-        if bound is not None and not self.lasting:
+        if bound is not None:
             self.best.raise_bound(*bound)
+        # a mean over many steps, which the clock puts together from some
+        self.lasting = question.request.sync_every > 1 or self.merit.by_cost
+        self.refuted: list[tuple[float, TrainingPlan]] = []
         self.leader: Draft | None = None
         self.everybody: Draft | None = None
         self.unpriced: list[Draft] = []
@@ -166,18 +168,25 @@ class _Search:
             elif not self.run.paced_by_time and self.run.reason != "interrupted":
                 self._price_last()
             alternatives = tuple(self._alternatives())
-        self._bound_at_last()
+        if self.best.plan is None:
+            self._take_refuted()
         result = self.best.result(exhausted="all layouts that were found")
         return replace(result, candidates=alternatives)
 
-    def _bound_at_last(self) -> None:
-        """A bound on the mean of many steps, where the clock looks at some that are like them.
+    def _refutes(self, value: float) -> bool:
+        """Whether many steps cannot be what the clock says of the few it looks at.
 
-        From one averaging to the next, where it is rare, and of dollars.
+        Without averaging, devices that are ahead leave their links to those behind; not for long.
         """
-        bound = self.bound
-        if self.lasting and bound is not None and bound.seconds <= self.best.objective:
-            self.best.raise_bound(*bound)
+        bound = self.best.bound
+        return self.lasting and bound is not None and value < bound
+
+    def _take_refuted(self) -> None:
+        """Where nothing else was found, the best of what the bound speaks against, without it."""
+        cluster, seed = self.question.cluster, self.question.seed
+        self.best = Incumbent(self.run, cluster, method="layouts, flow", seed=seed)
+        for value, plan in self.refuted:
+            self.best.offer(value, plan)
 
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
@@ -465,7 +474,9 @@ class _Search:
         """Seconds of its step on the clock, or dollars; the best plan so far is kept."""
         plan = with_cost(with_helpers(self.question, draft.plan()), self.question.request)
         value = self.merit.of_plan(plan)
-        if self.best.offer(value, plan):
+        if self._refutes(value):
+            self.refuted.append((value, plan))
+        elif self.best.offer(value, plan):
             self.leader = draft
         self._update_parent(draft, plan.predicted.step_s)
         # with helpers it is priced twice

@@ -113,9 +113,9 @@ def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
             f"activations written as {workload.boundary_codec}",
             "plan a workload without a boundary codec",
         )
-    if plan.sync.every_steps > 1:
+    if plan.sync.local_steps:
         return (
-            f"averaging every {plan.sync.every_steps} steps",
+            f"an outer optimizer, every {plan.sync.every_steps} steps",
             "plan with averaging in every step",
         )
     for stage, rounds in enumerate(plan.averaging):

@@ -46,6 +46,8 @@ class DeviceRow:
         Whether it can hold a stage, and whether it can sum gradients.
     usd_per_hour
         Price of each device.
+    gpu_usd_per_hour
+        That of its GPU, where one is named and has a known price.
     """
 
     name: str
@@ -60,6 +62,7 @@ class DeviceRow:
     can_compute: bool | None = None
     can_aggregate: bool | None = None
     usd_per_hour: float | None = None
+    gpu_usd_per_hour: float | None = None
 
 
 def load_devices(
@@ -70,6 +73,7 @@ def load_devices(
     utilization: float = 0.4,
     inside: Link | None = None,
     dtype: str = Dtype.BF16,
+    usd_per_hour: float | None = None,
 ) -> Cluster:
     """The cluster of the devices that a file names, on their part of a network.
 
@@ -91,6 +95,8 @@ def load_devices(
         The link between devices of one place, needed where ``count`` is over 1.
     dtype
         What the workload computes in, whose peak counts where a GPU is named.
+    usd_per_hour
+        Price of each device whose row states none; None: its GPU's, where that is known.
 
     Returns
     -------
@@ -109,7 +115,7 @@ def load_devices(
     try:
         rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))
         default = default or Devices.of_gpu("V100", utilization, dtype)
-        return _cluster(rows, network, default, inside)
+        return _cluster(rows, network, default, inside, usd_per_hour)
     except (ValueError, csv.Error) as error:
         raise NetworkError(f"{path}: {error}") from None
 
@@ -136,7 +142,7 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
                 )
             fields["flops"] = GPUS[gpu].peak(dtype) * utilization
             fields["memory_bytes"] = GPUS[gpu].memory_bytes
-            fields["usd_per_hour"] = GPUS[gpu].usd_per_hour
+            fields["gpu_usd_per_hour"] = GPUS[gpu].usd_per_hour
         for column, value in given.items():
             if value:
                 field, read = _COLUMNS[column]
@@ -202,7 +208,11 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
 
 
 def _cluster(
-    rows: list[DeviceRow], network: Network, default: Devices, inside: Link | None
+    rows: list[DeviceRow],
+    network: Network,
+    default: Devices,
+    inside: Link | None,
+    usd_per_hour: float | None,
 ) -> Cluster:
     row_of: dict[str, DeviceRow] = {}
     for row in rows:
@@ -214,7 +224,7 @@ def _cluster(
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
     if all(count is None for count in counts.values()):
         network = network.subset(list(row_of))
-        return Cluster(network, _devices(list(row_of.values()), network, default))
+        return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
     if inside is None:
         raise NetworkError(
             "count is given and nothing says how devices of one place are linked; give their "
@@ -226,7 +236,7 @@ def _cluster(
         intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
     )
     repeated = [row for name, row in row_of.items() for _ in range(counts[name] or 1)]
-    return Cluster(network, _devices(repeated, network, default))
+    return Cluster(network, _devices(repeated, network, default, usd_per_hour))
 
 
 def _places(row: DeviceRow, network: Network) -> list[str]:
@@ -248,7 +258,9 @@ def _places(row: DeviceRow, network: Network) -> list[str]:
     return there
 
 
-def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devices:
+def _devices(
+    rows: list[DeviceRow], network: Network, default: Devices, usd_per_hour: float | None
+) -> Devices:
     full = default.broadcast(len(rows))
     pairs = np.where(np.eye(len(rows), dtype=bool), 0.0, network.bandwidth_bytes_per_s)
     widest = np.nan_to_num(pairs)
@@ -283,21 +295,35 @@ def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devic
         site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s"),
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
-        usd_per_hour=_prices(rows, full),
+        usd_per_hour=_prices(rows, full, usd_per_hour),
     )
 
 
-def _prices(rows: list[DeviceRow], full: Devices) -> list[float] | None:
-    """As stated, else the GPU's; who cannot compute has none and costs nothing."""
-    usual = np.zeros(len(rows)) if full.usd_per_hour is None else np.asarray(full.usd_per_hour)
-    if full.usd_per_hour is None and all(row.usd_per_hour is None for row in rows):
+def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> list[float] | None:
+    """As stated, else the GPU's, else the default's; who cannot compute costs nothing unless said.
+
+    Where a GPU has no known price, either all are stated or none is.
+    """
+    usual = [None] * len(rows) if full.usd_per_hour is None else full.usd_per_hour
+    found: list[float | None] = []
+    for row, price in zip(rows, np.asarray(usual, dtype=object).tolist(), strict=True):
+        if row.usd_per_hour is not None:
+            found.append(row.usd_per_hour)
+        elif row.can_compute is False:
+            found.append(0.0)
+        elif for_others is not None:
+            found.append(for_others)
+        else:
+            found.append(row.gpu_usd_per_hour if row.flops is not None else price)
+    if None not in found:
+        return [price for price in found if price is not None]
+    if all(row.usd_per_hour is None for row in rows):
         return None
-    return [
-        (0.0 if row.can_compute is False else price)
-        if row.usd_per_hour is None
-        else row.usd_per_hour
-        for row, price in zip(rows, usual.tolist(), strict=True)
-    ]
+    unknown = rows[found.index(None)].name
+    raise NetworkError(
+        f"usd_per_hour of {unknown!r} is not stated, and its GPU has no known price; state it, or "
+        "no price at all"
+    )
 
 
 def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:

@@ -87,15 +87,22 @@ class Prices:
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
-        rows = csv.DictReader(io.StringIO(text))
-        if rows.fieldnames is None or set(COLUMNS) - set(rows.fieldnames):
+        rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+        header = [name.strip() for name in rows.fieldnames or []]
+        if sorted(header) != sorted(COLUMNS):
             raise NetworkError(
                 f"{path}: must have the columns {', '.join(COLUMNS)}, found "
-                f"{', '.join(rows.fieldnames or ['none'])}; correct the header"
+                f"{', '.join(header) or 'none'}; correct the header"
             )
+        rows.fieldnames = header
         rules = []
         for row in rows:
-            here, there, price = (row[column] for column in COLUMNS)
+            if None in row:
+                raise NetworkError(
+                    f"{path}, line {rows.line_num}: has more than {len(COLUMNS)} values; write "
+                    "prices with a point"
+                )
+            here, there, price = ((row[column] or "").strip() for column in COLUMNS)
             try:
                 value = real("usd_per_gb", float(price or "nan"), 0)
             except ValueError:

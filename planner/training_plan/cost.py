@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +73,14 @@ class Cost:
         """From that of `to_dict`."""
         values = {k: v for k, v in data.items() if k not in ("step_usd", "prices")}
         try:
-            return cls(prices=Prices.from_dict(data["prices"]), **values)
+            found = cls(prices=Prices.from_dict(data["prices"]), **values)
         except PlanError:
             raise
         except ValueError as error:
             raise PlanError(f"cost.{error}") from None
+        if not math.isclose(data["step_usd"], found.step_usd, rel_tol=1e-9):
+            raise PlanError(
+                f"cost.step_usd: must be devices_usd + messages_usd, {found.step_usd:g}, found "
+                f"{data['step_usd']:g}; make the plan again"
+            )
+        return found

@@ -325,6 +325,10 @@ class OuterOptimizer:
             object.__setattr__(self, name, number)
         if self.learning_rate == 0:
             raise PlanError("outer learning_rate is 0; give a number above 0")
+        if self.momentum >= 1:
+            raise PlanError(
+                f"outer momentum is {self.momentum:g}; it must be below 1, or steps grow without end"
+            )
 
 
 @dataclass(frozen=True)

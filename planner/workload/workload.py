@@ -152,7 +152,7 @@ class Workload:
         Returns
         -------
         Workload
-            `Precision.outer_state_bytes` more a parameter; itself if they are there.
+            `Precision.outer_state_bytes` more a parameter; itself if `outer_state_bytes` has them.
         """
         more = self.precision.outer_state_bytes(delayed=delayed)
         if self.outer_state_bytes == more:
@@ -160,9 +160,19 @@ class Workload:
         state = self.state_bytes_per_parameter - self.outer_state_bytes + more
         return self.replace(state_bytes_per_parameter=state)
 
+    def without_outer_state(self) -> Workload:
+        """The same without that room; itself if there is none."""
+        state = self.state_bytes_per_parameter - self.outer_state_bytes
+        return (
+            self if self.outer_state_bytes == 0 else self.replace(state_bytes_per_parameter=state)
+        )
+
     @property
     def outer_state_bytes(self) -> float:
-        """Of one parameter, the room for an outer optimizer; 0: there is none."""
+        """Of one parameter, the room for an outer optimizer; 0: there is none.
+
+        Known where all other state is that of the precision.
+        """
         rooms = [self.precision.outer_state_bytes(delayed=late) for late in (False, True)]
         found = self.state_bytes_per_parameter - self.precision.state_bytes
         return found if found in rooms else 0.0

@@ -22,7 +22,7 @@ def cluster(price: float | None = 1.0) -> pl.Cluster:
 
 def test_no_point_of_a_front_is_beaten() -> None:
     """By one that trains the same way; the ends are the fastest and the cheapest."""
-    points = pl.pareto(
+    front = pl.pareto(
         cluster(),
         tiny_workload(batch_samples=16),
         sync_every=(1, 5),
@@ -31,6 +31,8 @@ def test_no_point_of_a_front_is_beaten() -> None:
         prices=pl.Prices(1000.0),
         stop=pl.Effort(0.2),
     )
+    points = front.points
+    assert front.refused == ()
     assert len({point.plan.content_hash for point in points}) == len(points)
     assert [p.step_s for p in points] == sorted(p.step_s for p in points)
     kinds = {point.trains for point in points}
