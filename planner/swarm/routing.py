@@ -1,4 +1,4 @@
-"""Stochastic wiring (SWARM, 3.2 and Algorithm 1): to which peer a trainer gives its next microbatch.
+"""Stochastic wiring (SWARM, 3.2, Algorithm 1): which peer gets a trainer's next microbatch.
 
 Plain Python without imports of this package, so that whatever runs microbatches may use it as it
 is. It has no clock: seconds are passed in, and the same calls give the same choices.
@@ -35,7 +35,7 @@ class NoPeer(LookupError):
 
 
 class Entry(enum.StrEnum):
-    """Where a new or returning peer enters: at its stage's level, or as the algorithm's text has it."""
+    """Where a new or returning peer enters: at its stage's level, or as the text has it."""
 
     LEVEL = "level"
     EPSILON = "epsilon"
