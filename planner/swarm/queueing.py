@@ -118,6 +118,9 @@ class Scene:
         After which a request counts as failed.
     announce_s
         How often peers announce themselves.
+    by_holder
+        Whether the router of the device that has the output chooses, so that choices see where
+        messages leave from, or that of the microbatch's trainer. With it every device has one.
     late
         Devices that begin dead; a change makes them join.
     """
@@ -133,6 +136,7 @@ class Scene:
     jitter_s: float = 0.0
     timeout_s: float = math.inf
     announce_s: float = math.inf
+    by_holder: bool = False
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -153,6 +157,11 @@ class Scene:
         """S."""
         return max(self.stage) + 1
 
+    @property
+    def choosers(self) -> int:
+        """How many routers there are."""
+        return len(self.stage) if self.by_holder else len(self.homes)
+
 
 @dataclass
 class Log:
@@ -168,12 +177,15 @@ class Log:
         ``(seconds, device)`` of every request that ran out of time.
     busy_s
         Seconds that each device worked.
+    most_held
+        The most microbatches that each device had between their forward and backward pass.
     """
 
     forward: list[tuple[float, int]] = field(default_factory=list)
     finished_s: list[float] = field(default_factory=list)
     failed: list[tuple[float, int]] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
+    most_held: list[int] = field(default_factory=list)
 
     def per_s(self, after: int) -> float:
         """Microbatches a second, without the first ``after``.
@@ -225,8 +237,8 @@ class _Microbatch:
         The stage that it is asked for, and in which direction it goes.
     at
         The device that has what the next one needs.
-    attempt, asked_s
-        Which request this is, and when it was made.
+    attempt, asked_s, chooser
+        Which request this is, when it was made, and whose choice its peer was.
     """
 
     trainer: int
@@ -236,6 +248,7 @@ class _Microbatch:
     back: bool = False
     attempt: int = 0
     asked_s: float = 0.0
+    chooser: int = 0
 
 
 def routers(
@@ -246,7 +259,7 @@ def routers(
     entry: Entry = Entry.LEVEL,
     estimates_s: Mapping[int, float] | None = None,
 ) -> list[Chooser]:
-    """A router for every trainer of a scene, which knows those who are there.
+    """The routers of a scene, which know those who are there.
 
     Parameters
     ----------
@@ -260,10 +273,10 @@ def routers(
     Returns
     -------
     list[Chooser]
-        In the order of ``scene.homes``.
+        In the order of ``scene.homes``, or of devices.
     """
     found: list[Chooser] = []
-    for number in range(len(scene.homes)):
+    for number in range(scene.choosers):
         router: Router[int] = Router(
             scene.stages, smoothing=smoothing, epsilon_s=epsilon_s, entry=entry
         )
@@ -284,6 +297,7 @@ def simulate_queues(
     changes: Sequence[Change] = (),
     seed: int = 0,
     until_s: float = math.inf,
+    drain: bool = False,
 ) -> Log:
     """Let trainers and peers work.
 
@@ -292,7 +306,7 @@ def simulate_queues(
     scene
         Peers and trainers.
     choosers
-        One a trainer, see `routers`; they keep what they learn.
+        See `routers`; they keep what they learn.
     microbatches
         It ends when so many are finished.
     changes
@@ -301,6 +315,8 @@ def simulate_queues(
         For latencies with jitter.
     until_s
         It ends at this time at the latest.
+    drain
+        Whether no more than ``microbatches`` are begun, as in an optimiser step by itself.
 
     Returns
     -------
@@ -310,28 +326,34 @@ def simulate_queues(
     Raises
     ------
     ValueError
-        Not a chooser a trainer.
+        Too few or too many choosers.
     """
-    if len(choosers) != len(scene.homes):
+    if len(choosers) != scene.choosers:
         raise ValueError(
-            f"every trainer needs a chooser, found {len(choosers)} for {len(scene.homes)}; "
-            "give one each"
+            f"the scene needs {scene.choosers} choosers, found {len(choosers)}; see routers()"
         )
-    return _Play(scene, choosers, microbatches, seed).run(changes, until_s)
+    return _Play(scene, choosers, microbatches, seed, drain).run(changes, until_s)
 
 
 class _Play:
     """State of a simulation."""
 
     def __init__(
-        self, scene: Scene, choosers: Sequence[Chooser], microbatches: int, seed: int
+        self,
+        scene: Scene,
+        choosers: Sequence[Chooser],
+        microbatches: int,
+        seed: int,
+        drain: bool,
     ) -> None:
         self.scene, self.choosers, self.wanted = scene, choosers, microbatches
+        self.left = microbatches if drain else math.inf  # to begin
         self.agenda = Agenda()
         rng = np.random.default_rng(seed)
         self.transfers = Transfers(scene.links, self.agenda, scene.jitter_s, rng)
         n = len(scene.stage)
-        self.log = Log(busy_s=[0.0] * n)
+        self.log = Log(busy_s=[0.0] * n, most_held=[0] * n)
+        self.held = [0] * n
         self.alive = [d not in scene.late for d in range(n)]
         self.life = [0] * n  # what a device began before it died is lost
         self.factor = [1.0] * n
@@ -347,20 +369,23 @@ class _Play:
                 first = self.scene.announce_s * (d + 1) / len(self.alive)
                 self.agenda.at(first, self._announce, d, True)
         for _ in range(self.scene.in_flight):
-            for k in range(len(self.choosers)):
+            for k in range(len(self.scene.homes)):
                 self._new(k)
         self.agenda.run(until_s, lambda: len(self.log.finished_s) >= self.wanted)
         return self.log
 
     def _new(self, trainer: int) -> None:
-        self._ask(_Microbatch(trainer, self.scene.homes[trainer]), None)
+        if self.left > 0:
+            self.left -= 1
+            self._ask(_Microbatch(trainer, self.scene.homes[trainer]), None)
 
     def _ask(self, m: _Microbatch, peer: int | None) -> None:
         """Send a microbatch on: back to ``peer``, or to the one that its trainer chooses."""
         inputs = 1
         if peer is None:
+            m.chooser = m.at if self.scene.by_holder else m.trainer
             try:
-                peer = self.choosers[m.trainer].choose(m.place)
+                peer = self.choosers[m.chooser].choose(m.place)
             except NoPeer:
                 # until somebody announces itself
                 again_s = self.agenda.now_s + self.scene.announce_s / WAITS
@@ -369,20 +394,24 @@ class _Play:
             m.path[m.place :] = [peer, *m.path[m.place + 1 :]]
             # who did not do the forward pass needs its input beside the gradient
             inputs = 2 if m.back else 1
+        self._request(m, peer)
+        size = inputs * self.scene.activation_bytes
+        self.transfers.send(m.at, peer, size, self._join, m, m.attempt, peer)
+
+    def _request(self, m: _Microbatch, peer: int) -> None:
+        """Another request begins, with its time limit."""
         m.attempt += 1
         m.asked_s = self.agenda.now_s
         if math.isfinite(self.scene.timeout_s):
             late_s = self.agenda.now_s + self.scene.timeout_s
             self.agenda.at(late_s, self._late, m, m.attempt, peer)
-        size = inputs * self.scene.activation_bytes
-        self.transfers.send(m.at, peer, size, self._join, m, m.attempt, peer)
 
     def _late(self, m: _Microbatch, attempt: int, peer: int) -> None:
         """A request has run out of time."""
         if m.attempt != attempt:
             return
         self.log.failed.append((self.agenda.now_s, peer))
-        self.choosers[m.trainer].ban(peer)
+        self.choosers[m.chooser].ban(peer)
         if not self.alive[m.at]:
             m.at = self.scene.homes[m.trainer]
         self._ask(m, None)
@@ -414,6 +443,8 @@ class _Play:
             m.attempt += 1
             if not m.back:
                 self.log.forward.append((self.agenda.now_s, peer))
+            self.held[peer] += -1 if m.back else 1
+            self.log.most_held[peer] = max(self.log.most_held[peer], self.held[peer])
             home, last = self.scene.homes[m.trainer], self.scene.stages - 1
             if m.back and m.place == 0:
                 # what is left is a word to the trainer
@@ -423,7 +454,7 @@ class _Play:
                 self._answered(m, peer, self.agenda.now_s + self.transfers.latency_s(peer, home))
                 m.back, m.at = True, peer
                 # the loss is where the output is
-                m.attempt += 1
+                self._request(m, peer)
                 self._join(m, m.attempt, peer)
             elif self.scene.relayed:
                 size = self.scene.activation_bytes
@@ -437,7 +468,7 @@ class _Play:
     def _answered(self, m: _Microbatch, peer: int, time_s: float) -> None:
         """The trainer hears at a time that its request was done."""
         if not m.back:
-            router = self.choosers[m.trainer]
+            router = self.choosers[m.chooser]
             self.agenda.at(time_s, router.report, peer, time_s - m.asked_s)
 
     def _returned(self, m: _Microbatch, peer: int, home: int) -> None:
@@ -459,6 +490,7 @@ class _Play:
             self.alive[d], self.busy[d] = False, False
             self.life[d] += 1
             self.queues[d] = (deque(), deque())
+            self.held[d] = 0
             return
         self.factor[d] = change.factor
         if not self.alive[d]:

@@ -23,6 +23,7 @@ def test_one_microbatch_by_hand() -> None:
     assert log.finished_s == pytest.approx([4.62, 9.24, 13.86])
     assert log.counts(2) == pytest.approx([3, 3])
     assert log.busy_s == pytest.approx([0.9, 0.9])
+    assert log.most_held == [1, 1]
 
 
 def test_one_microbatch_through_its_trainer() -> None:
@@ -197,6 +198,31 @@ def test_a_stage_without_peers_waits() -> None:
     assert 45 < gaps.max() < 49
 
 
+@pytest.mark.parametrize("stage", range(3))
+def test_no_microbatch_is_lost(stage: int) -> None:
+    """Peers of a stage die one after the other, between forward and backward passes too."""
+    rows = [[1.0] * 4] * 3
+    some = scene(rows, homes=(0, 5), in_flight=6, timeout_s=8.0, announce_s=60.0)
+    changes = [Change(20.03 + 0.3 * k, 4 * stage + k, math.inf) for k in range(3)]
+    log = simulate_queues(some, routers(some), 400, changes=changes, drain=True)
+    assert len(log.finished_s) == 400
+
+
+def test_holders_choose_what_is_near() -> None:
+    """Each of two peers has one of the next stage nearby, which one trainer's mean does not see."""
+    latency = np.full((4, 4), 1e-3)
+    latency[0, 3] = latency[3, 0] = latency[1, 2] = latency[2, 1] = 1.0
+    network = Network(latency, np.full((4, 4), 1e9))
+    links = Links.of(Cluster(network, Devices(1.0, 1.0)))
+    times = np.full(4, 0.1)
+    share = {}
+    for by_holder in (False, True):
+        some = Scene(links, (0, 0, 1, 1), times, times, 1e3, (0,), 2, by_holder=by_holder)
+        log = simulate_queues(some, routers(some), 600)
+        share[by_holder] = log.per_s(100)
+    assert share[True] > 1.3 * share[False]
+
+
 def test_fixed_paths_are_straight_pipelines() -> None:
     """Two pipelines: the slow one holds nobody up."""
     rows = [[1.0, 2.0], [1.0, 2.0]]
@@ -236,5 +262,5 @@ def test_wrong_scenes() -> None:
     with pytest.raises(ValueError, match="a trainer, a microbatch in flight and bytes"):
         Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (), 1)
     fine = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1)
-    with pytest.raises(ValueError, match="found 2 for 1"):
+    with pytest.raises(ValueError, match="needs 1 choosers, found 2"):
         simulate_queues(fine, [FixedPath([0, 1])] * 2, 1)
