@@ -39,7 +39,8 @@ class PlannedMoves:
     Attributes
     ----------
     every_s
-        Seconds between two decisions.
+        Seconds between two decisions; 0: after every event, which without downloads, price and
+        hysteresis keeps the best allocation with the fewest moves.
     horizon_s
         H: how long what is won is thought to last.
     download_s

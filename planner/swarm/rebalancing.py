@@ -64,7 +64,7 @@ class Policy(Protocol):
 
     @property
     def every_s(self) -> float:
-        """Seconds between two decisions; infinite: it is never asked."""
+        """Seconds between two decisions; 0: after every event, infinite: never."""
 
     def moves(self, stages: Stages) -> list[Move]:
         """What is to be done now."""

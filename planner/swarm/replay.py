@@ -199,7 +199,7 @@ class _Play:
         trace = self.setting.trace
         events = zip(trace.time_s.tolist(), trace.kind.tolist(), trace.change.tolist(), strict=True)
         event = next(events, None)
-        decide_s = self.policy.every_s
+        decide_s = self.policy.every_s or math.inf
         while True:
             event_s = event[0] if event else math.inf
             ready_s = self.downloads[0][0] if self.downloads else math.inf
@@ -211,6 +211,8 @@ class _Play:
             elif event and now == event_s:
                 self._change(now, event[1], event[2])
                 event = next(events, None)
+                if self.policy.every_s == 0:
+                    self._decide(now)
             else:
                 self._decide(now)
                 decide_s += self.policy.every_s

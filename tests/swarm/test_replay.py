@@ -163,6 +163,15 @@ def test_never_above_the_best(seed: int, download_s: float, leave: Leave) -> Non
     assert set(played.best) <= set(best.tolist())
 
 
+def test_after_every_event_is_always_optimal() -> None:
+    """Without downloads: the best allocation at every moment."""
+    setting = Setting(SMALL.trace(3), np.array([1.0, 1.5, 1.0]), np.ones(1), enter=Enter.RANDOM)
+    always = replay(setting, PlannedMoves(0.0), 3)
+    assert always.rate == pytest.approx(always.best)
+    assert always.moves > 0
+    assert replay(setting, NoMoves(), 3).share() < 0.95
+
+
 def test_planned_moves_do_more_with_less() -> None:
     """Than one a minute, on the same trace: more microbatches, fewer bytes."""
     market = Market(hours=8.0)
