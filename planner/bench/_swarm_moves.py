@@ -154,8 +154,9 @@ def table_5(seeds: Sequence[int], path: Path | None, say: Callable[[str], None])
         + (f"trace {path}" if path else _market_words(market))
         + f"; {events:.0f} events in the mean. Equal peers; who leaves is drawn stage by stage, as "
         "Appendix I has it. The best allocation has all peers spread evenly at every moment, for "
-        "nothing: planned after every event, where moves take no time. Every policy sees the same traces and the same draws. A move downloads "
-        f"{STATE_BYTES / 1e9:.2f} GB (1.01 billion parameters in {STAGES} stages, 12 bytes each).",
+        "nothing: planned after every event, where moves take no time. Every policy sees the same "
+        f"traces and the same draws. A move downloads {STATE_BYTES / 1e9:.2f} GB (1.01 billion "
+        f"parameters in {STAGES} stages, 12 bytes each).",
         "",
     ]
     for enter, words in (

@@ -31,6 +31,13 @@ PAPER_2 = {
     "GPT-3": {"SWARM": (0.619, 0.558), "GPipe": (0.633, 0.477), "1F1B": (0.638, 0.482)},
     "xxlarge": {"SWARM": (2.358, 2.161), "GPipe": (2.541, 0.957), "1F1B": (2.550, 0.987)},
 }
+WIRINGS = (
+    "fixed",
+    "planned flow",
+    "stochastic",
+    "stochastic, told the work",
+    "stochastic, through its trainer",
+)
 IN_FLIGHT = (16, 64, 256)
 WARM, MEASURED = 300, 900
 
@@ -78,7 +85,8 @@ def table_2(say: Callable[[str], None]) -> list[str]:
         "and worker (which is what the paper's figures are by their size). Fixed: four straight "
         "pipelines. Planned flow: the round robin with the plan's weights, which are even here. "
         "Stochastic: a trainer on every worker; through its trainer: Algorithm 1 word for word, "
-        "where all outputs come back to it. All have the same number of microbatches in flight.",
+        "where all outputs come back to it; told the work: see Shares. All have the "
+        "same number of microbatches in flight.",
         "",
         "| model | wiring | in flight | no latency | latency | kept |",
         "|---|---|---|---|---|---|",
@@ -89,7 +97,7 @@ def table_2(say: Callable[[str], None]) -> list[str]:
                 f"| {model} | paper: {system} | | {without} | {delayed} | {delayed / without:.0%} |"
             )
         for in_flight in IN_FLIGHT:
-            for name in ("fixed", "planned flow", "stochastic", "stochastic, through its trainer"):
+            for name in WIRINGS:
                 found = [
                     _samples_per_s(place, samples, in_flight, name, latency_s, jitter_s)
                     for latency_s, jitter_s in ((RACK_S, 0.0), (LATENCY_S, JITTER_S))
@@ -107,8 +115,8 @@ def table_2(say: Callable[[str], None]) -> list[str]:
         "some queues empty by chance. The paper's pipelines lose more of their speed with latency "
         "than waiting for messages explains (xxlarge keeps 38%): a TCP stream's own rate falls "
         "with a round trip of 200 ms, and netem's jitter puts packets out of order, neither of "
-        "which is simulated. What flows over a slow pair is measured by `planner probe`'s network "
-        "instead. Not stated in the paper: the batch, and how many microbatches are in flight.",
+        "which is simulated (in a measured network they are part of the pair's bandwidth). Not "
+        "stated in the paper: the batch, and how many microbatches are in flight.",
         "",
     ]
 
@@ -129,6 +137,7 @@ def _samples_per_s(
         tuple(trainers),
         in_flight // len(trainers),
         relayed="trainer" in wiring,
+        told_work="work" in wiring,
         jitter_s=jitter_s,
     )
     chosen: Sequence[Chooser]
@@ -176,40 +185,46 @@ def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     lines = [
         "## Shares of work against throughput",
         "",
-        "Three stages of four peers of speeds 1, 2, 3, 4; the largest relative distance of a "
-        "peer's share of 8000 counted microbatches from its part of its stage's speed, and the "
-        "microbatches done of what the peers could do.",
+        "Three stages of four peers of speeds 1, 2, 3, 4: microbatches done, of what the peers "
+        "could do, and the largest relative distance of a peer's share of 8000 counted "
+        "microbatches from its part of its stage's speed. Answer: estimates are response times, as "
+        "in Algorithm 1. Work: peers say with their answer how long they worked on it.",
         "",
-        "| in flight | done, no latency | off | done, 50 ms | off |",
-        "|---|---|---|---|---|",
+        "| in flight | no latency, answer: done | off | work: done | off | 50 ms, answer: done "
+        "| off | work: done | off |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for in_flight, trainers in LOADS:
         cells = []
         for latency_s in (1e-6, 0.05):
-            scene = _scene(SPEEDS, latency_s, homes=tuple(range(trainers)), in_flight=in_flight)
-            log = simulate_queues(scene, routers(scene), 12_000)
-            off = _off(log, log.finished_s[4000])
-            cells.append(f"{log.per_s(4000) / (sum(SPEEDS[0]) / 0.3):.1%} | {off:.1%}")
-            say(f"shares: {in_flight * trainers} in flight, {latency_s:g} s: off {off:.2%}")
+            for told in (False, True):
+                homes = tuple(range(trainers))
+                scene = _scene(SPEEDS, latency_s, homes=homes, in_flight=in_flight, told_work=told)
+                log = simulate_queues(scene, routers(scene), 12_000)
+                off = _off(log, log.finished_s[4000])
+                cells.append(f"{log.per_s(4000) / (sum(SPEEDS[0]) / 0.3):.1%} | {off:.1%}")
         lines.append(f"| {in_flight * trainers} | {' | '.join(cells)} |")
+        say(f"shares: {in_flight * trainers} in flight: {cells}")
     lines += [
         "",
-        "An estimate is a response time, with the wait in the peer's queue and the network in it. "
-        "Shares inverse to it leave the same number of requests at every peer of a stage (Little's "
-        "law): with few microbatches in flight and no latency nobody waits, and with many "
-        "everybody is busy all the time, so that in both cases shares are throughputs. In between, "
-        "and where latency is longer than the work, slow peers get more than their part: an idle "
-        "peer's wait is short.",
+        "A response time has the wait in the peer's queue and the network in it. Shares inverse to "
+        "it leave the same number of requests at every peer of a stage (Little's law): with one "
+        "microbatch and no latency nobody waits, and with many everybody is busy all the time, so "
+        "that in both cases shares are throughputs. In between, and where latency is longer than "
+        "the work, slow peers get more than their part. Where routers hear of the work itself, "
+        "shares are throughputs at any load, and more is done; what is lost is the preference for "
+        "peers that are near.",
         "",
         f"**After a change.** Peers of speeds 1, 1, 2, 4 in each of three stages, 6 microbatches "
         f"in flight, timeout 5 s, announcements every 30 s, latencies 1 ± 0.5 ms. Seconds until "
         f"the shares of {WINDOW_S:.0f} s from then on are within {RIGHT} (total variation) of the "
         f"parts by speed, and stay so for the next three such windows; {len(seeds)} seeds, "
         "mean (largest). Level: a peer enters at the lowest priority in use; epsilon: Algorithm "
-        "1's text.",
+        "1's text. (Who is killed has nothing from then on, and requests that waited there are "
+        "asked again after the timeout.)",
         "",
-        "| what happens | level | epsilon |",
-        "|---|---|---|",
+        "| what happens | level, work | level, answer | epsilon, answer |",
+        "|---|---|---|---|",
     ]
     cases: dict[str, tuple[list[Change], tuple[int, ...], list[float]]] = {
         "a peer of speed 1 is killed": ([Change(AT_S, 4, math.inf)], (), [0, 1, 2, 4]),
@@ -223,8 +238,12 @@ def shares(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     }
     for what, (changes, late, speeds) in cases.items():
         cells = []
-        for entry in (Entry.LEVEL, Entry.EPSILON):
-            found = [_recovered_s(changes, late, speeds, entry, seed) for seed in seeds]
+        for entry, told in (
+            (Entry.LEVEL, True),
+            (Entry.LEVEL, False),
+            (Entry.EPSILON, False),
+        ):
+            found = [_recovered_s(changes, late, speeds, entry, told, seed) for seed in seeds]
             cells.append(f"{np.mean(found):.1f} ({max(found):.0f})")
         lines.append(f"| {what} | {' | '.join(cells)} |")
         say(f"shares: {what}: {cells}")
@@ -242,6 +261,7 @@ def _recovered_s(
     late: tuple[int, ...],
     speeds: Sequence[float],
     entry: Entry,
+    told: bool,
     seed: int,
 ) -> float:
     """Seconds until the second stage's shares are right, in steps of one."""
@@ -253,6 +273,7 @@ def _recovered_s(
         jitter_s=5e-4,
         timeout_s=5.0,
         announce_s=30.0,
+        told_work=told,
         late=late,
     )
     last_s = 900.0
@@ -319,31 +340,36 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         "| wiring | seconds, mean | least | most | off | held |",
         "|---|---|---|---|---|---|",
     ]
-    cases: dict[str, dict[str, object]] = {
-        "the plan's weights, kept": {"smoothing": 0.0, "estimates_s": found.estimates_s},
-        "stochastic, from nothing": {},
-        "stochastic, begun at the plan's weights": {"estimates_s": found.estimates_s},
+    kept: dict[str, object] = {"smoothing": 0.0, "estimates_s": found.estimates_s}
+    begun: dict[str, object] = {"estimates_s": found.estimates_s}
+    each = replace(found.scene, jitter_s=0.01)
+    told, few = replace(each, told_work=True), replace(each, by_holder=False)
+    cases: dict[str, tuple[Scene, dict[str, object]]] = {
+        "the plan's weights, kept": (each, kept),
+        "stochastic, from nothing": (each, {}),
+        "stochastic, begun at the plan's weights": (each, begun),
+        "stochastic, told the work, from nothing": (told, {}),
+        "stochastic, told the work, begun at the plan's weights": (told, begun),
+        "stochastic, from nothing, one router a trainer": (few, {}),
     }
-    for by_holder, words in ((True, ""), (False, "; one router a trainer")):
-        scene = replace(found.scene, by_holder=by_holder, jitter_s=0.01)
-        for name, options in cases.items():
-            logs = [
-                simulate_queues(
-                    scene,
-                    routers(scene, **options),  # type: ignore[arg-type]
-                    many,
-                    seed=seed,
-                    drain=True,
-                )
-                for seed in seeds
-            ]
-            times = [log.finished_s[-1] for log in logs]
-            counts = np.mean([log.counts(len(plan.cluster)) for log in logs], axis=0) / many
-            off = max(abs(counts[d] - part) for d, part in found.parts.items())
-            held = max(max(log.most_held) for log in logs)
-            lines.append(
-                f"| {name}{words} | {np.mean(times):.2f} | {min(times):.2f} | {max(times):.2f} | "
-                f"{off:.3f} | {held} |"
+    for name, (scene, options) in cases.items():
+        logs = [
+            simulate_queues(
+                scene,
+                routers(scene, **options),  # type: ignore[arg-type]
+                many,
+                seed=seed,
+                drain=True,
             )
-            say(f"flow: {name}{words}: {np.mean(times):.2f} s, off {off:.3f}")
+            for seed in seeds
+        ]
+        times = [log.finished_s[-1] for log in logs]
+        counts = np.mean([log.counts(len(plan.cluster)) for log in logs], axis=0) / many
+        off = max(abs(counts[d] - part) for d, part in found.parts.items())
+        held = max(max(log.most_held) for log in logs)
+        lines.append(
+            f"| {name} | {np.mean(times):.2f} | {min(times):.2f} | {max(times):.2f} | "
+            f"{off:.3f} | {held} |"
+        )
+        say(f"flow: {name}: {np.mean(times):.2f} s, off {off:.3f}")
     return [*lines, ""]

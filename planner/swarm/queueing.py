@@ -121,6 +121,9 @@ class Scene:
     by_holder
         Whether the router of the device that has the output chooses, so that choices see where
         messages leave from, or that of the microbatch's trainer. With it every device has one.
+    told_work
+        Whether routers hear how long peers worked on a request, as these say, or after which time
+        they answered, as in Algorithm 1.
     late
         Devices that begin dead; a change makes them join.
     """
@@ -137,6 +140,7 @@ class Scene:
     timeout_s: float = math.inf
     announce_s: float = math.inf
     by_holder: bool = False
+    told_work: bool = False
     late: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -469,7 +473,10 @@ class _Play:
         """The trainer hears at a time that its request was done."""
         if not m.back:
             router = self.choosers[m.chooser]
-            self.agenda.at(time_s, router.report, peer, time_s - m.asked_s)
+            seconds = time_s - m.asked_s
+            if self.scene.told_work:
+                seconds = float(self.scene.forward_s[peer]) * self.factor[peer]
+            self.agenda.at(time_s, router.report, peer, seconds)
 
     def _returned(self, m: _Microbatch, peer: int, home: int) -> None:
         self._answered(m, peer, self.agenda.now_s)

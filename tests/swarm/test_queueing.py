@@ -109,6 +109,15 @@ def test_shares_follow_throughput(in_flight: int, trainers: int) -> None:
     assert off(log, SPEEDS, log.finished_s[4000]) < 0.02
 
 
+@pytest.mark.parametrize("in_flight, trainers", [(1, 1), (4, 4), (32, 8)])
+def test_told_of_the_work_shares_follow_throughput(in_flight: int, trainers: int) -> None:
+    """Within 2% at any load, with a latency as long as the work."""
+    homes = tuple(range(trainers))
+    busy = scene(SPEEDS, 0.05, in_flight=in_flight, homes=homes, told_work=True)
+    log = simulate_queues(busy, routers(busy), 12000)
+    assert off(log, SPEEDS, log.finished_s[4000]) < 0.02
+
+
 class Heard(Router[int]):
     """A router that keeps every answer."""
 
