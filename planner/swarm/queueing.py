@@ -331,6 +331,8 @@ def simulate_queues(
     ------
     ValueError
         Too few or too many choosers.
+    NoPeer
+        A stage has nobody, and nobody ever announces itself.
     """
     if len(choosers) != scene.choosers:
         raise ValueError(
@@ -391,6 +393,8 @@ class _Play:
             try:
                 peer = self.choosers[m.chooser].choose(m.place)
             except NoPeer:
+                if math.isinf(self.scene.announce_s):
+                    raise
                 # until somebody announces itself
                 again_s = self.agenda.now_s + self.scene.announce_s / WAITS
                 self.agenda.at(again_s, self._ask, m, None)

@@ -201,6 +201,11 @@ class Market:
         taken away at once.
     quiet_s
         The first squeeze comes no sooner.
+
+    Raises
+    ------
+    ProblemError
+        A number out of its range.
     """
 
     peers: tuple[int, ...] = (400,)
@@ -210,6 +215,16 @@ class Market:
     squeeze_s: float = 4 * HOUR_S
     least: float = 0.4
     quiet_s: float = HOUR_S
+
+    def __post_init__(self) -> None:
+        for name in ("hours", "life_s", "replaced_s", "squeeze_s"):
+            if not getattr(self, name) > 0:
+                raise ProblemError(f"{name} is {getattr(self, name)}; give a number above 0")
+        if not 0 <= self.least <= 1 or self.quiet_s < 0 or min(self.peers, default=0) < 0:
+            raise ProblemError(
+                f"least is {self.least}, quiet_s {self.quiet_s}, peers {self.peers}; give a part "
+                "of 1, seconds and numbers of peers"
+            )
 
     def trace(self, seed: int, kinds: Sequence[str] | None = None) -> Trace:
         """One draw.

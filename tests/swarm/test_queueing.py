@@ -11,7 +11,7 @@ from planner.clock.links import Links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.swarm.queueing import Change, FixedPath, Log, Scene, routers, simulate_queues
-from planner.swarm.routing import Entry, Router, starting_estimates_s
+from planner.swarm.routing import Entry, NoPeer, Router, starting_estimates_s
 from planner.swarm.transfers import Agenda, Transfers
 from tests.swarm.scenes import even_links, scene
 
@@ -273,3 +273,6 @@ def test_wrong_scenes() -> None:
     fine = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1)
     with pytest.raises(ValueError, match="needs 1 choosers, found 2"):
         simulate_queues(fine, [FixedPath([0, 1])] * 2, 1)
+    nobody = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1, late=(1,))
+    with pytest.raises(NoPeer, match="no peer of stage 1 may be chosen; announce one"):
+        simulate_queues(nobody, routers(nobody), 1)

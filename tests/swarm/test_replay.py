@@ -272,5 +272,9 @@ def test_wrong_settings() -> None:
         Setting(trace, np.ones(13), np.ones(1))
     with pytest.raises(ProblemError, match="2 speeds for 1 kinds of peers"):
         Setting(trace, np.ones(2), np.ones(2))
+    with pytest.raises(ProblemError, match="life_s is 0; give a number above 0"):
+        Market(life_s=0)
+    with pytest.raises(ProblemError, match=r"least is 1\.5, quiet_s"):
+        Market(least=1.5)
     with pytest.raises(ProblemError, match="work and speed must be above 0"):
         Setting(trace, np.zeros(2), np.ones(1))
