@@ -119,24 +119,37 @@ class PlannedMoves:
         return max(self.hysteresis, ROUNDING) * self.horizon_s * float(stages.coming_rates.min())
 
     def _of_one_kind(self, stages: Stages) -> tuple[Ints, Ints]:
-        """Every speed that the slowest stage could have, with the fewest moves to it."""
+        """Every rate that the slowest stage could have, with the fewest moves to it."""
         kind = int(np.flatnonzero((stages.serving + stages.loading).sum(axis=0))[0])
         unit = stages.work / stages.speed[kind]
         serving = stages.serving[:, kind]
         there = serving + stages.loading[:, kind]
-        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
-        top = there.sum() / unit.sum()
-        for level in _levels(unit, float((there / unit).min()), float(top)):
+        down_s, now = min(self.download_s, self.horizon_s), float(stages.rates.min())
+        cases: list[tuple[float, Ints, Ints]] = []
+        for level in _levels(unit, float((there / unit).min()), float(there.sum() / unit.sum())):
             need = np.ceil(level * unit * (1 - ROUNDING)).astype(np.int64)
             lack = np.maximum(need - there, 0)
             spare = np.clip(np.minimum(serving - 1, there - need), 0, None)
             if lack.sum() > spare.sum():
                 break
+            if not lack.any():
+                continue  # the lowest rate itself, but for rounding
+            # who gets peers is no faster than it needs to be
+            after = float((need / unit)[lack > 0].min())
+            most = (self.horizon_s - down_s) * after + down_s * now - self._cost(int(lack.sum()))
+            cases.append((most, lack, spare))
+        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
+        # whose value can be greatest comes first; of equal values the fewest moves
+        for most, lack, spare in sorted(cases, key=lambda case: (-case[0], case[1].sum())):
+            equal = ROUNDING * abs(best_value)
+            if most < best_value - equal:
+                break
             out, into = _nothing(stages)
             into[:, kind] = lack
             out[:, kind] = _leaving(serving, spare, unit, int(lack.sum()))
             value = self.value(stages, out, into)
-            if value > best_value + ROUNDING * abs(best_value):
+            fewer = value >= best_value - equal and out.sum() < best[0].sum()
+            if value > best_value + equal or fewer:
                 best, best_value = (out, into), value
         return best
 

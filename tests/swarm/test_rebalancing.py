@@ -192,6 +192,14 @@ def test_several_moves_at_once() -> None:
     assert PlannedMoves(60).moves(stages) == [Move(0, 1, 0, 6), Move(0, 2, 0, 4)]
 
 
+def test_rounded_rates_are_no_rates_to_reach() -> None:
+    """Counts over units that are not exact in binary."""
+    for count in range(1, 60):
+        for unit in (0.1, 0.3, 0.7, 1.1, 2.3):
+            stages = stages_of([[count], [count], [count + 1]], [[0]] * 3, [unit] * 3, [1.0])
+            assert PlannedMoves(60).moves(stages) == []
+
+
 def test_hysteresis_and_price_hold_moves_back() -> None:
     """One peer of 101 wins 1%: 18 microbatches in half an hour."""
     stages = stages_of([[101], [99]], [[0]] * 2, [99.0] * 2, [1.0])
