@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "lp": BASE,
     "training_plan": BASE,
     "clock": BASE | {"training_plan"},
+    "swarm": BASE | {"training_plan", "clock"},
     "checker": BASE | {"training_plan"},
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
     "executor": {"network", "workload", "training_plan", "clock"},
@@ -77,6 +78,13 @@ def test_executor_takes_the_timeline_alone_from_the_clock() -> None:
     """It carries out plans; what they cost is none of its business."""
     used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))
     assert {name for name in used if name.startswith("planner.clock")} == {"planner.clock.timeline"}
+
+
+def test_the_router_stands_alone() -> None:
+    """So that executor and simulators use the same one."""
+    assert GRAPH["planner.swarm.routing"] == set()
+    heavy = HEAVY | {"numpy"}
+    assert loaded_by("import planner.swarm.routing") & heavy == set()
 
 
 def test_every_room_is_named() -> None:

@@ -1,0 +1,79 @@
+"""``planner bench swarm``: SWARM's tables beside this planner's, simulated."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from planner.bench._swarm_law import table_1
+from planner.bench._swarm_moves import figure_7, scale, table_5
+from planner.bench._swarm_wiring import flow, shares, table_2
+from planner.network.atomic import write_text
+
+PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
+"""Tables 1, 2 and 5, Figure 7, and what the paper has no table of."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Play what was asked for and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    parser = argparse.ArgumentParser(prog="planner bench swarm", description=__doc__)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-swarm-{today}.md")
+    parser.add_argument("--tables", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--trace", type=Path, help="a CSV of time_s,change for Table 5")
+    args = parser.parse_args(argv)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    picture = args.out.with_suffix(".png")
+    parts: dict[str, Callable[[], list[str]]] = {
+        "1": table_1,
+        "2": lambda: table_2(say),
+        "5": lambda: table_5(args.seeds, args.trace, say),
+        "7": lambda: figure_7(args.seeds, picture, say),
+        "shares": lambda: shares(args.seeds, say),
+        "flow": lambda: flow(args.seeds, say),
+        "scale": lambda: scale(args.seeds[0], say),
+    }
+    before = f"{os.getloadavg()[0]:.1f}"
+    lines = [line for name in PARTS if name in args.tables for line in parts[name]()]
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "numba"))
+    seeds = " ".join(str(seed) for seed in args.seeds)
+    command = f"planner bench swarm --tables {' '.join(args.tables)} --seeds {seeds}"
+    head = [
+        f"# SWARM's tables, simulated, {today}",
+        "",
+        f"Python {platform.python_version()}, {packages}, planner {version('planner')}; "
+        f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores; load "
+        f"{before} before.",
+        "",
+        f"Regenerate with `{command}`. The paper: M. Ryabinin et al., “SWARM Parallelism” (2023). "
+        "Nothing here was executed on GPUs or over a network; its figures were. Only Table 1's law "
+        "has constants that were fitted. What the rows mean: [swarm.md](swarm.md).",
+        "",
+    ]
+    write_text(args.out, "\n".join([*head, *lines]).rstrip() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

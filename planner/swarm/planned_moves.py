@@ -1,0 +1,249 @@
+"""Moves that are planned together: throughput won against bytes of state that they download.
+
+Beside Algorithm 2's one peer at a time: as many as are worth it at once, and none that is not.
+Over a horizon of H seconds, of which movers download for d,
+
+    value = (H - d) * (rate with movers there) + d * (rate with movers gone) - price * bytes,
+
+where a rate is that of the slowest stage. No stage loses its last peer, and nothing is done that
+wins less than ``hysteresis`` of what is done anyway.
+
+Of equal peers the best moves follow from looking at every rate that the slowest stage could have.
+Of peers of several kinds an integer programme finds them in small swarms; in large ones, where it
+takes minutes, rates are tried in steps, and peers chosen one after the other to reach them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.swarm.move_programme import programme_moves
+from planner.swarm.rebalancing import Floats, Ints, Move, Stages
+
+ROUNDING = 1e-9
+"""Relative, of rates that are compared."""
+PROGRAMME = 24
+"""Stages times kinds up to which the integer programme is solved: tenths of a second."""
+STEPS = 32
+"""Rates that are tried in larger swarms."""
+
+
+@dataclass(frozen=True)
+class PlannedMoves:
+    """Several moves at once, where they are worth their bytes.
+
+    Attributes
+    ----------
+    every_s
+        Seconds between two decisions; 0: after every event, which without downloads, price and
+        hysteresis keeps the best allocation with the fewest moves.
+    horizon_s
+        H: how long what is won is thought to last.
+    download_s
+        d: how long a mover downloads.
+    state_bytes
+        What it downloads.
+    price
+        Microbatches that a byte must win.
+    hysteresis
+        The part of H's microbatches that a set of moves must win.
+    """
+
+    every_s: float
+    horizon_s: float = 1800.0
+    download_s: float = 0.0
+    state_bytes: float = 0.0
+    price: float = 0.0
+    hysteresis: float = 0.0
+
+    def moves(self, stages: Stages) -> list[Move]:
+        """The best moves of all; of equals the fewest.
+
+        Parameters
+        ----------
+        stages
+            As they are.
+
+        Returns
+        -------
+        list[Move]
+            Exact for peers of one kind; for several, within the programme's gap in small swarms.
+        """
+        least = self._least(stages)
+        # with all peers perfectly spread, and nothing lost on the way
+        bound = float(((stages.serving + stages.loading) @ stages.speed).sum() / stages.work.sum())
+        now = self.value(stages, *_nothing(stages))
+        if self.horizon_s * bound - self._cost(1) - now <= least:
+            return []
+        if np.count_nonzero((stages.serving + stages.loading).sum(axis=0)) == 1:
+            out, into = self._of_one_kind(stages)
+        elif stages.serving.size > PROGRAMME:
+            out, into = self._of_several_kinds(stages)
+        else:
+            out, into = programme_moves(
+                stages, self.horizon_s, self.download_s, self._cost(1), _nothing(stages)
+            )
+        if self.value(stages, out, into) - now <= least:
+            return []
+        return _paired(out, into)
+
+    def value(self, stages: Stages, out: Ints, into: Ints) -> float:
+        """Microbatches over the horizon, less what bytes cost.
+
+        Parameters
+        ----------
+        stages
+            As they are.
+        out, into
+            ``int[S, K]``: who leaves, and who comes.
+
+        Returns
+        -------
+        float
+            See above.
+        """
+        there = stages.serving + stages.loading - out + into
+        gone = stages.serving - out
+        after, during = (float(((n @ stages.speed) / stages.work).min()) for n in (there, gone))
+        down_s = min(self.download_s, self.horizon_s)
+        return (self.horizon_s - down_s) * after + down_s * during - self._cost(int(out.sum()))
+
+    def _cost(self, moves: int) -> float:
+        return self.price * self.state_bytes * moves
+
+    def _least(self, stages: Stages) -> float:
+        return max(self.hysteresis, ROUNDING) * self.horizon_s * float(stages.coming_rates.min())
+
+    def _of_one_kind(self, stages: Stages) -> tuple[Ints, Ints]:
+        """Every rate that the slowest stage could have, with the fewest moves to it."""
+        kind = int(np.flatnonzero((stages.serving + stages.loading).sum(axis=0))[0])
+        unit = stages.work / stages.speed[kind]
+        serving = stages.serving[:, kind]
+        there = serving + stages.loading[:, kind]
+        down_s, now = min(self.download_s, self.horizon_s), float(stages.rates.min())
+        cases: list[tuple[float, Ints, Ints]] = []
+        for level in _levels(unit, float((there / unit).min()), float(there.sum() / unit.sum())):
+            need = np.ceil(level * unit * (1 - ROUNDING)).astype(np.int64)
+            lack = np.maximum(need - there, 0)
+            spare = np.clip(np.minimum(serving - 1, there - need), 0, None)
+            if lack.sum() > spare.sum():
+                break
+            if not lack.any():
+                continue  # the lowest rate itself, but for rounding
+            # who gets peers is no faster than it needs to be
+            after = float((need / unit)[lack > 0].min())
+            most = (self.horizon_s - down_s) * after + down_s * now - self._cost(int(lack.sum()))
+            cases.append((most, lack, spare))
+        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
+        # whose value can be greatest comes first; of equal values the fewest moves
+        for most, lack, spare in sorted(cases, key=lambda case: (-case[0], case[1].sum())):
+            equal = ROUNDING * abs(best_value)
+            if most < best_value - equal:
+                break
+            out, into = _nothing(stages)
+            into[:, kind] = lack
+            out[:, kind] = _leaving(serving, spare, unit, int(lack.sum()))
+            value = self.value(stages, out, into)
+            fewer = value >= best_value - equal and out.sum() < best[0].sum()
+            if value > best_value + equal or fewer:
+                best, best_value = (out, into), value
+        return best
+
+    def _of_several_kinds(self, stages: Stages) -> tuple[Ints, Ints]:
+        """Rates in even steps up to that of a perfect spread, each reached move by move."""
+        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
+        speed = (stages.serving + stages.loading) @ stages.speed
+        top, now = float(speed.sum() / stages.work.sum()), float(stages.coming_rates.min())
+        for step in range(1, STEPS + 1):
+            found = _reached(stages, now + (top - now) * step / STEPS)
+            if found is None:
+                break
+            value = self.value(stages, *found)
+            if value > best_value + ROUNDING * abs(best_value):
+                best, best_value = found, value
+        return best
+
+
+def _reached(stages: Stages, level: float) -> tuple[Ints, Ints] | None:
+    """Moves after which no stage is slower than ``level``; None if none were found.
+
+    The slowest stage gets the slowest kind that is enough, else the fastest there is, from where
+    the most is left.
+    """
+    out, into = _nothing(stages)
+    speed = stages.speed
+    need = level * stages.work * (1 - ROUNDING)
+    over = (stages.serving + stages.loading) @ speed - need
+    serving = stages.serving.copy()
+    while True:
+        target = int(np.argmin(over / stages.work))
+        if over[target] >= 0:
+            return out, into
+        may = (serving > 0) & (serving.sum(axis=1) > 1)[:, None] & (over[:, None] >= speed)
+        kinds = np.flatnonzero(may.any(axis=0))
+        if len(kinds) == 0:
+            return None
+        enough = kinds[speed[kinds] >= -over[target]]
+        kind = int(
+            enough[np.argmin(speed[enough])] if len(enough) else kinds[speed[kinds].argmax()]
+        )
+        left = np.where(may[:, kind], (serving @ speed - speed[kind]) / stages.work, -np.inf)
+        source = int(np.argmax(left))
+        for array, stage, change in ((out, source, 1), (into, target, 1), (serving, source, -1)):
+            array[stage, kind] += change
+        over[source] -= speed[kind]
+        over[target] += speed[kind]
+
+
+def _nothing(stages: Stages) -> tuple[Ints, Ints]:
+    return np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+
+
+def _levels(unit: Floats, lowest: float, top: float) -> list[float]:
+    """Rates that a stage could have, above the lowest and up to a limit, ascending."""
+    found: set[float] = set()
+    for u in np.unique(unit).tolist():
+        first, last = math.floor(lowest * u) + 1, math.floor(top * u * (1 + ROUNDING))
+        found.update(c / u for c in range(first, last + 1))
+    return sorted(found)
+
+
+def _leaving(serving: Ints, spare: Ints, unit: Floats, moves: int) -> Ints:
+    """Who leaves, so that the slowest stage without them is as fast as can be."""
+    out = np.zeros_like(serving)
+    queue = [
+        (-(n - 1) / u, s)
+        for s, (n, u) in enumerate(zip(serving.tolist(), unit.tolist(), strict=True))
+        if spare[s] > 0
+    ]
+    heapq.heapify(queue)
+    for _ in range(moves):
+        s = queue[0][1]
+        out[s] += 1
+        if out[s] < spare[s]:
+            heapq.heapreplace(queue, (-(serving[s] - out[s] - 1) / unit[s], s))
+        else:
+            heapq.heappop(queue)
+    return out
+
+
+def _paired(out: Ints, into: Ints) -> list[Move]:
+    """From where to where, kind by kind."""
+    found: list[Move] = []
+    for kind in range(out.shape[1]):
+        sources = [[s, int(out[s, kind])] for s in np.flatnonzero(out[:, kind]).tolist()]
+        for target in np.flatnonzero(into[:, kind]).tolist():
+            wanted = int(into[target, kind])
+            while wanted:
+                source, left = sources[0]
+                number = min(wanted, left)
+                found.append(Move(source, target, kind, number))
+                wanted -= number
+                sources[0][1] -= number
+                if sources[0][1] == 0:
+                    sources.pop(0)
+    return found

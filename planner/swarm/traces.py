@@ -1,0 +1,289 @@
+"""Peers that come and go: traces from files, and made ones after SWARM's description (4.4, I).
+
+The paper replays "the number of active T4 nodes" of 32 hours of training as events, each a time and
+a change in the number of peers. It prints a picture of them and not the numbers; a generator stands
+in for them here, with every assumption a parameter.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.atomic import write_text
+from planner.problems.error import ProblemError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+HOUR_S = 3600.0
+COLUMNS = ("time_s", "change", "kind")
+ONE_KIND = "peer"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Changes in the number of peers.
+
+    Attributes
+    ----------
+    kinds
+        Names of the K kinds of peers.
+    start
+        ``int[K]``: how many there are at first.
+    time_s
+        ``float[E]``: when, ascending, above 0.
+    kind, change
+        ``int[E]``: of which kind how many come (above 0) or go.
+    end_s
+        It ends then.
+
+    Raises
+    ------
+    ProblemError
+        Times that do not ascend, or more leave than there are.
+    """
+
+    kinds: tuple[str, ...]
+    start: Ints
+    time_s: Floats
+    kind: Ints
+    change: Ints
+    end_s: float
+
+    def __post_init__(self) -> None:
+        if np.any(np.diff(self.time_s, prepend=0.0) < 0) or self.end_s < self.time_s.max(initial=0):
+            raise ProblemError("a trace's times must ascend; sort its events")
+        for k, name in enumerate(self.kinds):
+            steps = np.where(self.kind == k, self.change, 0)
+            count = self.start[k] + np.cumsum(steps)
+            if np.any(count < 0):
+                at = self.time_s[np.argmax(count < 0)]
+                raise ProblemError(
+                    f"at {at:g} s more peers of kind {name!r} leave than there are; correct changes"
+                )
+
+    def counts(self) -> Ints:
+        """Peers of every kind after each event.
+
+        Returns
+        -------
+        ndarray
+            ``int[E + 1, K]``, the start first.
+        """
+        steps = np.zeros((len(self.time_s) + 1, len(self.kinds)), dtype=np.int64)
+        steps[0] = self.start
+        steps[np.arange(1, len(steps)), self.kind] = self.change
+        return np.cumsum(steps, axis=0)
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read ``time_s,change[,kind]``: rows at time 0 are those who are there, the last ends it.
+
+    Parameters
+    ----------
+    path
+        Of the CSV file.
+
+    Returns
+    -------
+    Trace
+        Kinds in the order in which they come up.
+
+    Raises
+    ------
+    ProblemError
+        One line with the path, the row and what is wrong.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or [])
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemError(f"{path}: cannot be read ({error}); check the file") from None
+    if columns not in (list(COLUMNS), list(COLUMNS[:2])):
+        raise ProblemError(
+            f"{path}: columns are {','.join(columns) or 'missing'}; give time_s,change or "
+            "time_s,change,kind"
+        )
+    kinds: dict[str, int] = {}
+    start: list[int] = []
+    events: list[tuple[float, int, int]] = []
+    last_s = 0.0
+    for line, row in enumerate(rows, start=2):
+        where = f"{path}: line {line}"
+        if None in row or None in row.values():
+            raise ProblemError(f"{where}: not {len(columns)} fields; give {','.join(columns)}")
+        time_s = _number(where, "time_s", row["time_s"])
+        change = _number(where, "change", row["change"])
+        if time_s < last_s:
+            raise ProblemError(f"{where}: time_s {time_s:g} is before {last_s:g}; sort the rows")
+        if change != int(change):
+            raise ProblemError(f"{where}: change is {row['change']!r}; give a whole number")
+        last_s = time_s
+        kind = kinds.setdefault((row.get("kind") or ONE_KIND).strip(), len(kinds))
+        if kind == len(start):
+            start.append(0)
+        if time_s == 0:
+            start[kind] += int(change)
+        elif change != 0:
+            events.append((time_s, kind, int(change)))
+    if last_s == 0 or sum(start) < 1:
+        raise ProblemError(
+            f"{path}: has no peers at time 0 or nothing after it; give both, the last row ends it"
+        )
+    time, kind_of, changes = (np.array([e[k] for e in events]) for k in range(3))
+    try:
+        return Trace(
+            tuple(kinds),
+            np.array(start, dtype=np.int64),
+            time.astype(np.float64),
+            kind_of.astype(np.int64),
+            changes.astype(np.int64),
+            last_s,
+        )
+    except ProblemError as error:
+        raise ProblemError(f"{path}: {error}") from None
+
+
+def _number(where: str, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ProblemError(f"{where}: {column} is {text!r}; give a finite number")
+    return value
+
+
+def save_trace(trace: Trace, path: str | Path) -> None:
+    """Write what `load_trace` reads.
+
+    Parameters
+    ----------
+    trace
+        Any.
+    path
+        Of the CSV file.
+    """
+    rows = [(0.0, int(n), k) for k, n in enumerate(trace.start)]
+    rows += zip(trace.time_s.tolist(), trace.change.tolist(), trace.kind.tolist(), strict=True)
+    rows.append((trace.end_s, 0, 0))
+    lines = [f"{time!r},{change},{trace.kinds[kind]}" for time, change, kind in rows]
+    write_text(Path(path), "\n".join([",".join(COLUMNS), *lines]) + "\n")
+
+
+@dataclass(frozen=True)
+class Market:
+    """How preemptible peers come and go.
+
+    Attributes
+    ----------
+    peers
+        Of every kind, how many are wanted; so many are there at first.
+    hours
+        Of the trace.
+    life_s
+        Mean life of a peer by itself, exponential.
+    replaced_s
+        Mean time until a lost peer's successor is there, if the provider has room.
+    squeeze_s
+        Mean time between two changes of what the provider has room for.
+    least
+        That room is drawn evenly between so much of ``peers`` and all of it; what is above it is
+        taken away at once.
+    quiet_s
+        The first squeeze comes no sooner.
+
+    Raises
+    ------
+    ProblemError
+        A number out of its range.
+    """
+
+    peers: tuple[int, ...] = (400,)
+    hours: float = 32.0
+    life_s: float = 8 * HOUR_S
+    replaced_s: float = 300.0
+    squeeze_s: float = 4 * HOUR_S
+    least: float = 0.4
+    quiet_s: float = HOUR_S
+
+    def __post_init__(self) -> None:
+        for name in ("hours", "life_s", "replaced_s", "squeeze_s"):
+            if not getattr(self, name) > 0:
+                raise ProblemError(f"{name} is {getattr(self, name)}; give a number above 0")
+        if not 0 <= self.least <= 1 or self.quiet_s < 0 or min(self.peers, default=0) < 0:
+            raise ProblemError(
+                f"least is {self.least}, quiet_s {self.quiet_s}, peers {self.peers}; give a part "
+                "of 1, seconds and numbers of peers"
+            )
+
+    def trace(self, seed: int, kinds: Sequence[str] | None = None) -> Trace:
+        """One draw.
+
+        Parameters
+        ----------
+        seed
+            Of all that is random.
+        kinds
+            Names; None: the first is ``peer``, or numbers.
+
+        Returns
+        -------
+        Trace
+            The same for the same seed.
+        """
+        count = len(self.peers)
+        names = tuple(kinds or ([ONE_KIND] if count == 1 else [f"kind{k}" for k in range(count)]))
+        rng = np.random.default_rng(seed)
+        events: list[tuple[float, int, int]] = []
+        for k, wanted in enumerate(self.peers):
+            events += [(time, k, change) for time, change in self._of_kind(wanted, rng)]
+        events.sort()
+        time, kind, change = (np.array([e[j] for e in events]) for j in range(3))
+        return Trace(
+            names,
+            np.array(self.peers, dtype=np.int64),
+            time.astype(np.float64),
+            kind.astype(np.int64),
+            change.astype(np.int64),
+            self.hours * HOUR_S,
+        )
+
+    def _of_kind(self, wanted: int, rng: np.random.Generator) -> list[tuple[float, int]]:
+        """Times and changes of one kind."""
+        end_s = self.hours * HOUR_S
+        squeeze_s = self.quiet_s + rng.exponential(self.squeeze_s)
+        coming: list[float] = []
+        active, room, now = wanted, wanted, 0.0
+        found: list[tuple[float, int]] = []
+        while True:
+            # lives have no memory: the next to end is any of those that are there
+            ends_s = now + rng.exponential(self.life_s / active) if active else math.inf
+            now = min(ends_s, squeeze_s, coming[0] if coming else math.inf)
+            if now > end_s:
+                return found
+            change = 0
+            if now == squeeze_s:
+                room = round(wanted * rng.uniform(self.least, 1.0))
+                squeeze_s = now + rng.exponential(self.squeeze_s)
+                change = min(0, room - active)
+            elif coming and now == coming[0]:
+                heapq.heappop(coming)
+                change = 1 if active < room else 0
+            else:
+                change = -1
+            if change:
+                found.append((now, change))
+                active += change
+            # what the provider has room for is asked for
+            while active + len(coming) < min(wanted, room):
+                heapq.heappush(coming, now + rng.exponential(self.replaced_s))

@@ -1,0 +1,211 @@
+"""Who moves: against enumeration, and that no move empties a stage."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.swarm.move_programme import programme_moves
+from planner.swarm.planned_moves import PlannedMoves, _reached
+from planner.swarm.rebalancing import (
+    Ints,
+    Move,
+    NoMoves,
+    OneAtATime,
+    Policy,
+    Stages,
+    optimal_counts,
+    optimal_rates,
+)
+
+
+def stages_of(
+    serving: list[list[int]], loading: list[list[int]], work: list[float], speed: list[float]
+) -> Stages:
+    """From lists."""
+    return Stages(np.array(serving), np.array(loading), np.array(work), np.array(speed))
+
+
+@st.composite
+def some_stages(draw: st.DrawFn, kinds: int, most: int = 3, stages: int = 3) -> Stages:
+    """A few peers in a few stages; some stages may be empty."""
+    count = draw(st.integers(2, stages))
+    numbers = st.lists(st.integers(0, most), min_size=kinds, max_size=kinds)
+    rows = [draw(numbers) for _ in range(count)]
+    loading = [[draw(st.integers(0, 1)) for _ in range(kinds)] for _ in range(count)]
+    rows[0][0] += 1
+    return stages_of(
+        rows,
+        loading,
+        [draw(st.sampled_from([1.0, 1.5, 2.0])) for _ in range(count)],
+        [draw(st.sampled_from([1.0, 2.0, 2.5])) for _ in range(kinds)],
+    )
+
+
+def changes(stages: Stages, moves: list[Move]) -> tuple[Ints, Ints]:
+    """Who leaves and who comes."""
+    out, into = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+    for move in moves:
+        assert move.number > 0 and move.source != move.target
+        out[move.source, move.kind] += move.number
+        into[move.target, move.kind] += move.number
+    return out, into
+
+
+def all_changes(stages: Stages) -> list[tuple[Ints, Ints]]:
+    """Every way to move peers that leaves each stage one of those who serve."""
+    count, kinds = stages.serving.shape
+    cells = [range(int(n) + 1) for n in stages.serving.ravel()]
+    found = []
+    for leaving in itertools.product(*cells):
+        out = np.array(leaving).reshape(count, kinds)
+        stay = (stages.serving - out).sum(axis=1)
+        if np.any((stay < 1) & (stages.serving.sum(axis=1) > 0)):
+            continue
+        ways = []
+        for k in range(kinds):
+            total = int(out[:, k].sum())
+            ways.append(
+                [w for w in itertools.product(range(total + 1), repeat=count) if sum(w) == total]
+            )
+        found += [(out, np.array(way).T) for way in itertools.product(*ways)]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_stages(1), st.sampled_from([0.0, 20.0]), st.sampled_from([0.0, 0.05, 0.3]))
+def test_moves_of_equal_peers_are_the_best(stages: Stages, download_s: float, price: float) -> None:
+    """Against every possible way; the integer programme says the same."""
+    policy = PlannedMoves(60, 100.0, download_s, 10.0, price)
+    best = max(policy.value(stages, *change) for change in all_changes(stages))
+    found = changes(stages, policy.moves(stages))
+    assert policy.value(stages, *found) == pytest.approx(best, abs=1e-6)
+    nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+    programme = programme_moves(stages, 100.0, download_s, 10.0 * price, nothing)
+    assert policy.value(stages, *programme) == pytest.approx(best, rel=2e-4, abs=1e-6)
+    fewest = min(
+        int(out.sum())
+        for out, into in all_changes(stages)
+        if policy.value(stages, out, into) >= best - 1e-9
+    )
+    assert found[0].sum() == fewest
+
+
+@settings(max_examples=25, deadline=None)
+@given(some_stages(2, most=2), st.sampled_from([0.0, 20.0]), st.sampled_from([0.0, 0.3]))
+def test_moves_of_two_kinds_are_the_best(stages: Stages, download_s: float, price: float) -> None:
+    """Within the programme's gap."""
+    policy = PlannedMoves(60, 100.0, download_s, 10.0, price)
+    best = max(policy.value(stages, *change) for change in all_changes(stages))
+    found = changes(stages, policy.moves(stages))
+    assert policy.value(stages, *found) == pytest.approx(best, rel=2e-4, abs=1e-4)
+
+
+POLICIES: list[Policy] = [
+    OneAtATime(60),
+    PlannedMoves(60),
+    PlannedMoves(60, 1800.0, 120.0, 3e9, 1e-9, 0.01),
+    NoMoves(),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(some_stages(1, 9, 6), some_stages(3, 9, 12)), st.sampled_from(POLICIES))
+def test_no_move_empties_a_stage(stages: Stages, policy: Policy) -> None:
+    """Whatever the policy, in small swarms and large ones; and nobody is made up or lost."""
+    out, into = changes(stages, policy.moves(stages))
+    assert np.all(out <= stages.serving)
+    assert out.sum(axis=0).tolist() == into.sum(axis=0).tolist()
+    served = stages.serving.sum(axis=1) > 0
+    assert np.all((stages.serving - out).sum(axis=1)[served] >= 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(some_stages(3, 9, 12), st.floats(0.1, 1.0))
+def test_steps_reach_what_they_say(stages: Stages, part: float) -> None:
+    """After the moves no stage is slower than the rate that was aimed at."""
+    speed = (stages.serving + stages.loading) @ stages.speed
+    level = part * float(speed.sum() / stages.work.sum())
+    found = _reached(stages, level)
+    if found is not None:
+        there = stages.serving + stages.loading - found[0] + found[1]
+        assert ((there @ stages.speed) / stages.work).min() >= level * (1 - 1e-6)
+
+
+def test_large_swarms_are_near_the_programme() -> None:
+    """Twelve stages, three kinds: rates in steps come within 3% of HiGHS."""
+    rng = np.random.default_rng(3)
+    stages = stages_of(
+        rng.integers(1, 12, (12, 3)).tolist(),
+        np.zeros((12, 3), int).tolist(),
+        [1.0] * 12,
+        [1, 2, 5],
+    )
+    policy = PlannedMoves(60)
+    nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
+    best = policy.value(stages, *programme_moves(stages, 1800.0, 0.0, 0.0, nothing))
+    found = policy.value(stages, *changes(stages, policy.moves(stages)))
+    assert 0.97 * best < found <= best * 1.001
+    assert found > 1.3 * policy.value(stages, *nothing)
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.7, 3.0]), min_size=1, max_size=3), st.integers(0, 5))
+def test_optimal_allocation(work: list[float], more: int) -> None:
+    """Against every allocation."""
+    peers = len(work) + more
+    ways = [
+        counts
+        for counts in itertools.product(range(1, peers + 1), repeat=len(work))
+        if sum(counts) == peers
+    ]
+    best = max(min(n / w for n, w in zip(counts, work, strict=True)) for counts in ways)
+    counts = optimal_counts(np.array(work), peers)
+    assert counts.sum() == peers
+    assert (counts / np.array(work)).min() == pytest.approx(best)
+    rates = optimal_rates(np.array(work), peers)
+    assert rates[peers] == pytest.approx(best)
+    assert np.all(rates[: len(work)] == 0)
+
+
+def test_algorithm_2_by_hand() -> None:
+    """From the least to the most loaded stage; equal loads and last peers stay."""
+    four = stages_of([[3], [5], [2], [4]], [[0]] * 4, [1.0] * 4, [1.0])
+    assert OneAtATime(60).moves(four) == [Move(1, 2, 0, 1)]
+    even = stages_of([[3], [3]], [[0]] * 2, [1.0] * 2, [1.0])
+    assert OneAtATime(60).moves(even) == []
+    # the second stage has less to do, and one peer
+    last = stages_of([[3], [1]], [[0]] * 2, [9.0, 1.0], [1.0])
+    assert OneAtATime(60).moves(last) == []
+    # it does not see who is loading, and moves one more
+    on_the_way = stages_of([[4], [3]], [[0], [1]], [1.0] * 2, [1.0])
+    assert OneAtATime(60).moves(on_the_way) == [Move(0, 1, 0, 1)]
+    assert PlannedMoves(60).moves(on_the_way) == []
+
+
+def test_several_moves_at_once() -> None:
+    """Ten peers too many in one stage: they go to the two that lack them."""
+    stages = stages_of([[20], [4], [6]], [[0]] * 3, [1.0] * 3, [1.0])
+    assert PlannedMoves(60).moves(stages) == [Move(0, 1, 0, 6), Move(0, 2, 0, 4)]
+
+
+def test_rounded_rates_are_no_rates_to_reach() -> None:
+    """Counts over units that are not exact in binary."""
+    for count in range(1, 60):
+        for unit in (0.1, 0.3, 0.7, 1.1, 2.3):
+            stages = stages_of([[count], [count], [count + 1]], [[0]] * 3, [unit] * 3, [1.0])
+            assert PlannedMoves(60).moves(stages) == []
+
+
+def test_hysteresis_and_price_hold_moves_back() -> None:
+    """One peer of 101 wins 1%: 18 microbatches in half an hour."""
+    stages = stages_of([[101], [99]], [[0]] * 2, [99.0] * 2, [1.0])
+    assert PlannedMoves(60, hysteresis=0.009).moves(stages) == [Move(0, 1, 0, 1)]
+    assert PlannedMoves(60, hysteresis=0.011).moves(stages) == []
+    assert PlannedMoves(60, state_bytes=1e9, price=17e-9).moves(stages) == [Move(0, 1, 0, 1)]
+    assert PlannedMoves(60, state_bytes=1e9, price=19e-9).moves(stages) == []
+    # a download that takes as long as the horizon wins nothing
+    assert PlannedMoves(60, download_s=1800.0).moves(stages) == []
