@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     every = plan.sync.every_steps
     of_steps = f" (mean of {every} steps, one of which averages)" if every > 1 else ""
     lines = [
-        f"step time {mean.step_s:.4f} s{of_steps}; from rest: pipeline {mean.pipeline_s:.4f} s, averaging "
-        f"{mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
+        f"step time {mean.step_s:.4f} s{of_steps}; from rest: pipeline {mean.pipeline_s:.4f} s, "
+        f"averaging {mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
         + ("   on the papers' clock: links without queues" if papers else "")
     ]
     if not papers:

@@ -163,7 +163,7 @@ class _Search:
                 if self.run.check() is not None:
                     break
         with self.run.interruptible():
-            if self.best.plan is None:
+            if self.best.plan is None and not self.refuted:
                 self._price_anything()
             elif not self.run.paced_by_time and self.run.reason != "interrupted":
                 self._price_last()

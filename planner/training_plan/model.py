@@ -327,7 +327,7 @@ class OuterOptimizer:
             raise PlanError("outer learning_rate is 0; give a number above 0")
         if self.momentum >= 1:
             raise PlanError(
-                f"outer momentum is {self.momentum:g}; it must be below 1, or steps grow without end"
+                f"outer momentum is {self.momentum:g}; it must be below 1, or steps grow for ever"
             )
 
 

@@ -183,6 +183,29 @@ def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
         PlanRequest(**fields)
 
 
+def test_devices_that_cost_nothing() -> None:
+    """Owned ones are taken, and nothing is divided by their price."""
+    prices = [0.0, 0.0, 1.0, 1.0]
+    cluster = pl.Cluster(two_regions(), pl.Devices(1e8, 16e9, usd_per_hour=prices))
+    result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.3))
+    assert result.plan is not None and result.objective == 0
+    assert set(result.plan.cluster.network.regions) == {"a"}
+    assert pl.check(result) == []
+
+
+def test_a_bound_is_about_all_devices() -> None:
+    """Those of the witness; it says nothing of a plan with one that is not listed."""
+    cluster = pl.Cluster(two_regions(2), pl.Devices(1e8, 16e9, usd_per_hour=[2.0, 1.0]))
+    result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.2))
+    plan = result.plan
+    assert plan is not None and plan.cost is not None
+    witness = dict(plan.certificates["cost"].witness or {})
+    assert result.bound is not None
+    assert cost_bound_usd(witness, plan) == pytest.approx(result.bound, rel=1e-6)
+    dear = [row for row in witness["devices"] if row["usd_per_hour"] == 2.0]
+    assert cost_bound_usd(witness | {"devices": dear}, plan) is None
+
+
 def test_devices_need_prices() -> None:
     """One line that says where to give them."""
     cluster = pl.Cluster(two_regions(), pl.Devices(1e9, 16e9))

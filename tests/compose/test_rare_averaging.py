@@ -16,7 +16,7 @@ from planner.checker.whole_bound import whole_step_bound_s
 from planner.clock.engine import Run
 from planner.clock.links import Links
 from planner.clock.program import compile_plan
-from planner.clock.simulator import unlike_steps_s
+from planner.clock.simulator import cycle_steps_s, step_s, unlike_steps_s
 from planner.compose.bounds import straight_bound_s
 from planner.compose.placed_bound import placed_bound_s
 from planner.compose.pricing import straight_plan
@@ -61,6 +61,7 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
         assert bound.seconds * every * (1 - ROUNDING) <= min(np.diff(ends))
         assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
         rare = plan.replace(sync=Sync(every, OuterOptimizer()))
+        assert bound.seconds * (1 - ROUNDING) <= step_s(rare)
         assert whole_step_bound_s(bound.witness, rare, bound.seconds) == bound.seconds
         raised = whole_step_bound_s(bound.witness, rare, bound.seconds * 1.01)
         assert raised == pytest.approx(bound.seconds, rel=1e-6)
@@ -96,6 +97,8 @@ def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
     alone_s, averages_s = unlike_steps_s(result.plan)
     assert result.objective == pytest.approx((9 * alone_s + averages_s) / 10)
     assert alone_s < averages_s
+    steps = cycle_steps_s(result.plan)
+    assert sum(steps) / len(steps) == pytest.approx(result.objective)
     assert len(result.plan.cluster) > 1
     if "path_stages" not in fields:
         assert result.bound is not None and result.objective is not None
@@ -177,3 +180,27 @@ def test_delayed_averaging_goes_on_beside_the_next_step() -> None:
     assert again.state_bytes_per_parameter == waits.workload.state_bytes_per_parameter
     with pytest.raises(pl.ProblemError, match="delayed averages changes"):
         pl.PlanRequest(delayed=True)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 10, 50])
+def test_a_device_alone_is_optimal(every: int) -> None:
+    """Its bound is its step, but for rounding."""
+    cluster = pl.Cluster(random_network(1), pl.Devices(3e9, 16e9))
+    work = tiny_workload(batch_samples=16)
+    result = pl.plan(cluster, work, sync_every=every, stop=pl.MaxIterations(20))
+    assert result.status == "OPTIMAL" and result.gap is not None and result.gap <= 1e-6
+
+
+def test_what_no_bound_allows_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that were three times as high would speak against all plans: none is stated then."""
+    from planner.compose import planning
+
+    def higher(*args: Any, **fields: Any) -> Any:
+        found = whole_bound(*args, **fields)
+        assert found is not None
+        return found._replace(seconds=1e3 * found.seconds)
+
+    monkeypatch.setattr(planning, "whole_bound", higher)
+    cluster = pl.Cluster(random_network(2), pl.Devices(3e9, 16e9))
+    result = pl.plan(cluster, tiny_workload(), sync_every=4, stop=pl.Effort(0.2))
+    assert result.plan is not None and result.bound is None

@@ -42,8 +42,25 @@ def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
     assert cluster.upload_bytes_per_s is not None
     assert cluster.upload_bytes_per_s.tolist() == [1e7, 1e7, 1e8]
     assert cluster.download_bytes_per_s is None
-    assert np.asarray(cluster.devices.usd_per_hour).tolist() == [0.0, 0.0, 1.5]
+    assert np.asarray(cluster.devices.usd_per_hour).tolist() == [0.526, 0.526, 1.5]
 
+
+def test_prices_that_are_not_known(tmp_path: Path) -> None:
+    """All stated, or none; a price for the others goes to who states none."""
+    rows = "name,gpu,usd_per_hour\nnorth,H200,{}\ns/0,V100,\n"
+    unknown = load_devices(written(tmp_path, rows.format("")), two_regions())
+    assert unknown.devices.usd_per_hour is None
+    stated = load_devices(written(tmp_path, rows.format(9)), two_regions())
+    assert np.asarray(stated.devices.usd_per_hour).tolist() == [9, 9, 3.06]
+    path = written(tmp_path, rows.format(""))
+    given = load_devices(path, two_regions(), usd_per_hour=1.0)
+    assert np.asarray(given.devices.usd_per_hour).tolist() == [1, 1, 1]
+    path = written(tmp_path, "name,gpu,usd_per_hour\nnorth,H200,\ns/0,V100,2\n")
+    with pytest.raises(pl.NetworkError, match="usd_per_hour of 'n/0' is not stated"):
+        load_devices(path, two_regions())
+    path = written(tmp_path, "name,gpu,can_compute\nnorth,T4,\ns/0,,no\n")
+    helped = load_devices(path, two_regions())
+    assert np.asarray(helped.devices.usd_per_hour).tolist() == [0.526, 0.526, 0]
 
 def test_count_replicates_a_place(tmp_path: Path) -> None:
     """With the link inside it; without that link it is refused."""

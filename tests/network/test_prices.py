@@ -40,7 +40,7 @@ def test_the_first_rule_that_fits_counts() -> None:
 def test_a_file(tmp_path: Path) -> None:
     """Its rows are rules in their order."""
     path = tmp_path / "prices.csv"
-    path.write_text("from,to,usd_per_gb\nTokyo,*,0.09\n*,Tokyo,0.08\n")
+    path.write_text("from,to,usd_per_gb\nTokyo, *, 0.09\n*,Tokyo ,0.08\n")
     rules = (("Tokyo", "*", 0.09), ("*", "Tokyo", 0.08))
     assert Prices.load(path, between_regions=0.1) == Prices(0.1, rules=rules)
 
@@ -52,7 +52,9 @@ def test_a_file(tmp_path: Path) -> None:
         ("", "must have the columns"),
         ("from,to,usd_per_gb\na,b,x\n", "line 2: usd_per_gb must be a number >= 0, found 'x'"),
         ("from,to,usd_per_gb\na,b,1\na,c,-1\n", "line 3: usd_per_gb must be a number >= 0"),
-        ("from,to,usd_per_gb\na,b\n", "line 2: usd_per_gb must be a number >= 0, found None"),
+        ("from,to,usd_per_gb\na,b\n", "line 2: usd_per_gb must be a number >= 0, found ''"),
+        ("from,to,usd_per_gb\nTokyo,*,0,09\n", "line 2: has more than 3 values"),
+        ("from,to,to,usd_per_gb\na,b,c,1\n", "must have the columns"),
         ("from,to,usd_per_gb\n,b,1\n", "line 2: from and to must name regions"),
     ],
 )
