@@ -56,7 +56,7 @@ def test_prices_that_are_not_known(tmp_path: Path) -> None:
     given = load_devices(path, two_regions(), usd_per_hour=1.0)
     assert np.asarray(given.devices.usd_per_hour).tolist() == [1, 1, 1]
     path = written(tmp_path, "name,gpu,usd_per_hour\nnorth,H200,\ns/0,V100,2\n")
-    with pytest.raises(pl.NetworkError, match="usd_per_hour of 'n/0' is not stated"):
+    with pytest.raises(pl.NetworkError, match="usd_per_hour of 'north' is not stated"):
         load_devices(path, two_regions())
     path = written(tmp_path, "name,gpu,can_compute\nnorth,T4,\ns/0,,no\n")
     helped = load_devices(path, two_regions())
