@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from planner.clock.simulator import simulate_cycle as simulate_cycle
     from planner.clock.timeline import Timeline as Timeline
+    from planner.compose.front import FrontPoint as FrontPoint
+    from planner.compose.front import pareto as pareto
     from planner.compose.planning import plan as plan
     from planner.compose.request import PlanRequest as PlanRequest
     from planner.exports.error import ExportError as ExportError
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from planner.network.gpus import GPUS as GPUS
     from planner.network.link import Link as Link
     from planner.network.network import Network as Network
+    from planner.network.prices import Prices as Prices
     from planner.problems import (
         ArrangedPathProblem as ArrangedPathProblem,
     )
@@ -113,6 +116,7 @@ _HOME = {
     "Devices": "network.cluster",
     "Effort": "search.stop",
     "ExportError": "exports.error",
+    "FrontPoint": "compose.front",
     "GPUS": "network.gpus",
     "Link": "network.link",
     "MaxIterations": "search.stop",
@@ -124,6 +128,7 @@ _HOME = {
     "PathProblem": "problems",
     "PlanError": "training_plan.error",
     "PlanRequest": "compose.request",
+    "Prices": "network.prices",
     "ProblemError": "problems",
     "Result": "search.result",
     "SimulationError": "clock.simulator",
@@ -143,6 +148,7 @@ _HOME = {
     "load_plan": "training_plan.file",
     "open_path": "matching.path_tsp",
     "optimal_group_size": "lp.groups",
+    "pareto": "compose.front",
     "plan": "compose.planning",
     "save_plan": "training_plan.file",
     "simulate": "clock.simulator",

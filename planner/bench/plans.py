@@ -10,19 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from planner.bench._stamp import stamp
 from planner.compose.dtfm_rule import dtfm_rule
 from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.planning import plan
@@ -62,7 +61,9 @@ def _mixed() -> Cluster:
     network = _replicated("aws8_dtfm_worldwide_2022", dict.fromkeys(MIXED, 8))
     gpus = [Devices.of_gpu(MIXED[region]) for region in network.regions]
     flops = np.array([gpu.flops for gpu in gpus])
-    return Cluster(network, Devices(flops, np.array([gpu.memory_bytes for gpu in gpus])))
+    memory = np.array([gpu.memory_bytes for gpu in gpus])
+    prices = np.array([gpu.usd_per_hour for gpu in gpus], dtype=float)
+    return Cluster(network, Devices(flops, memory, usd_per_hour=prices))
 
 
 MACHINE_S, LAN_S, WAN_S = 5e-6, 1e-4, 0.015
@@ -90,6 +91,7 @@ def _machines(regions: Sequence[int]) -> Cluster:
         sites=sites,
         site_upload_bytes_per_s=lines,
         site_download_bytes_per_s=lines,
+        usd_per_hour=gpu.usd_per_hour,
     )
     return Cluster(network, devices)
 
@@ -442,17 +444,13 @@ def report(rows: Sequence[Row], before: str) -> str:
         Markdown.
     """
     today = datetime.now(UTC).date().isoformat()
-    packages = ", ".join(
-        f"{name} {version(name)}" for name in ("planner", "numpy", "scipy", "numba", "ortools")
-    )
     asked = sorted({row.asked for row in rows})
     seeds = sorted({row.seed for row in rows})
     shown = dict.fromkeys(row.instance for row in rows)
     lines = [
         f"# Plans and what needs no planner, {today}",
         "",
-        f"Python {platform.python_version()}, {packages}; {platform.system()} on "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before.",
+        stamp(before),
         "",
         f"Regenerate with `planner bench plans`. Asked: {'; '.join(asked)}. Seeds "
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/clock.md). Ratio: "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
+from planner.checker.cost import cost_bound_usd
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
 from planner.checker.plan_network import held_bytes, largest_message_bytes, mean_links, most_live
@@ -35,7 +36,7 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
     Returns
     -------
     float or None
-        Seconds.
+        Seconds, or dollars of ``cost``.
     """
     witness = plan.certificates[part].witness or {}
     kind = witness.get("kind")
@@ -44,6 +45,8 @@ def recomputed_s(plan: TrainingPlan, part: str) -> float | None:
     if part == "step" and kind == "whole step":
         claimed = plan.certificates[part].bound
         return None if claimed is None else whole_step_bound_s(witness, plan, claimed)
+    if part == "cost" and kind == "cost":
+        return cost_bound_usd(witness, plan)
     if part == "assignment":
         return _assignment_bound_s(witness, plan)
     if part == "paths" and kind == "cycle":

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.model import AveragingGroup, Schedule, TrainingPlan
 
 Floats = NDArray[np.float64]
 
@@ -139,3 +140,67 @@ def most_live(schedule: Schedule) -> int:
             live += (kind == "F") - (kind == "B")
             most = max(most, live)
     return most
+
+
+def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
+    """Of a stage, embedding with the first and head where the schedule puts it.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    stage
+        Its number.
+    """
+    w, (a, b) = plan.workload, plan.stage_layers[stage]
+    count = sum(layer.parameters for layer in w.layers[a:b])
+    head_stage = 0 if plan.schedules[0].head is Head.FIRST else -1
+    count += w.stem.parameters if stage == 0 else 0
+    count += w.head.parameters if stage == head_stage % len(plan.stage_layers) else 0
+    return count * w.gradient_bytes_per_parameter
+
+
+def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Floats:
+    """Bytes that each member of a round sends each other: its part, and sums.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    stage
+        Whose gradients.
+    group
+        Of a round.
+
+    Returns
+    -------
+    ndarray
+        ``float[m, m]``, by place in the group.
+    """
+    # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
+    # within sites sums stay as they are
+    coded = plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
+    wire = 1028 / 4096 if coded else 1.0
+    sent = gradient_bytes(plan, stage) * wire * averaged_parts(group)
+    np.fill_diagonal(sent, 0.0)
+    return np.asarray(sent)
+
+
+def averaged_parts(group: AveragingGroup) -> Floats:
+    """What of the vector each member of a round gives each other, sums included.
+
+    Parameters
+    ----------
+    group
+        Of a round.
+
+    Returns
+    -------
+    ndarray
+        ``float[m, m]``, by place in the group.
+    """
+    start, stop = group.slice
+    share = np.array(group.shares) * (stop - start)
+    gives = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
+    gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
+    return np.asarray(np.outer(gives, share) + np.outer(share, gets))

@@ -37,10 +37,10 @@ class Standing:
     def __str__(self) -> str:
         if self.bound is None:
             return f"{self.part}: no bound"
+        bound = f"{self.part}: bound {self.bound:.6g} {'$' if self.part == 'cost' else 's'}"
         if self.recomputed is None:
-            said = self.basis or "not said"
-            return f"{self.part}: bound {self.bound:.6g} s on the solver's word: {said}"
-        return f"{self.part}: bound {self.bound:.6g} s recomputed: {self.argument}"
+            return f"{bound} on the solver's word: {self.basis or 'not said'}"
+        return f"{bound} recomputed: {self.argument}"
 
 
 def argument_of(witness: Witness | None) -> str:

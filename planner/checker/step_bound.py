@@ -85,11 +85,28 @@ def _shape_bound_s(
         raise ValueError("layers")
     if len(again) != stages:
         raise ValueError("recompute")
-    if plan.sync.every_steps != 1 or plan.sync.delayed:
-        raise ValueError("steps without averaging")
+    if plan.sync.delayed:
+        raise ValueError("averaging beside the next step")
+    every = plan.sync.every_steps
+    shares = _shares(plan) if n > stages else None
+    averages = _one_step_s(plan, layers, samples, again, shares)
+    if every == 1:
+        return averages
+    # devices of a stage end by themselves then, as where shares are not known
+    return (averages + (every - 1) * _one_step_s(plan, layers, samples, again, None)) / every
+
+
+def _one_step_s(
+    plan: TrainingPlan,
+    layers: list[list[int]],
+    samples: int,
+    again: list[bool],
+    shares: str | None,
+) -> float:
+    """From one step's end to the next one's, with averaging by such shares or without."""
+    n, stages = len(plan.cluster), len(layers)
     pipelines = n // stages
-    microbatches = w.batch_samples // samples
-    shares = _shares(plan) if pipelines > 1 else None
+    microbatches = plan.workload.batch_samples // samples
     fewest = microbatches // pipelines
     count = fewest if shares is None else -(-microbatches // pipelines)
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else stages - 1

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.checker.plan_network import mean_links
+from planner.checker.plan_network import averaged_bytes, averaged_parts, mean_links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.choices import Codec, Head, Phase
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.choices import Head
+from planner.training_plan.model import TrainingPlan
 
 if TYPE_CHECKING:
     from planner.checker.clock_loop import Happened, Links, Rounds, Work
@@ -295,12 +295,12 @@ class _Clock:
         for g, (stage, _, group) in enumerate(self.groups):
             for d in group.members:
                 of[d].append(g)
-            sent = self._sent(stage, group)
+            sent = averaged_bytes(self.plan, stage, group)
             here = np.ix_(group.members, group.members)
             off = ~np.eye(len(group.members), dtype=bool)
             # members hold the same stage, so that no message of the pipeline is in these queues
             alone.append(float((sent / self.rate[here])[off].max(initial=0.0)))
-            parts = self._parts(group)
+            parts = averaged_parts(group)
             there = (self.latency[here] + self.latency[here].T)[off & (parts + parts.T > 0)]
             back.append(float(there.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
@@ -328,25 +328,6 @@ class _Clock:
             np.array([x for load in loads for x in load.values()], dtype=np.float64),
         )
 
-    def _sent(self, stage: int, group: AveragingGroup) -> Floats:
-        """``float[m, m]``: bytes that each member sends each other: its part, and sums."""
-        # int8: one byte a value and one 4-byte scale per 1024 values, instead of 4 bytes a value
-        # within sites sums stay as they are
-        coded = self.plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
-        wire = 1028 / 4096 if coded else 1.0
-        sent = self._gradient_bytes(stage) * wire * self._parts(group)
-        np.fill_diagonal(sent, 0.0)
-        return np.asarray(sent)
-
-    @staticmethod
-    def _parts(group: AveragingGroup) -> Floats:
-        """``float[m, m]``: what of the vector each member gives each other, sums included."""
-        start, stop = group.slice
-        share = np.array(group.shares) * (stop - start)
-        gives = np.array(group.contributes, dtype=np.float64) * (group.phase is not Phase.SPREAD)
-        gets = np.array(group.receives, dtype=np.float64) * (group.phase is not Phase.REDUCE)
-        return np.asarray(np.outer(gives, share) + np.outer(share, gets))
-
     def _load(self, members: Sequence[int], sent: Floats) -> dict[int, float]:
         """What a round sends over every line that it uses."""
         load: dict[tuple[str, int | str], float] = {}
@@ -364,15 +345,6 @@ class _Clock:
             for name, size in load.items()
             if size > 0 and name in self.line_of
         }
-
-    def _gradient_bytes(self, stage: int) -> float:
-        """Of a stage, embedding with the first and head where the schedule puts it."""
-        w, (a, b) = self.plan.workload, self.plan.stage_layers[stage]
-        count = sum(layer.parameters for layer in w.layers[a:b])
-        head_stage = 0 if self.plan.schedules[0].head is Head.FIRST else -1
-        count += w.stem.parameters if stage == 0 else 0
-        count += w.head.parameters if stage == head_stage % len(self.plan.stage_layers) else 0
-        return count * w.gradient_bytes_per_parameter
 
 
 def _ends(lists: Sequence[Any]) -> NDArray[np.int64]:

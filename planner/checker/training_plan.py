@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.cost import cost_violations
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
 from planner.checker.plan_network import held_bytes
@@ -58,6 +59,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
         yield from _paths_certificate(plan, plan.certificates["paths"])
     if "step" in plan.certificates:
         yield from _step_certificate(plan, plan.certificates["step"])
+    yield from cost_violations(plan)
     yield from check_bounds(plan)
 
 

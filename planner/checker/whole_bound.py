@@ -47,11 +47,12 @@ def whole_step_bound_s(
         sum parts of gradients (they count in ``return_s`` only); ``levels``: whether stages may
         average in two levels; ``price``: weights of FLOP/s,
         uploads and number of devices; ``microbatch_samples``, of which microbatches are multiples;
-        ``recompute``: whether stages may.
+        ``recompute``: whether stages may; ``every_steps``: how many steps one averages, if that is
+        not each, and the bound is their mean.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
         that the bound is about: compute times by FLOPs, all stages visited, the head last, one
-        round a stage, or two levels, in which all contribute, averaging in every step.
+        round a stage, or two levels, in which all contribute.
     claimed_s
         The bound that it is said to prove.
 
@@ -67,24 +68,24 @@ def whole_step_bound_s(
         devices = _Devices.of(witness)
         if not _covers(devices, plan):
             return None
-        stages = _Stages(devices, witness, plan)
-        if stages.excluded(claimed_s * (1 - CLOSER)):
+        stages, steps = _Stages(devices, witness, plan), plan.sync.every_steps
+        if stages.excluded(steps * claimed_s * (1 - CLOSER)):
             return claimed_s
-        low, high = 0.0, claimed_s
+        low, high = 0.0, steps * claimed_s
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if stages.excluded(middle) else (low, middle)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None
-    return low
+    return low / steps
 
 
 def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
     times = plan.compute_times
-    if times.source != FROM_FLOPS or any(times.update_s):
+    if plan.sync.delayed or witness.get("every_steps", 1) != plan.sync.every_steps:
         return False
-    if plan.sync.every_steps != 1 or plan.sync.delayed:
+    if times.source != FROM_FLOPS or any(times.update_s):
         return False
     if not isinstance(samples, int) or plan.workload.microbatch_samples % samples:
         return False
@@ -209,7 +210,8 @@ class _Stages:
         self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         self.helped = witness.get("helped") is True
         self.levels = witness.get("levels") is True
-        self.count = plan.workload.batch_samples // self.samples
+        # from one averaging to the next, as if it were one step
+        self.count = plan.workload.batch_samples * plan.sync.every_steps // self.samples
         self.last = len(plan.workload.layers)
         self.speed, self.memory, self.up, self.down = (devices.each(k) for k in range(4))
         # before an exchange is over some may have got nothing, but all have sent their vector

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.cli.time_left import TimeLeft
@@ -17,6 +17,7 @@ from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
+from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.search.stop import (
     AnyOf,
     Effort,
@@ -43,6 +44,23 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     sub.add_argument("--gpu", default="V100", choices=list(GPUS), help="default V100")
     sub.add_argument("--utilization", type=float, default=0.4, help="of its peak; default 0.4")
     sub.add_argument("--memory-gb", type=float, help="10^9 bytes; default: the GPU's")
+    sub.add_argument("--usd-per-hour", type=float, help="of a device; default: the GPU's on AWS")
+
+
+def add_prices(sub: argparse.ArgumentParser) -> None:
+    """What bytes cost."""
+    sub.add_argument(
+        "--usd-per-gb",
+        type=float,
+        help=f"between regions of one provider; default {BETWEEN_REGIONS}",
+    )
+    sub.add_argument("--prices", type=Path, help="CSV from,to,usd_per_gb of regions, * for any")
+
+
+def prices_of(args: argparse.Namespace) -> Prices:
+    """What the arguments of `add_prices` say."""
+    others = {} if args.usd_per_gb is None else {"between_regions": args.usd_per_gb}
+    return Prices(**others) if args.prices is None else Prices.load(args.prices, **others)
 
 
 def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
@@ -118,7 +136,9 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         network = network.complete()
     devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
     if args.memory_gb is not None:
-        devices = Devices(devices.flops, args.memory_gb * 1e9)
+        devices = replace(devices, memory_bytes=args.memory_gb * 1e9)
+    if args.usd_per_hour is not None:
+        devices = replace(devices, usd_per_hour=args.usd_per_hour)
     inside = _inside(args)
     if args.devices_per_region is not None:
         if inside is None:

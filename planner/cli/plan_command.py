@@ -14,10 +14,13 @@ from typing import Any
 
 from planner.cli.arguments import (
     add_cluster,
+    add_prices,
     add_solver,
     add_workload,
     cluster_of,
     count,
+    positive,
+    prices_of,
     sizes,
     stop_of,
     workload_of,
@@ -28,11 +31,11 @@ from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
-from planner.compose.request import EVEN, Order, PlanRequest, Question, Shares, Wiring
+from planner.compose.request import EVEN, Objective, Order, PlanRequest, Question, Shares, Wiring
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
-from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import TrainingPlan, in_levels
+from planner.training_plan.choices import Codec, Head, OuterStep
+from planner.training_plan.model import OuterOptimizer, TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -101,6 +104,28 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="of gradients sent",
     )
     sub.add_argument(
+        "--sync-every",
+        type=positive,
+        default=1,
+        help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
+    )
+    sub.add_argument(
+        "--outer-lr", type=float, default=OuterOptimizer.learning_rate, help="default %(default)s"
+    )
+    sub.add_argument(
+        "--outer-momentum", type=float, default=OuterOptimizer.momentum, help="default %(default)s"
+    )
+    sub.add_argument(
+        "--objective",
+        default=Objective.TIME.value,
+        choices=[one.value for one in Objective],
+        help="what is least: seconds or dollars of a step; default %(default)s",
+    )
+    sub.add_argument(
+        "--hour-usd", type=float, default=0.0, help="objective cost: what an hour's wait is worth"
+    )
+    add_prices(sub)
+    sub.add_argument(
         "--clip",
         type=float,
         help="largest norm of all gradients together; every update then waits for the slowest "
@@ -161,7 +186,12 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         group_size=args.group_size,
         codec=args.codec,
         boundary_codec=args.boundary_codec,
+        objective=args.objective,
+        hour_usd=args.hour_usd,
+        prices=prices_of(args),
         clip=args.clip,
+        sync_every=args.sync_every,
+        outer=OuterOptimizer(OuterStep.NESTEROV, args.outer_lr, args.outer_momentum),
         method=args.method,
         path_method=args.path_method,
         calibration=calibration,
@@ -278,7 +308,7 @@ def _report(
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
-    from planner.cli.clock_report import timeline_lines
+    from planner.cli.clock_report import cost_lines, learning_lines, sync_lines, timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
@@ -304,17 +334,33 @@ def _report(
     if request.skips:
         lines.append(certificate_line("paths so arranged", parts["paths"]))
     lines += [
-        certificate_line("predicted step time", parts["step"]),
+        *_objective_lines(made, parts),
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
         "averaging",
     ]
-    lines += _alternative_lines(alternatives, made.predicted.step_s)
-    lines += timeline_lines(timeline, made.cluster, data)
+    lines += learning_lines(made)
+    lines += sync_lines(made, data)
+    lines += cost_lines(made, data)
+    least = made.certificates["cost" if "cost" in parts else "step"].objective
+    lines += _alternative_lines(alternatives, least or 0.0)
+    lines += timeline_lines(timeline, made.cluster, data, made.sync.every_steps)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)
         lines += cycle_lines(data)
     return data, lines
+
+
+def _objective_lines(made: TrainingPlan, parts: dict[str, Any]) -> list[str]:
+    """What was least, and its bound."""
+    if "step" in parts:
+        return [certificate_line("predicted step time", parts["step"])]
+    assert made.cost is not None
+    worth = f"; an hour's wait is worth {made.cost.hour_usd:g} $" if made.cost.hour_usd else ""
+    return [
+        certificate_line("least cost of a step", parts["cost"], "$") + worth,
+        f"{'predicted step time':<24}{made.predicted.step_s:10.4f} s",
+    ]
 
 
 def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
@@ -374,7 +420,11 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
     if asked.request.group_size is not None:
         return []
     data["long_run_bound_s"] = long_run_s(
-        asked.cluster, made.workload, made.codec.wire_ratio, helped_in=asked.helped_in
+        asked.cluster,
+        made.workload,
+        made.codec.wire_ratio,
+        every=made.sync.every_steps,
+        helped_in=asked.helped_in,
     )
     return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 
@@ -412,12 +462,12 @@ def _levels_line(made: TrainingPlan) -> list[str]:
     return [f"{'':24}{who} in two levels: within sites, then between them"]
 
 
-def _alternative_lines(table: Sequence[Alternative], step_s: float) -> list[str]:
+def _alternative_lines(table: Sequence[Alternative], value: float) -> list[str]:
     """Why each decision: what the runner-up would take."""
     lines = []
     for one in table:
-        step = "cannot be" if one.step_s is None else f"about {one.step_s:.4f} s"
-        if one.step_s is not None and abs(one.step_s - step_s) < 0.01 * step_s:
+        step = "cannot be" if one.value is None else f"about {one.value:.4f} {one.unit}"
+        if one.value is not None and abs(one.value - value) < 0.01 * value:
             step = "about the same"
         lines.append(f"{one.taken + ',':24}not {one.instead}: {step}")
     return lines

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         + ("   on the papers' clock: links without queues" if papers else "")
     ]
     if not papers:
-        lines += timeline_lines(timeline, cluster, data)
+        lines += timeline_lines(timeline, cluster, data, plan.sync.every_steps)
     if len(timelines) > 1:
         lines += [
             f"schedule {k}, {s.name}: {plan.cycle.count(k)} of {len(plan.cycle)} iterations, "

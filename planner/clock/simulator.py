@@ -144,7 +144,8 @@ def predict(plan: TrainingPlan) -> Predicted:
 def first_step_s(plan: TrainingPlan) -> float:
     """The longest that a stage takes for the first of two steps, from its begin to its update.
 
-    About the step that chained ones take, since there is no barrier, at less than half the work.
+    About the step that chained ones take, since there is no barrier, at less than half the work. In
+    the mean, where one step in several averages.
 
     Parameters
     ----------
@@ -157,13 +158,11 @@ def first_step_s(plan: TrainingPlan) -> float:
         Seconds.
     """
     setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
-    first = plan.cycle[0]
-    run = setting.run([first, first], True, 1)
-    begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
-    np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
-    end = run.times.update_end[0]
-    groups = [list(group) for group in plan.assignment.groups]
-    return float(max(end[group].max() - begin[group].min() for group in groups))
+    every = plan.sync.every_steps
+    found = setting.first_of_two_s(averages=True)
+    if every > 1:
+        found = ((every - 1) * setting.first_of_two_s(averages=False) + found) / every
+    return found
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
@@ -187,6 +186,25 @@ def step_s(plan: TrainingPlan) -> float:
         What to run; its compute times are used.
     """
     return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
+
+
+def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
+    """Steps of a plan that averages rarely: without averaging and with.
+
+    Their mean, of H - 1 and one, is ``step_s``.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+
+    Returns
+    -------
+    tuple[float, float]
+        Mean distances of step ends in the third pass through the cycle, in seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    return setting.mean_step_s(averages=False), setting.mean_step_s(averages=True)
 
 
 def cycle_steps_s(
@@ -272,13 +290,10 @@ class _Setting:
             return step + averaging / every
         # steps that are alike, and those that are not: H - 1 and one, or H - 2 and two
         some = 1 if not self.plan.sync.delayed else min(every, 2)
-        mean = self._delayed_s(some) if self.plan.sync.delayed else self._mean_s(averages=True)
+        mean = self._delayed_s(some) if self.plan.sync.delayed else self.mean_step_s(averages=True)
         if every > some:
-            mean = ((every - some) * self._mean_s(averages=False) + some * mean) / every
+            mean = ((every - some) * self.mean_step_s(averages=False) + some * mean) / every
         return mean
-
-    def _mean_s(self, *, averages: bool) -> float:
-        return _mean(self.third_pass_s(averages=averages))
 
     def _delayed_s(self, turns: int) -> float:
         """Mean distance of step ends where one of so many begins to average beside the next.
@@ -291,6 +306,21 @@ class _Setting:
         averages = [(t + 1) % turns == 0 for t in range(len(steps))]
         ends = self.run(steps, averages).times.step_end
         return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
+
+    def first_of_two_s(self, *, averages: bool) -> float:
+        """The longest that a stage takes for the first of two steps."""
+        plan = self.plan
+        first = plan.cycle[0]
+        run = self.run([first, first], averages, 1)
+        begin, mine = np.full(len(plan.cluster), np.inf), run.operations(first)
+        np.minimum.at(begin, run.work.device[mine], run.times.begin[0, mine])
+        end = run.times.update_end[0]
+        groups = [list(group) for group in plan.assignment.groups]
+        return float(max(end[group].max() - begin[group].min() for group in groups))
+
+    def mean_step_s(self, *, averages: bool) -> float:
+        """Of the third pass through the cycle."""
+        return _mean(self.third_pass_s(averages=averages))
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""

@@ -13,10 +13,13 @@ class Alternative:
     ----------
     taken, instead
         In words.
-    step_s
-        About what a step would take, from a draft. None: memory does not hold it.
+    value
+        About what a step would take or cost, from a draft. None: memory does not hold it.
+    unit
+        ``"s"`` or ``"$"``.
     """
 
     taken: str
     instead: str
-    step_s: float | None
+    value: float | None
+    unit: str = "s"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.pricing import straight_plan
+from planner.compose.rank_order import Outermost, ranks_grid, region_order
 from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem, memory_room
 from planner.compose.unlike_devices import Groups, improve_groups, matched, sorted_by_speed
@@ -109,6 +110,13 @@ def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) ->
     by_network = _solve(question, shape, third)
     assert by_network.plan is not None
     starts = [by_network.plan.groups, sorted_by_speed(question, shape)]
+    if question.request.sync_every > 1:
+        # near devices average quickly, but pipelines are what counts then
+        order = region_order(question.cluster.network)
+        starts += [
+            AssignmentPlan.of_grid(ranks_grid(order, shape.stages, outermost)).groups
+            for outermost in Outermost
+        ]
     run = third.start(TRIALS_PER_EFFORT)
     tried = [*starts, *(improve_groups(question, shape, groups, run) for groups in starts)]
     best = min(_priced(question, shape, tried), key=lambda made: made.predicted.step_s)

@@ -61,7 +61,7 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
     if request.calibration is not None:
         return None
     if request.skips:
-        if not question.ends_together:
+        if not question.ends_together or request.sync_every > 1:
             return None  # a stage's devices do not begin their steps together
         cycle = request.cycle(shape.stages)
         visited = {0: request.path_stages or 0, 1: shape.stages}
@@ -114,7 +114,8 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
     """Seconds that no placement in straight pipelines beats.
 
     With averaging in one round every pipeline has a device that begins at T, so the one with most
-    microbatches counts; otherwise one pipeline does, with the fewest.
+    microbatches counts; otherwise one pipeline does, with the fewest. The latter is so in steps
+    that do not average too.
 
     Parameters
     ----------
@@ -128,8 +129,17 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
     float
         Seconds.
     """
+    every = question.request.sync_every
+    step_s = _step_s(question, shape, together=question.ends_together)
+    if every > 1:
+        step_s = ((every - 1) * _step_s(question, shape, together=False) + step_s) / every
+    return step_s
+
+
+def _step_s(question: Question, shape: Shape, *, together: bool) -> float:
+    """Of one step, at whose begin the devices of a stage begin together or one does."""
     cluster, costs = question.cluster, shape.costs(question.workload)
-    together = question.ends_together and shape.starts > 1
+    together = together and shape.starts > 1
     fewest, more = divmod(shape.microbatches, shape.starts)
     count = fewest + (1 if together and more else 0)
     walk = _Walk.of(cluster, costs, count, shape.head_stage)

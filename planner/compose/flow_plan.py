@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.clock.links import Links
 from planner.clock.rounds import rounds_s
+from planner.clock.traffic import averaged_bytes
 from planner.compose.device_flow import Spread, device_flow
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.layout_flow import Nodes, flow_of, most_held
+from planner.compose.money import Merit
 from planner.compose.places import Floats, Places
 from planner.compose.pricing import chained_s, compute_times, priced, stage_averaging
 from planner.compose.request import Question
@@ -46,8 +48,11 @@ class Prepared:
         The layout's programme.
     node_of
         Per stage, the node of each of its devices.
-    closing_s
-        Per stage, seconds of its averaging when nothing slows it down and of its longest update.
+    merit, usd_per_byte, averaging_usd
+        What is least; ``float[N, N]`` of messages, and what a step's averaging costs in the mean,
+        where dollars count.
+    averaging_s, update_s
+        Per stage, seconds of its averaging when nothing slows it down, and its longest update.
     """
 
     layout: Layout
@@ -60,7 +65,11 @@ class Prepared:
     nodes: Nodes
     flow: StageFlow
     node_of: tuple[tuple[int, ...], ...]
-    closing_s: tuple[float, ...]
+    merit: Merit
+    usd_per_byte: Floats
+    averaging_usd: float
+    averaging_s: tuple[float, ...]
+    update_s: tuple[float, ...]
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -101,21 +110,24 @@ class Prepared:
         assignment = AssignmentPlan(groups, None)
         times, links = compute_times(asked, shape, assignment), Links.of(cluster)
         codec = Codec(question.request.codec)
-        closing_s = tuple(
-            rounds_s(rounds, size, links, codec) + max(times.update_s[d] for d in group)
-            for group, (rounds, size) in zip(
-                groups, stage_averaging(asked, shape, groups), strict=True
-            )
-        )
+        averaging = stage_averaging(asked, shape, groups)
+        averaging_s = tuple(rounds_s(rounds, size, links, codec) for rounds, size in averaging)
+        merit, paid = Merit.of(question.request), np.zeros((len(cluster), len(cluster)))
+        if merit.by_cost:
+            paid = question.request.prices.usd_per_byte(cluster.network)
+        averaged = averaged_bytes(averaging, codec, len(cluster)) / question.request.sync_every
+        update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
-        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of, closing_s)
-        return cls(layout, *parts)
+        parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
+        usd = (merit, paid, float((paid * averaged).sum()))
+        return cls(layout, *parts, *usd, averaging_s, update_s)
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
         """Those that these stages can have; the one that is mostly the best comes first."""
         alike = len({len(group) for group in self.assignment.groups}) == 1
-        first = Spread.EVEN if self.flow.lines is None else Spread.FEW
+        rarely = self.question.request.sync_every > 1
+        first = Spread.FEW if rarely or self.flow.lines is not None else Spread.EVEN
         rest = (one for one in Spread if one is not first and (alike or one is not Spread.PAIRED))
         return first, *rest
 
@@ -161,14 +173,29 @@ class Prepared:
         sent = sent_bytes(shape.costs(self.question.workload), groups, len(self.links))
         unordered = Schedule("flow", Head.LAST, paths, ())
         schedule, begin, end = eagerly_served(unordered, self.times, sent, self.links, room)
-        seconds, late = 0.0, np.ones(len(self.flow.stage))
-        for group, its_nodes, closing_s in zip(groups, self.node_of, self.closing_s, strict=True):
+        took, late = [], np.ones(len(self.flow.stage))
+        for group, its_nodes in zip(groups, self.node_of, strict=True):
             here, at = list(group), np.array(its_nodes)
             busy = end[here] > 0
-            seconds = max(seconds, end[here].max() - begin[here].min() + closing_s)
+            took.append(end[here].max() - begin[here].min())
             for v in np.unique(at[busy]):
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
-        return Draft(self, schedule, float(seconds), slower, late, spread)
+        alone = np.array(took) + self.update_s
+        every = self.question.request.sync_every
+        seconds = ((every - 1) * alone.max() + (alone + self.averaging_s).max()) / every
+        usd = self._messages_usd(paths)
+        return Draft(self, schedule, float(seconds), slower, late, spread, usd)
+
+    def _messages_usd(self, paths: Sequence[Sequence[int]]) -> float:
+        """What messages cost, where dollars count: activations there and gradients back."""
+        if not self.merit.by_cost:
+            return 0.0
+        through, both = np.array(paths), self.usd_per_byte + self.usd_per_byte.T
+        costs = self.shape.costs(self.question.workload)
+        found = self.averaging_usd
+        for j, cost in enumerate(costs[:-1]):
+            found += cost.output_bytes * float(both[through[:, j], through[:, j + 1]].sum())
+        return found
 
     def _spread_by(self, slower: Floats) -> FlowRates:
         """The flow where places are so much slower."""
@@ -193,13 +220,16 @@ class Draft:
         Paths and order.
     seconds
         The longest that a stage takes from its first operation to its update, from rest and with
-        averaging that nothing slows down: about a step, since there is no barrier.
+        averaging that nothing slows down: about a step, since there is no barrier. In the mean,
+        where one step in several averages.
     slower
         ``float[V]``: by how much its flow took places for slower than they are.
     late
         ``float[V]``: when their devices were done, relative to others of the same stage.
     spread
         Over which pairs of devices its flow went.
+    messages_usd
+        What messages of a step cost, where dollars count.
     chained
         Whether ``seconds`` has seen a step that follows, whose messages slow averaging down.
     """
@@ -210,7 +240,14 @@ class Draft:
     slower: Floats
     late: Floats
     spread: Spread
+    messages_usd: float = 0.0
     chained: bool = False
+
+    @property
+    def value(self) -> float:
+        """What is to be least: seconds, or dollars."""
+        p = self.prepared
+        return p.merit.value(p.question.cluster, self.seconds, self.messages_usd)
 
     @property
     def layout(self) -> Layout:

@@ -1,7 +1,8 @@
 """Compiled search over layouts: an estimate of the step, and annealing on it.
 
-The estimate is M x period + the way of one microbatch there and back + the longest averaging. The
-period is that of the fullest stage, boundary or memory when every device takes microbatches in
+In seconds, or in dollars of devices and messages. Seconds are M x period + the way of one
+microbatch there and back + the longest averaging, or its share where only every H-th step averages.
+The period is that of the fullest stage, boundary or memory when every device takes microbatches in
 proportion to what it can do, whatever pipeline they came through. It leaves out how messages wait
 for each other in detail: the clock decides between the best layouts.
 """
@@ -51,6 +52,10 @@ class Model(NamedTuple):
         Bytes of gradients on the wire over those that they have.
     microbatches
         Of a step.
+    every
+        H: one step in so many averages.
+    by_cost, wait_usd_per_s
+        Whether dollars are estimated, and what waiting is worth.
     most_held
         Microbatches that a device may hold.
     layers_free, recompute_free
@@ -71,6 +76,9 @@ class Model(NamedTuple):
     state_bytes: float
     wire_ratio: float
     microbatches: float
+    every: float
+    by_cost: bool
+    wait_usd_per_s: float
     most_held: float
     layers_free: bool
     recompute_free: bool
@@ -79,7 +87,7 @@ class Model(NamedTuple):
 
 class Links(NamedTuple):
     """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first;
-    ``equal``: shares must be."""
+    ``equal``: shares must be; ``usd_per_s``, ``usd_per_byte``: of devices and of messages."""
 
     size: Ints
     there_and_back_s: Floats
@@ -93,6 +101,8 @@ class Links(NamedTuple):
     line: Floats
     order: Ints
     equal: bool
+    usd_per_s: Floats
+    usd_per_byte: Floats
 
 
 class State(NamedTuple):
@@ -118,8 +128,8 @@ class State(NamedTuple):
 
 class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
-    place; delays, compute and rooms by stage; by site, bytes of each stage's messages over its
-    line, bytes of averaging, and a stage's devices."""
+    place; delays, compute, rooms and dollars for a microbatch's messages by stage; by site, bytes
+    of each stage's messages over its line, bytes of averaging, and a stage's devices."""
 
     share: Floats
     left: Floats
@@ -127,6 +137,7 @@ class Scratch(NamedTuple):
     delay_s: Floats
     own_s: Floats
     room: Floats
+    paid: Floats
     crossing: Floats
     averaged_bytes: Floats
     held: Floats
@@ -381,7 +392,7 @@ def _boundary_period(
     places = len(here)
     left, sites = 1.0, len(links.line)
     for _ in range(TRIALS):
-        left, delay = 1.0, 0.0
+        left, delay, paid = 1.0, 0.0, 0.0
         scratch.crossing[j] = 0.0
         scratch.left[0] = scratch.share[j]
         scratch.left[1] = scratch.share[j + 1]
@@ -400,7 +411,9 @@ def _boundary_period(
                 scratch.crossing[j, links.site[d]] += part * size
             both = size / links.bandwidth[c, d] + size / links.bandwidth[d, c]
             delay += part * (links.there_and_back_s[c, d] + both)
+            paid += part * size * (links.usd_per_byte[c, d] + links.usd_per_byte[d, c])
         scratch.delay_s[j] = delay
+        scratch.paid[j] = paid
         if left < 1e-6:
             return period
         period *= 1.0 + max(0.02, 0.7 * left)
@@ -408,8 +421,41 @@ def _boundary_period(
 
 
 @jit
-def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
-    """Estimated seconds of a step; sets which stages recompute. Infinite: memory does not hold it.
+def estimate(model: Any, links: Any, state: Any, scratch: Any) -> float:
+    """Estimated seconds or dollars of a step; sets which stages recompute.
+
+    Infinite where memory does not hold it.
+    """
+    seconds = float(_step_s(model, links, state, scratch))
+    if not model.by_cost or seconds == np.inf:
+        return seconds
+    stages = state.stages[0]
+    each, messages = model.wait_usd_per_s, 0.0
+    for j in range(stages):
+        row, members, averaged = state.counts[j], 0.0, 0.0
+        for c in range(len(row)):
+            members += row[c]
+            each += row[c] * links.usd_per_s[c]
+            for d in range(len(row)):
+                averaged += row[c] * row[d] * links.usd_per_byte[c, d]
+        if j < stages - 1:
+            messages += model.microbatches * scratch.paid[j]
+        # shares are equal, or about so
+        size = _stage_parameters(model, state, j) * model.gradient_bytes
+        messages += 2.0 * size / members * averaged / model.every
+    return float(seconds * each + messages)
+
+
+@jit
+def _stage_parameters(model: Any, state: Any, j: int) -> float:
+    """With the head on the last stage."""
+    parameters = model.parameters[state.cuts[j + 1]] - model.parameters[state.cuts[j]]
+    return float(parameters + (model.head_parameters if j == state.stages[0] - 1 else 0.0))
+
+
+@jit
+def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
+    """Estimated seconds.
 
     A stage recomputes where what must be in flight does not fit otherwise, if it may.
     """
@@ -447,10 +493,7 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
-        a, b = state.cuts[j], state.cuts[j + 1]
-        parameters = model.parameters[b] - model.parameters[a]
-        parameters += model.head_parameters if j == stages - 1 else 0.0
-        size = parameters * model.gradient_bytes
+        size = _stage_parameters(model, state, j) * model.gradient_bytes
         row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
         plain, enough = size / model.wire_ratio, longest - way
         seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
@@ -459,6 +502,8 @@ def estimate_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.line[s]
         longest = max(longest, scratch.own_s[stages - 1] + sent_s)
+    # the longest way is that through all stages
+    longest = way + (longest - way) / model.every
     return float(model.microbatches * period + longest)
 
 
@@ -608,13 +653,13 @@ def anneal(
     best: Any,
     scratch: Any,
     random: Any,
-    seconds: Floats,
+    values: Floats,
     trials: int,
     warm: float,
     cold: float,
     fixed: bool,
 ) -> None:
-    """So many trials from ``state``; ``seconds`` has its estimate and that of ``best``.
+    """So many trials from ``state``; ``values`` has its estimate and that of ``best``.
 
     Temperatures, relative to the estimate, fall from ``warm`` to ``cold``.
     """
@@ -622,14 +667,14 @@ def anneal(
         _copy(state, tried)
         if not change(model, links, tried, random, fixed):
             continue
-        found = estimate_s(model, links, tried, scratch)
+        found = estimate(model, links, tried, scratch)
         if found == np.inf:
             continue
-        heat = warm * (cold / warm) ** (k / trials) * seconds[0]
-        if found > seconds[0] and next_unit(random) >= math.exp((seconds[0] - found) / heat):
+        heat = warm * (cold / warm) ** (k / trials) * values[0]
+        if found > values[0] and next_unit(random) >= math.exp((values[0] - found) / heat):
             continue
         _copy(tried, state)
-        seconds[0] = found
-        if found < seconds[1] * (1 - 1e-12):
+        values[0] = found
+        if found < values[1] * (1 - 1e-12):
             _copy(tried, best)
-            seconds[1] = found
+            values[1] = found

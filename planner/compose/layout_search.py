@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -19,8 +20,9 @@ from planner.compose.layout_kernel import (
     State,
     anneal,
     change,
-    estimate_s,
+    estimate,
 )
+from planner.compose.money import BY_TIME, Merit
 from planner.compose.places import Floats, Ints, Places
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
@@ -59,9 +61,9 @@ HEAT = {
 
 @dataclass(frozen=True)
 class Estimated:
-    """A layout and its estimated step in seconds."""
+    """A layout and its estimated step, in seconds or dollars."""
 
-    seconds: float
+    value: float
     layout: Layout
 
 
@@ -81,6 +83,10 @@ class Given:
         Microbatches that a device may hold; None: what memory holds.
     equal
         Whether shares of what is averaged are equal.
+    every
+        One step in so many averages.
+    merit
+        What is least.
     """
 
     stages: int | None = None
@@ -88,6 +94,8 @@ class Given:
     recompute: Sequence[int] | Literal["all", "none"] | None = None
     in_flight: int | None = None
     equal: bool = False
+    every: int = 1
+    merit: Merit = BY_TIME
 
 
 def model_of(workload: Workload, given: Given, most: int) -> Model:
@@ -126,6 +134,9 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         workload.state_bytes_per_parameter,
         1.0,
         workload.batch_samples / samples,
+        float(given.every),
+        given.merit.by_cost,
+        given.merit.wait_usd_per_s,
         math.inf if given.in_flight is None else float(given.in_flight),
         given.layers is None,
         given.recompute is None,
@@ -183,6 +194,8 @@ class LayoutSearch:
             places.line,
             order,
             self.given.equal,
+            places.usd_per_s,
+            places.usd_per_byte,
         )
         self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
@@ -193,6 +206,7 @@ class LayoutSearch:
             np.zeros(width),
             np.zeros((2, len(places))),
             np.zeros(len(places)),
+            np.zeros(self.most),
             np.zeros(self.most),
             np.zeros(self.most),
             np.zeros(self.most),
@@ -221,7 +235,7 @@ class LayoutSearch:
         first
             The best of this start comes before all others.
         """
-        order = sorted(self.found.items(), key=lambda item: item[1].seconds)
+        order = sorted(self.found.items(), key=lambda item: item[1].value)
         ahead = [one for (_, start), one in order if start is first][:1]
         return list(dict.fromkeys([*ahead, *(one for _, one in order)]))
 
@@ -281,11 +295,11 @@ class LayoutSearch:
             changes = 1 + int(self._numpy.integers(3))
             if not all(self._change(state) for _ in range(changes)):
                 continue
-            seconds = float(estimate_s(self.model, self.links, state, self._scratch))
-            if seconds < math.inf:
-                found[self._layout(state)] = seconds
+            value = float(estimate(self.model, self.links, state, self._scratch))
+            if value < math.inf:
+                found[self._layout(state)] = value
         found.pop(layout, None)
-        return sorted((Estimated(s, one) for one, s in found.items()), key=lambda one: one.seconds)
+        return sorted((Estimated(s, one) for one, s in found.items()), key=lambda one: one.value)
 
     def _change(self, state: State) -> bool:
         fixed = self.given.stages is not None
@@ -297,8 +311,24 @@ class LayoutSearch:
         Which stages recompute is chosen anew.
         """
         state = self._state(layout)
-        seconds = float(estimate_s(self.model, self.links, state, self._scratch))
-        return Estimated(seconds, self._layout(state))
+        value = float(estimate(self.model, self.links, state, self._scratch))
+        return Estimated(value, self._layout(state))
+
+    def with_better_layers(self, layout: Layout) -> Estimated:
+        """A layout whose stages have other layers, as long as a shift by one lowers the estimate.
+
+        Parameters
+        ----------
+        layout
+            Its devices stay where they are.
+        """
+        best, improved = self.estimated(layout), self.given.layers is None
+        while improved:
+            tried = [self.estimated(one) for one in _shifted(best.layout)]
+            least = min(tried, key=lambda one: one.value, default=best)
+            improved = least.value < best.value
+            best = least if improved else best
+        return best
 
     def _anneal(self, run: StopRun, state: State, trials: int, start: Start) -> None:
         """From warm to cold in chunks, so that the stopping rule is heard in between."""
@@ -334,19 +364,19 @@ class LayoutSearch:
 
     def _value(self, state: State) -> Floats:
         """The estimate of a state, which is the best so far."""
-        seconds = estimate_s(self.model, self.links, state, self._scratch)
+        value = estimate(self.model, self.links, state, self._scratch)
         for name in State._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # where memory does not hold the start, anything that it holds is better
-        return np.full(2, seconds if seconds < math.inf else 1e300)
+        return np.full(2, value if value < math.inf else 1e300)
 
-    def _keep(self, start: Start, state: State, seconds: float) -> None:
+    def _keep(self, start: Start, state: State, value: float) -> None:
         stages = int(state.stages[0])
         known = self.found.get((stages, start))
-        if seconds >= 1e300 or (known is not None and seconds >= known.seconds):
+        if value >= 1e300 or (known is not None and value >= known.value):
             return
         # which stages recompute is what the estimate chose last; ask again
-        again = float(estimate_s(self.model, self.links, state, self._scratch))
+        again = float(estimate(self.model, self.links, state, self._scratch))
         self.found[stages, start] = Estimated(again, self._layout(state))
 
     @staticmethod
@@ -375,6 +405,10 @@ class LayoutSearch:
         places with little memory, and those that do not aggregate, are left out one by one.
         """
         chain = self._chain()
+        if self.given.merit.by_cost:
+            # a few places that are near each other may do it for less
+            enough = int(np.searchsorted(self.places.size[chain].cumsum(), stages)) + 1
+            chain = chain[: int(self._numpy.integers(enough, len(chain) + 1))]
         worth = np.lexsort((-self.places.memory_bytes, ~self.places.sums))
         first = None
         for kept in range(len(worth), 0, -1):
@@ -383,7 +417,7 @@ class LayoutSearch:
                 break
             state = self._spread(left, stages, dealt)
             first = first or state
-            if estimate_s(self.model, self.links, state, self._scratch) < math.inf:
+            if estimate(self.model, self.links, state, self._scratch) < math.inf:
                 return state
         assert first is not None
         return first
@@ -419,3 +453,15 @@ class LayoutSearch:
         state.cuts[: stages + 1] = [0, *(stop for _, stop in layout.layers)]
         state.recompute[:stages] = layout.recompute
         return state
+
+
+def _shifted(layout: Layout) -> Iterator[Layout]:
+    """Those in which one run of neighbouring ends of stages lies a layer earlier or later."""
+    ends = [stop for _, stop in layout.layers]
+    for first in range(len(ends) - 1):
+        for last in range(first, len(ends) - 1):
+            for step in (-1, 1):
+                moved = [end + step * (first <= k <= last) for k, end in enumerate(ends)]
+                parts = tuple(pairwise([0, *moved]))
+                if all(start < stop for start, stop in parts):
+                    yield replace(layout, layers=parts)

@@ -49,17 +49,25 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     grid = assignment.grid
     pipelines, stages = grid.shape
     times = compute_times(question, shape, assignment)
-    after_s = _averaging_s(question, shape, assignment) + np.array(times.update_s)[grid].max(axis=0)
+    update_s = np.array(times.update_s)[grid].max(axis=0)
     way = _Way.of(question, shape, grid, times.forward_s, times.head_s, times.backward_s)
     fewest, more = divmod(shape.microbatches, pipelines)
     count = np.full(pipelines, fewest)
     count[:more] += 1
     # nobody averages and updates are free: stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
-    least = np.array([way.after_s(j, count, after_s) for j in range(1 if first_alone else stages)])
-    # where a stage's devices do not end together, any pipeline may be the one
-    together = question.ends_together
-    return float((least.max(axis=1) if together else least.min(axis=1)).min())
+    begins, every = range(1 if first_alone else stages), question.request.sync_every
+
+    def step_s(after_s: Floats, together: bool) -> float:
+        least = np.array([way.after_s(j, count, after_s) for j in begins])
+        # where a stage's devices do not end together, any pipeline may be the one
+        return float((least.max(axis=1) if together else least.min(axis=1)).min())
+
+    averages_s = _averaging_s(question, shape, assignment)
+    found = step_s(averages_s + update_s, question.ends_together)
+    if every > 1:
+        found = ((every - 1) * step_s(update_s, False) + found) / every
+    return found
 
 
 def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:

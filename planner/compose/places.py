@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.clock.links import Links
+from planner.compose.money import HOUR_S
 from planner.network.cluster import Cluster, device_limits
+from planner.network.prices import Prices
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,6 +42,8 @@ class Places:
         ``int[C]``: of whose line its devices have a part.
     line
         ``float[K]``: of every site's line out and in, the slower; empty where none is stated.
+    usd_per_s, usd_per_byte
+        ``float[C]``, ``float[C, C]``: of a device and of messages; 0 without prices.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -53,15 +57,19 @@ class Places:
     sums: NDArray[np.bool_]
     site: Ints
     line: Floats
+    usd_per_s: Floats
+    usd_per_byte: Floats
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Places:
+    def of(cls, cluster: Cluster, prices: Prices | None = None) -> Places:
         """The places of the devices that can compute.
 
         Parameters
         ----------
         cluster
             Every pair measured.
+        prices
+            Of messages, where dollars count: devices of a place are then of one region and price.
         """
         network = cluster.network
         up, down = device_limits(cluster)
@@ -69,12 +77,18 @@ class Places:
         sites = cluster.devices.sites or [""] * len(cluster)
         able = np.asarray(cluster.devices.can_compute)
         sums = np.asarray(cluster.devices.can_aggregate)
+        hourly = cluster.devices.usd_per_hour
+        if prices is None or hourly is None:
+            hourly = np.zeros(len(cluster))
+        columns.append(np.asarray(hourly))
+        regions = [""] * len(cluster) if prices is None else network.regions
         members: list[tuple[int, ...]] = []
         for alike in network.alike:
             kinds: dict[tuple[object, ...], list[int]] = {}
             for d in alike:
                 if able[d]:
-                    kind = (*(float(column[d]) for column in columns), sites[d], bool(sums[d]))
+                    figures = (float(column[d]) for column in columns)
+                    kind = (*figures, sites[d], regions[d], bool(sums[d]))
                     kinds.setdefault(kind, []).append(d)
             members += map(tuple, kinds.values())
         first = [m[0] for m in members]
@@ -99,6 +113,10 @@ class Places:
             sums[first],
             links.site_of[first],
             line if np.isfinite(line).any() else line[:0],
+            np.asarray(hourly, dtype=float)[first] / HOUR_S,
+            np.zeros_like(latency)
+            if prices is None
+            else _between(prices.usd_per_byte(network), first),
         )
 
     def __len__(self) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from planner.compose.arranging import arrange, arrange_unlike
+from planner.compose.arranging import Arranged, arrange, arrange_unlike
 from planner.compose.bounds import step_bound
+from planner.compose.cost_bound import cost_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
+from planner.compose.money import Merit, with_cost
 from planner.compose.pricing import straight_plan
+from planner.compose.rare_averaging import arrange_rarely
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping_plan import skipping_plan
@@ -62,10 +65,11 @@ def plan(
     Returns
     -------
     Result
-        ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds and
-        ``bound`` a time that no plan can beat, or with ``stages`` no placement with these stages,
-        pipelines and layers (with ``stages="auto"``: with any that were tried). With
-        ``path_stages`` both are means over the cycle of iterations. No bound with a calibration.
+        ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds (with
+        objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
+        that no plan can beat, or with ``stages`` no placement with these stages, pipelines and
+        layers (with ``stages="auto"``: with any that were tried). With ``path_stages`` both are
+        means over the cycle of iterations. No bound with a calibration.
 
     Raises
     ------
@@ -94,9 +98,14 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
             question.workload,
             wire,
             recomputes=again,
+            every=request.sync_every,
             helped_in=question.helped_in,
         )
-    return _with_certificates(best_whole(question, stop, bound), {})
+    by_cost = Merit.of(request).by_cost
+    if by_cost:
+        bound = cost_bound(question, bound)
+    found = best_whole(question, stop, bound)
+    return _with_certificates(found, {}, "cost" if by_cost else "step")
 
 
 class _Draft(NamedTuple):
@@ -116,7 +125,7 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
     step: Incumbent[TrainingPlan] = Incumbent(
         run, draft.plan.content_hash, method=draft.method, seed=question.seed
     )
-    made = with_helpers(question, draft.plan)
+    made = with_cost(with_helpers(question, draft.plan), question.request)
     step.offer(made.predicted.step_s, made)
     bound = step_bound(question, draft.shape)
     if bound is not None:
@@ -125,17 +134,16 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
 
 
 def _with_certificates(
-    step: Result[TrainingPlan], parts: dict[str, Certificate]
+    step: Result[TrainingPlan], parts: dict[str, Certificate], objective: str = "step"
 ) -> Result[TrainingPlan]:
     assert step.plan is not None
-    certificates = {**parts, "step": step.certificate()}
+    certificates = {**parts, objective: step.certificate()}
     return replace(step, plan=step.plan.replace(certificates=certificates))
 
 
 def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    alike = is_uniform(question.cluster)
-    arranged = (arrange if alike else arrange_unlike)(question, shape, stop)
+    arranged = _arranging(question)(question, shape, stop)
     made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _Draft(
@@ -145,6 +153,13 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
         f"{certificate.method}, {question.request.schedule}",
         f"assignment: {certificate.stop_reason}",
     )
+
+
+def _arranging(question: Question) -> Callable[[Question, Shape, StoppingCriterion], Arranged]:
+    """How devices come to stages."""
+    if not is_uniform(question.cluster):
+        return arrange_unlike
+    return arrange_rarely if question.request.sync_every > 1 else arrange
 
 
 def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: StopRun) -> _Draft:

@@ -200,6 +200,7 @@ def _unpriced(
         ),
         codec=Codec(request.codec),
         clip=request.clip,
+        sync=request.sync,
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
     )

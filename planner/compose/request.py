@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +12,13 @@ import numpy as np
 from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
+from planner.network.prices import Prices
 from planner.network.values import real
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
+from planner.training_plan.model import OuterOptimizer, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
@@ -41,6 +43,13 @@ class Wiring(enum.StrEnum):
 
     STRAIGHT = "straight"
     FLOW = "flow"
+
+
+class Objective(enum.StrEnum):
+    """What is least in a plan: seconds of a step, or dollars."""
+
+    TIME = "time"
+    COST = "cost"
 
 
 class Shares(enum.StrEnum):
@@ -105,6 +114,19 @@ class PlanRequest:
     boundary_codec
         ``"none"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``: activations and their
         gradients between stages. It changes what is computed.
+    sync_every
+        H: average every so many steps (DiLoCo-SWARM). In between each device takes steps of its
+        own, then an outer optimizer takes one with the mean change of the parameters. What is
+        learned depends on H, a step only becomes shorter with it, so that H is never chosen.
+    outer
+        The outer optimizer where H > 1.
+    objective
+        ``"time"``: the step is as short as can be. ``"cost"``: devices and messages of a step cost
+        as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is worth.
+    hour_usd
+        Dollars.
+    prices
+        Of bytes between regions; those of devices are the cluster's.
     clip
         The largest norm of all gradients together, to which they are scaled down: every update
         then waits for the slowest averaging. None: as they are.
@@ -139,6 +161,11 @@ class PlanRequest:
     group_size: int | None = None
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
+    sync_every: int = 1
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    objective: str = Objective.TIME
+    hour_usd: float = 0.0
+    prices: Prices = field(default_factory=Prices)
     clip: float | None = None
     method: str = "auto"
     path_method: str = PathMethod.AUTO
@@ -154,6 +181,16 @@ class PlanRequest:
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
                 "path_stages"
+            )
+        if self.objective == Objective.TIME and self.hour_usd > 0:
+            raise ProblemError(
+                f"hour_usd is {self.hour_usd:g}, what waiting is worth beside dollars; ask for "
+                "objective 'cost', or leave it out"
+            )
+        if self.objective == Objective.COST and not self.open:
+            raise ProblemError(
+                "objective 'cost' searches the whole; leave out stages and path_stages, or give "
+                "wiring 'flow'"
             )
         if self.skips:
             self._require_paths()
@@ -172,6 +209,8 @@ class PlanRequest:
             "codec": choice(Codec, "codec", self.codec),
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "path_method": choice(PathMethod, "path_method", self.path_method),
+            "objective": choice(Objective, "objective", self.objective),
+            "hour_usd": real("hour_usd", self.hour_usd, 0, error=ProblemError),
             "head": None if self.head is None else choice(Head, "head", self.head),
             "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
         }
@@ -179,6 +218,11 @@ class PlanRequest:
             changes[name] = _whole_or_none(name, getattr(self, name))
         for name in ("in_flight", "group_size"):
             changes[name] = _whole_or_none(name, getattr(self, name))
+        changes["sync_every"] = whole("sync_every", self.sync_every)
+        if self.sync_every < 1:
+            raise ProblemError(f"sync_every is {self.sync_every}; it must be at least 1")
+        of_kind(OuterOptimizer, self.outer, "outer")
+        of_kind(Prices, self.prices, "prices")
         if self.clip is not None:
             changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
             if changes["clip"] == 0:
@@ -210,6 +254,12 @@ class PlanRequest:
             of_kind(Calibration, self.calibration, "calibration")
         for name, value in changes.items():
             object.__setattr__(self, name, value)
+
+        if self.clip is not None and self.sync_every > 1:
+            raise ProblemError(
+                f"clip bounds the norm of gradients that are averaged in every step, found "
+                f"sync_every {self.sync_every}; leave one of them out"
+            )
 
     def _require_straight(self) -> None:
         for name in ("full_every", "max_swaps", "stage_sizes"):
@@ -305,6 +355,11 @@ class PlanRequest:
             raise ProblemError(
                 f"head is '{self.head}'; paths end on the device they start from, give 'first'"
             )
+
+    @property
+    def sync(self) -> Sync:
+        """How often stages average, and what follows."""
+        return Sync(self.sync_every, self.outer) if self.sync_every > 1 else Sync()
 
     @property
     def open(self) -> bool:
@@ -420,7 +475,7 @@ class PlanRequest:
         ProblemError
             There is no such field.
         """
-        known = [field.name for field in fields(self)]
+        known = [one.name for one in fields(self)]
         for name in changes:
             if name not in known:
                 raise ProblemError(f"a plan has no {name!r} to ask for; it has {', '.join(known)}")
@@ -434,7 +489,8 @@ class Question:
     Attributes
     ----------
     cluster, workload
-        Where and what to train, with the request's microbatches; all devices can compute.
+        Where and what to train, with the request's microbatches and room for its outer optimizer;
+        all devices can compute.
     seed
         Of every random choice.
     given
@@ -449,9 +505,10 @@ class Question:
 
     @property
     def helpers(self) -> tuple[int, ...]:
-        """Devices of ``given`` that may sum gradients without a stage."""
+        """Devices of ``given`` that may sum gradients without a stage, to save time."""
         asked = self.request
         uses = asked.shares == Shares.ADAPTIVE and asked.group_size is None and not asked.skips
+        uses = uses and asked.objective == Objective.TIME
         if self.given is None or not uses:
             return ()
         devices = self.given.devices
@@ -512,6 +569,8 @@ class Question:
         asked = asked.replace(**changes) if changes else asked
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
+        if asked.sync_every > 1:
+            workload = workload.with_outer_state()
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         gradients = workload.precision.gradients
@@ -519,6 +578,11 @@ class Question:
             raise ProblemError(
                 f"codec {asked.codec} is made from fp32, the workload averages gradients in "
                 f"{gradients}; choose one of the two"
+            )
+        if asked.objective == Objective.COST and cluster.devices.usd_per_hour is None:
+            raise ProblemError(
+                "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
+                "devices file"
             )
         if whole("seed", seed) < 0:
             raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")

@@ -128,10 +128,14 @@ def _computing_s(
 def _averaging_s(
     question: Question, groups: Sequence[Sequence[int]]
 ) -> Callable[[int, StageCosts], float]:
-    """A round of equal shares; its seconds grow with the bytes from what latency takes."""
+    """A round of equal shares; its seconds grow with the bytes from what latency takes.
+
+    In the mean, where one step in several averages.
+    """
+    every = question.request.sync_every
     links, wire = Links.of(question.cluster), Codec(question.request.codec).wire_ratio
     alike = [AveragingGroup.equal(tuple(group)) for group in groups]
     away = [round_s(group, 0.0, links) if len(group.members) > 1 else 0.0 for group in alike]
     giga = [round_s(group, 1e9, links) if len(group.members) > 1 else 0.0 for group in alike]
     slope = [(with_ - without) / 1e9 for with_, without in zip(giga, away, strict=True)]
-    return lambda j, costs: away[j] + slope[j] * wire * costs.gradient_bytes
+    return lambda j, costs: (away[j] + slope[j] * wire * costs.gradient_bytes) / every

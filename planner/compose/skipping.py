@@ -173,7 +173,7 @@ def arranged_problem(question: Question, shape: Shape) -> ArrangedPathProblem:
     return problem.replace(
         memory=np.minimum(problem.memory, most),
         fixed_sizes=True,
-        averaging=GroupAveraging.of(cluster, vectors),
+        averaging=GroupAveraging.of(cluster, vectors, request.sync_every),
     )
 
 

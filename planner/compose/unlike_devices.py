@@ -24,6 +24,8 @@ Groups = tuple[tuple[int, ...], ...]
 def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
     """Communication of eq. 1 plus the busiest stage's computation, layers split for the groups.
 
+    Of data parallelism the share that falls on a step, where one in several averages.
+
     Parameters
     ----------
     question
@@ -50,7 +52,8 @@ def estimated_step_s(question: Question, shape: Shape, groups: Groups) -> float:
         for group, costs in zip(groups, fitted.costs(workload), strict=True)
     )
     problem = assignment_problem(cluster, workload, fitted)
-    return problem.cost(groups) + busiest
+    seldom = 1 - 1 / question.request.sync_every
+    return problem.cost(groups) - seldom * problem.data_parallel_s(groups) + busiest
 
 
 def improve_groups(question: Question, shape: Shape, groups: Groups, run: StopRun) -> Groups:

@@ -22,6 +22,7 @@ from planner.compose.layout import Layout
 from planner.compose.layout_flow import pipeline_s
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Given, LayoutSearch, Start
+from planner.compose.money import Merit, with_cost
 from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
 from planner.compose.request import PlanRequest, Question, Shares
@@ -49,8 +50,9 @@ PASSES = 5
 DRAFTS, CHAINED, PRICED = 6, 8, 2
 """Layouts of a round that are drafted; drafts that are chained with a next step, and those that are
 priced, after these and after changes."""
-RANKS = 1
-"""Layouts of ranks in order, as trainers have them, that are drafted whatever the estimate."""
+RANKS = 6
+"""Layouts of ranks in order, as trainers have them, that get better layers. The best of these is
+drafted where its estimate is good, and the best as trainers have it whatever the estimate."""
 WORTH = 1.08
 """A draft no farther above the best is made over other pairs of devices too, and once more by what
 its devices took."""
@@ -85,7 +87,7 @@ def best_whole(
     Returns
     -------
     Result
-        ``objective`` is the step on the clock.
+        ``objective`` is the step on the clock, or what it costs.
 
     Raises
     ------
@@ -112,7 +114,8 @@ def _given(question: Question, devices: int) -> Given:
         request.recomputing(stages)
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
     equal = request.shares == Shares.EQUAL
-    return Given(stages, layers, request.recompute, request.in_flight, equal)
+    parts = (stages, layers, request.recompute, request.in_flight, equal)
+    return Given(*parts, request.sync_every, Merit.of(request))
 
 
 class _Search:
@@ -122,7 +125,9 @@ class _Search:
         self, question: Question, stop: StoppingCriterion, bound: StepBound | None
     ) -> None:
         self.question, self.stop = question, stop
-        self.places = Places.of(question.cluster)
+        self.merit = Merit.of(question.request)
+        prices = question.request.prices if self.merit.by_cost else None
+        self.places = Places.of(question.cluster, prices)
         wire = Codec(question.request.codec).wire_ratio
         given = _given(question, int(self.places.size.sum()))
         self.random = np.random.default_rng((question.seed, 1))
@@ -133,7 +138,8 @@ class _Search:
         self.best: Incumbent[TrainingPlan] = Incumbent(
             self.run, question.cluster, method="layouts, flow", seed=question.seed
         )
-        if bound is not None:
+        self.bound, self.lasting = bound, question.request.sync_every > 1 or self.merit.by_cost
+        if bound is not None and not self.lasting:
             self.best.raise_bound(*bound)
         self.leader: Draft | None = None
         self.everybody: Draft | None = None
@@ -157,46 +163,62 @@ class _Search:
         with self.run.interruptible():
             if self.best.plan is None:
                 self._price_anything()
+            elif not self.run.paced_by_time and self.run.reason != "interrupted":
+                self._price_last()
             alternatives = tuple(self._alternatives())
+        self._bound_at_last()
         result = self.best.result(exhausted="all layouts that were found")
         return replace(result, candidates=alternatives)
+
+    def _bound_at_last(self) -> None:
+        """A bound on the mean of many steps, where the clock looks at some that are like them.
+
+        From one averaging to the next, where it is rare, and of dollars.
+        """
+        bound = self.bound
+        if self.lasting and bound is not None and bound.seconds <= self.best.objective:
+            self.best.raise_bound(*bound)
 
     def _alternatives(self) -> Iterator[Alternative]:
         """Runners-up among the drafts, and drafts of the best layout with one thing otherwise."""
         rivals = self._rivals()
         best, request = self.leader, self.question.request
         for words, draft in rivals:
-            yield Alternative(*words, draft.seconds)
+            yield self._alternative(words, draft.value)
         if best is None or not self._asks_again(best):
             return
         on = any(best.layout.recompute)
         if request.recompute is None:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
-            found = self._drafted_again(other, request)
-            yield Alternative(*words, None if found is None else found.seconds)
+            found = self._drafted_again(best, other, request)
+            yield self._alternative(words, None if found is None else found.value)
         if request.averaging is None:
-            yield from self._averaging_otherwise(best.layout)
+            yield from self._averaging_otherwise(best)
 
-    def _averaging_otherwise(self, layout: Layout) -> Iterator[Alternative]:
+    def _alternative(self, words: tuple[str, str], value: float | None) -> Alternative:
+        return Alternative(*words, value, "$" if self.merit.by_cost else "s")
+
+    def _averaging_otherwise(self, best: Draft) -> Iterator[Alternative]:
         """One round with equal shares instead, which is taken if it turns out to be better.
 
         Shares are chosen for averaging by itself; beside messages others may be faster.
         """
-        plan, taken_s = self.best.plan, self.best.objective
+        plan, taken = self.best.plan, self.best.objective
         levels = plan is not None and any(map(in_levels, plan.averaging))
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )
-        draft = self._drafted_again(layout, self.question.request.replace(averaging=Shares.EQUAL))
+        equal = self.question.request.replace(averaging=Shares.EQUAL)
+        draft = self._drafted_again(best, best.layout, equal)
         if draft is None:
             return
-        seconds = draft.seconds
-        if seconds < taken_s * (1 - 1e-9):
-            seconds = self._price(draft)
-            if seconds < taken_s * (1 - 1e-9):
-                words, seconds = ("equal shares", words[0]), taken_s
-        yield Alternative(*words, seconds)
+        value = draft.value
+        if value < taken * (1 - 1e-9):
+            value = self._price(draft)
+            if value < taken * (1 - 1e-9):
+                words, value = ("equal shares", words[0]), taken
+        yield self._alternative(words, value)
 
     def _rivals(self) -> list[tuple[tuple[str, str], Draft]]:
         """The best draft with another number of stages, and with a stage for everybody.
@@ -212,7 +234,7 @@ class _Search:
             others = [draft for k, draft in self.parents.items() if k != mine]
             rivals = []
             if others:
-                one = min(others, key=lambda draft: draft.seconds)
+                one = min(others, key=lambda draft: draft.value)
                 rivals.append(((f"{mine} stages", str(len(one.layout.layers))), one))
             if self._idle(best) > 0 and self.everybody is not None:
                 rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
@@ -221,18 +243,19 @@ class _Search:
             rivals = [(words, draft.with_next_step()) for words, draft in rivals]
             for _, draft in rivals:
                 self._update_parent(draft, draft.seconds)
-            better = [d for _, d in rivals if d.seconds < self.best.objective * (1 - 1e-9)]
+            better = [d for _, d in rivals if d.value < self.best.objective * (1 - 1e-9)]
             for draft in better:
                 self._price(draft)
             if self.leader is best:
                 break
         return rivals
 
-    def _drafted_again(self, layout: Layout, request: PlanRequest) -> Draft | None:
-        """With one thing asked otherwise; None where memory does not hold it."""
+    def _drafted_again(self, best: Draft, layout: Layout, request: PlanRequest) -> Draft | None:
+        """The best with one thing otherwise, spread like it; None where memory does not hold it."""
         try:
             asked = replace(self.question, request=request)
-            return Prepared.of(asked, self.places, layout, IN_FLIGHT).draft().with_next_step()
+            prepared = Prepared.of(asked, self.places, layout, IN_FLIGHT)
+            return prepared.draft(slower=best.slower, spread=best.spread).with_next_step()
         except ProblemError:
             return None
 
@@ -257,6 +280,7 @@ class _Search:
         self.layouts.run(self.run, trials)
         hopeful = [one.layout for one in self.layouts.ranked(first=Start.KEPT)]
         ranks = [] if self.drafted else self._by_rank()
+        hopeful = [one for one in hopeful if one not in ranks]
         drafts: list[Draft] = []
         for layout in [*hopeful[:1], *ranks, *hopeful[1:]]:
             if len(drafts) == DRAFTS + len(ranks) or self._over(drafts):
@@ -277,14 +301,19 @@ class _Search:
         layers = {s: given or self.question.workload.even_split(s) for s in numbers}
         order = region_order(self.question.cluster.network)
         found = map(self.layouts.estimated, rank_layouts(order, self.places, layers))
-        fits = [one for one in found if one.seconds < math.inf]
-        return [one.layout for one in sorted(fits, key=lambda one: one.seconds)[:RANKS]]
+        fits = [one for one in found if one.value < math.inf]
+        first = sorted(fits, key=lambda one: one.value)[:RANKS]
+        better = [self.layouts.with_better_layers(one.layout) for one in first]
+        better.sort(key=lambda one: one.value)
+        least = min((one.value for one in self.layouts.ranked()), default=math.inf)
+        better = [one for one in better[:1] if one.value <= WORTH * least]
+        return list(dict.fromkeys(one.layout for one in (*better, *first[:1])))
 
     def _parent(self) -> Draft:
         """Of the best draft for each number of stages, the best that was not changed too often."""
         stages = min(
             self.parents,
-            key=lambda k: self.parents[k].seconds * (1 + IMPATIENCE * self.visits[k]),
+            key=lambda k: self.parents[k].value * (1 + IMPATIENCE * self.visits[k]),
         )
         self.visits[stages] += 1
         return self.parents[stages]
@@ -293,9 +322,9 @@ class _Search:
         """Drafts of layouts that are changes of another's, and no worse by much as estimated."""
         drafts: list[Draft] = []
         slack = SLACK + WIDER * self.visits[len(parent.layout.layers)]
-        most = slack * self.layouts.estimated(parent.layout).seconds
+        most = slack * self.layouts.estimated(parent.layout).value
         near = self.layouts.near(parent.layout, CHANGES)
-        hopeful = [one.layout for one in near if one.seconds <= most]
+        hopeful = [one.layout for one in near if one.value <= most]
         for layout in [*self._less_recomputation(parent.layout), *hopeful]:
             if len(drafts) == TRIED or self.run.check() is not None:
                 break
@@ -316,10 +345,10 @@ class _Search:
             slower = best.slower * by_chance * (best.late if k == 0 else 1.0)
             most = MOST_IN_FLIGHT[-1] if k % 2 else math.inf
             draft = self._made(best.prepared, most, slower, best.spread)
-            if draft.seconds < best.seconds and best.chained:
+            if draft.value < best.value and best.chained:
                 draft = draft.with_next_step()
                 self._spend(draft, 2)
-            if draft.seconds < best.seconds:
+            if draft.value < best.value:
                 best = draft
                 better.append(draft)
         if better:
@@ -362,22 +391,22 @@ class _Search:
         for spread in others:
             if self._worth(best, math.inf if always else WORTH):
                 made = self._made(prepared, spread=spread)
-                best = min(best, made, key=lambda draft: draft.seconds)
+                best = min(best, made, key=lambda draft: draft.value)
         if self._worth(best, WORTH):
             made = self._made(prepared, slower=best.slower * best.late, spread=best.spread)
-            best = min(best, made, key=lambda draft: draft.seconds)
+            best = min(best, made, key=lambda draft: draft.value)
         known = self.everybody
-        if self._idle(best) == 0 and (known is None or best.seconds < known.seconds):
+        if self._idle(best) == 0 and (known is None or best.value < known.value):
             self.everybody = best
         stages = len(layout.layers)
-        if stages not in self.parents or best.seconds < self.parents[stages].seconds:
+        if stages not in self.parents or best.value < self.parents[stages].value:
             self.parents[stages], self.visits[stages] = best, 0
         return best
 
     def _worth(self, draft: Draft, most: float) -> bool:
         """Whether to make it another way too: it is at most so many times as long as the best."""
-        best_s = min([self.best.objective, *(one.seconds for one in self.parents.values())])
-        return draft.seconds <= most * best_s and self.run.check() is None
+        best_s = min([self.best.objective, *(one.value for one in self.parents.values())])
+        return draft.value <= most * best_s and self.run.check() is None
 
     def _made(
         self,
@@ -393,11 +422,11 @@ class _Search:
     def _price_best(self, drafts: list[Draft]) -> None:
         """The best of all drafts so far that may be better than the best plan."""
         hopeful = [*self.unpriced, *drafts]
-        self.unpriced = [one for one in hopeful if one.seconds < self.best.objective]
+        self.unpriced = [one for one in hopeful if one.value < self.best.objective]
         prices, looks = PRICED, CHAINED
         while prices > 0 and looks > 0:
-            self.unpriced.sort(key=lambda draft: draft.seconds)
-            better = self.unpriced and self.unpriced[0].seconds < self.best.objective
+            self.unpriced.sort(key=lambda draft: draft.value)
+            better = self.unpriced and self.unpriced[0].value < self.best.objective
             if not better or (self.best.plan is not None and self.run.check() is not None):
                 break
             draft = self.unpriced.pop(0)
@@ -413,6 +442,14 @@ class _Search:
                 self.unpriced.append(draft)
                 self._update_parent(draft, draft.seconds)
 
+    def _price_last(self) -> None:
+        """The best that was drafted before the effort was spent."""
+        waiting = [one for one in self.unpriced if one.value < self.best.objective]
+        if waiting:
+            draft = min(waiting, key=lambda one: one.value).with_next_step()
+            if draft.value < self.best.objective:
+                self._price(draft)
+
     def _variants(self, draft: Draft) -> Iterator[Draft]:
         """The same layout with less in flight, and spread anew by what its devices took."""
         for most in (*MOST_IN_FLIGHT, math.inf):
@@ -425,22 +462,22 @@ class _Search:
         return bool(drafts) and self.run.check() is not None
 
     def _price(self, draft: Draft) -> float:
-        """Seconds of its step on the clock; the best plan so far is kept."""
-        plan = with_helpers(self.question, draft.plan())
-        step_s = plan.predicted.step_s
-        if self.best.offer(step_s, plan):
+        """Seconds of its step on the clock, or dollars; the best plan so far is kept."""
+        plan = with_cost(with_helpers(self.question, draft.plan()), self.question.request)
+        value = self.merit.of_plan(plan)
+        if self.best.offer(value, plan):
             self.leader = draft
-        self._update_parent(draft, step_s)
+        self._update_parent(draft, plan.predicted.step_s)
         # with helpers it is priced twice
         self._spend(draft, PASSES * (2 if self.question.helpers else 1))
-        return step_s
+        return value
 
     def _update_parent(self, draft: Draft, seconds: float) -> None:
         """Averaging and pipelines slow each other down."""
         known = self.parents[len(draft.layout.layers)]
-        seconds = max(seconds, draft.seconds)
-        if known.layout == draft.layout and (not known.chained or seconds < known.seconds):
-            self.parents[len(draft.layout.layers)] = replace(draft, seconds=seconds, chained=True)
+        later = replace(draft, seconds=max(seconds, draft.seconds), chained=True)
+        if known.layout == draft.layout and (not known.chained or later.value < known.value):
+            self.parents[len(draft.layout.layers)] = later
 
     def _spend(self, draft: Draft, passes: int) -> None:
         self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)

@@ -4,7 +4,7 @@ Any devices take part, in any number of stages with any layers and any sizes; ev
 through one device of each stage, wired and ordered in any way, with or without recomputation; each
 stage averages in one round of its devices or, where these share sites' lines, in two levels; all
 contribute, with any shares. Compute times by FLOPs, updates free, head and loss with the last
-stage, gradients averaged in every step.
+stage.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
@@ -12,6 +12,9 @@ after T. What a stage of m devices must do before the next step ends is in `whol
 levels T is the end of the last exchange: all sites of a stage exchange at the same moment, and
 begin their next step no earlier. A step by itself may be shorter than the bound by what it spreads
 sums faster than the one before.
+
+Where one step in H averages, a step is taken for H of them, with as many microbatches, from the
+end of one that averages to the end of the next: the bound is a mean over these.
 
 Where stages need more devices than there are, however the layers are split, no plan has such a
 step. A device has a price, a mixture of its parts of all FLOP/s, of all uploads and of their
@@ -61,6 +64,7 @@ def whole_bound(
     wire_ratio: float = 1.0,
     *,
     recomputes: bool = True,
+    every: int = 1,
     helped_in: Cluster | None = None,
 ) -> StepBound | None:
     """Seconds that no plan's step beats.
@@ -76,6 +80,8 @@ def whole_bound(
         Bytes of averaged gradients on the wire over those of the workload.
     recomputes
         Whether a plan's stages may recompute their activations, and so do more of F before T.
+    every
+        H: one step in so many averages.
     helped_in
         The cluster with other devices that hold no stage but may sum gradients; None: none may.
 
@@ -85,6 +91,7 @@ def whole_bound(
         Of the distance of two step ends; None where memory holds no split.
     """
     fleet = Fleet.of(cluster, helped_in)
+    workload = _of_steps(workload, every)
     needs = StageNeeds(fleet, workload, wire_ratio, recomputes)
     seconds, price = _best(fleet, lambda price: _any_stage(needs, price), needs.scale_s)
     if not np.isfinite(seconds):
@@ -96,6 +103,8 @@ def whole_bound(
         "price": list(price),
         **fleet.to_dict(),
     }
+    if every > 1:
+        witness["every_steps"] = every
 
     more = 1 + A_LITTLE
     faster = {
@@ -112,7 +121,14 @@ def whole_bound(
     basis = f"{what} of all devices, whatever stages they are in"
     if fleet.levels:
         basis += "; for a stage in two levels, from exchange to exchange"
-    return StepBound(seconds, basis, witness)
+    if every > 1:
+        basis += f"; a mean over {every} steps, of which one averages"
+    return StepBound(seconds / every, basis, witness)
+
+
+def _of_steps(workload: Workload, every: int) -> Workload:
+    """With the microbatches of so many steps in one."""
+    return workload.replace(batch_samples=workload.batch_samples * every)
 
 
 def long_run_s(
@@ -120,6 +136,7 @@ def long_run_s(
     workload: Workload,
     wire_ratio: float = 1.0,
     *,
+    every: int = 1,
     helped_in: Cluster | None = None,
 ) -> float:
     """Seconds a step that no plan beats in the long run; a single step may.
@@ -129,7 +146,7 @@ def long_run_s(
 
     Parameters
     ----------
-    cluster, workload, wire_ratio, helped_in
+    cluster, workload, wire_ratio, every, helped_in
         As in `whole_bound`.
 
     Returns
@@ -138,13 +155,13 @@ def long_run_s(
         Seconds; infinite where memory holds no split.
     """
     fleet = Fleet.of(cluster, helped_in)
-    needs = StageNeeds(fleet, workload, wire_ratio, recomputes=True)
+    needs = StageNeeds(fleet, _of_steps(workload, every), wire_ratio, recomputes=True)
     lasting = needs.lasting()
 
     def prices(price: Price) -> PriceAt:
         return lambda limit: _in_turn(_costs(needs, lasting, price, limit))
 
-    return _best(fleet, prices, needs.scale_s)[0]
+    return _best(fleet, prices, needs.scale_s)[0] / every
 
 
 def _best(fleet: Fleet, prices: Callable[[Price], PriceAt], scale_s: float) -> tuple[float, Price]:

@@ -63,7 +63,8 @@ def require_executable(plan: TrainingPlan) -> Architecture:
         ),
         "state_bytes_per_parameter": (
             plan.workload.state_bytes_per_parameter,
-            plan.workload.precision.state_bytes,
+            plan.workload.precision.state_bytes
+            + (plan.workload.outer_state_bytes if plan.sync.local_steps else 0.0),
         ),
     }
     for what, (priced, real) in sizes.items():

@@ -109,7 +109,7 @@ def need_of(
         held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: parameters as they were, and where gradients are made meanwhile
         held += (1 if on_gpu else 2) * plan.sync.delayed
-        beyond["outer step"] = held * vector
+        beyond["outer step"] = max(held - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
     if calibrates:
         state = vector / SUM_BYTES * w.precision.state_bytes
         working = found.total - costs.state_bytes - found.rounded_weights

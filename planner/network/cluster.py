@@ -67,7 +67,7 @@ class Devices:
         Returns
         -------
         Devices
-            FLOP/s and memory, the same for all.
+            FLOP/s, memory and price, the same for all.
 
         Raises
         ------
@@ -78,8 +78,9 @@ class Devices:
             raise ValueError(f"no GPU {name!r} in the table; it has {', '.join(GPUS)}")
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
-        peak = GPUS[name].peak(choice(Dtype, "dtype", dtype))
-        return cls(peak * utilization, GPUS[name].memory_bytes)
+        gpu = GPUS[name]
+        peak = gpu.peak(choice(Dtype, "dtype", dtype))
+        return cls(peak * utilization, gpu.memory_bytes, usd_per_hour=gpu.usd_per_hour)
 
     def broadcast(self, n: int) -> Devices:
         """The same with every field an array of ``n``, validated.

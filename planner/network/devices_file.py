@@ -136,6 +136,7 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
                 )
             fields["flops"] = GPUS[gpu].peak(dtype) * utilization
             fields["memory_bytes"] = GPUS[gpu].memory_bytes
+            fields["usd_per_hour"] = GPUS[gpu].usd_per_hour
         for column, value in given.items():
             if value:
                 field, read = _COLUMNS[column]
@@ -272,7 +273,6 @@ def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devic
         while alone in named:
             alone += "'"
         sites.append(row.site or alone)
-    prices = [row.usd_per_hour for row in rows]
     return Devices(
         column("flops", full.flops),
         column("memory_bytes", full.memory_bytes),
@@ -283,8 +283,21 @@ def _devices(rows: list[DeviceRow], network: Network, default: Devices) -> Devic
         site_download_bytes_per_s=_of_sites(rows, "site_download_bytes_per_s"),
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
-        usd_per_hour=None if set(prices) == {None} else [price or 0.0 for price in prices],
+        usd_per_hour=_prices(rows, full),
     )
+
+
+def _prices(rows: list[DeviceRow], full: Devices) -> list[float] | None:
+    """As stated, else the GPU's; who cannot compute has none and costs nothing."""
+    usual = np.zeros(len(rows)) if full.usd_per_hour is None else np.asarray(full.usd_per_hour)
+    if full.usd_per_hour is None and all(row.usd_per_hour is None for row in rows):
+        return None
+    return [
+        (0.0 if row.can_compute is False else price)
+        if row.usd_per_hour is None
+        else row.usd_per_hour
+        for row, price in zip(rows, usual.tolist(), strict=True)
+    ]
 
 
 def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:

@@ -21,12 +21,18 @@ class Gpu:
         As sold, in bytes.
     source
         Where the figures come from.
+    usd_per_hour
+        Of one on demand, on the AWS instance that `price_source` names; None: not offered there.
+    price_source
+        Instance, region and date.
     """
 
     peak_flops: float
     fp32_flops: float
     memory_bytes: float
     source: str
+    usd_per_hour: float | None = None
+    price_source: str = ""
 
     def peak(self, dtype: Dtype) -> float:
         """FLOP/s of matrix products in a format.
@@ -48,16 +54,78 @@ class Gpu:
 
 GIB = 2.0**30
 
+
+def on_demand(instance: str) -> str:
+    """Where a price is from: it changes, and regions differ; a devices file states one's own."""
+    return f"AWS EC2 {instance}, us-east-1, on demand, list price of 2024"
+
+
 GPUS: dict[str, Gpu] = {
-    "T4": Gpu(65e12, 8.1e12, 16 * GIB, "NVIDIA T4 data sheet"),
-    "V100": Gpu(125e12, 15.7e12, 16 * GIB, "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1"),
-    "V100-32GB": Gpu(125e12, 15.7e12, 32 * GIB, "NVIDIA V100 data sheet"),
-    "A10": Gpu(125e12, 31.2e12, 24 * GIB, "NVIDIA A10 data sheet"),
+    "T4": Gpu(
+        65e12,
+        8.1e12,
+        16 * GIB,
+        "NVIDIA T4 data sheet",
+        0.526,
+        on_demand("g4dn.xlarge"),
+    ),
+    "V100": Gpu(
+        125e12,
+        15.7e12,
+        16 * GIB,
+        "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1",
+        3.06,
+        on_demand("p3.2xlarge"),
+    ),
+    "V100-32GB": Gpu(
+        125e12,
+        15.7e12,
+        32 * GIB,
+        "NVIDIA V100 data sheet",
+        3.902,
+        on_demand("p3dn.24xlarge, an eighth"),
+    ),
+    "A10": Gpu(
+        125e12,
+        31.2e12,
+        24 * GIB,
+        "NVIDIA A10 data sheet",
+        1.006,
+        on_demand("g5.xlarge, whose A10G is nearly the same"),
+    ),
     "A40": Gpu(149.7e12, 37.4e12, 48 * GIB, "NVIDIA A40 data sheet; DT-FM paper, section 10.5"),
-    "L4": Gpu(121e12, 30.3e12, 24 * GIB, "NVIDIA L4 data sheet, half of the figure with sparsity"),
-    "A100": Gpu(312e12, 19.5e12, 40 * GIB, "NVIDIA A100 data sheet"),
-    "A100-80GB": Gpu(312e12, 19.5e12, 80 * GIB, "NVIDIA A100 data sheet"),
-    "H100": Gpu(989e12, 66.9e12, 80 * GIB, "NVIDIA H100 SXM data sheet, without sparsity"),
+    "L4": Gpu(
+        121e12,
+        30.3e12,
+        24 * GIB,
+        "NVIDIA L4 data sheet, half of the figure with sparsity",
+        0.805,
+        on_demand("g6.xlarge"),
+    ),
+    "A100": Gpu(
+        312e12,
+        19.5e12,
+        40 * GIB,
+        "NVIDIA A100 data sheet",
+        4.097,
+        on_demand("p4d.24xlarge, an eighth"),
+    ),
+    "A100-80GB": Gpu(
+        312e12,
+        19.5e12,
+        80 * GIB,
+        "NVIDIA A100 data sheet",
+        5.121,
+        on_demand("p4de.24xlarge, an eighth"),
+    ),
+    "H100": Gpu(
+        989e12,
+        66.9e12,
+        80 * GIB,
+        "NVIDIA H100 SXM data sheet, without sparsity",
+        12.29,
+        on_demand("p5.48xlarge, an eighth"),
+    ),
     "H200": Gpu(989e12, 66.9e12, 141e9, "NVIDIA H200 SXM data sheet, without sparsity"),
     "RTX3090": Gpu(71e12, 35.6e12, 24 * GIB, "NVIDIA GA102 white paper, FP32 accumulate"),
     "RTX4090": Gpu(165.2e12, 82.6e12, 24 * GIB, "NVIDIA Ada white paper, FP32 accumulate"),

@@ -62,7 +62,7 @@ class GroupAveraging:
             object.__setattr__(self, name, array)
 
     @classmethod
-    def of(cls, cluster: Cluster, vector_bytes: Sequence[float]) -> GroupAveraging:
+    def of(cls, cluster: Cluster, vector_bytes: Sequence[float], every: int = 1) -> GroupAveraging:
         """On a cluster, whose sites' lines count as limits of pairs.
 
         Parameters
@@ -71,6 +71,8 @@ class GroupAveraging:
             N devices.
         vector_bytes
             Per stage, on the wire.
+        every
+            One step in so many averages: what it takes in the mean of these, latencies too.
 
         Returns
         -------
@@ -84,7 +86,7 @@ class GroupAveraging:
         up, down = device_limits(cluster)
         return cls(
             np.asarray(vector_bytes, dtype=np.float64),
-            1.0 / np.minimum(rate, rate.T),
-            1.0 / np.minimum(up, down),
-            latency + latency.T,
+            1.0 / np.minimum(rate, rate.T) / every,
+            1.0 / np.minimum(up, down) / every,
+            (latency + latency.T) / every,
         )

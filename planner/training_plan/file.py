@@ -20,6 +20,7 @@ from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
 from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.compact import devices_of, network_of
+from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import (
     FORMAT,
@@ -204,5 +205,6 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         wiring=Wiring(data["wiring"]["kind"]),
         sync=Sync(int(sync["every_steps"]), outer, sync.get("delayed", False)),
         clip=data["averaging"].get("clip"),
+        cost=Cost.from_dict(data["cost"]) if data.get("cost") is not None else None,
         package_version=data["package_version"],
     )

@@ -24,6 +24,7 @@ from planner.training_plan.compact import (
     paths_of,
     route_fields,
 )
+from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
@@ -431,6 +432,8 @@ class TrainingPlan:
         Per stage, rounds of disjoint groups.
     predicted
         Simulated seconds.
+    cost
+        Dollars of a step; None: the devices' prices are not known.
     codec
         How gradients are written on the wire.
     wiring, sync
@@ -463,6 +466,7 @@ class TrainingPlan:
     wiring: Wiring = Wiring.FIXED
     sync: Sync = field(default_factory=Sync)
     clip: float | None = None
+    cost: Cost | None = None
     package_version: str = ""
 
     def __post_init__(self) -> None:
@@ -476,6 +480,8 @@ class TrainingPlan:
             (Mapping, "certificates"),
         ):
             of_kind(kind, getattr(self, name), name, error=PlanError)
+        if self.cost is not None:
+            of_kind(Cost, self.cost, "cost", error=PlanError)
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
@@ -604,6 +610,7 @@ class TrainingPlan:
             "content_hash": own_hash,
             **content,
             "predicted": asdict(self.predicted),
+            **({} if self.cost is None else {"cost": self.cost.to_dict()}),
             "certificates": {part: asdict(c) for part, c in self.certificates.items()},
         }
 

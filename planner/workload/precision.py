@@ -11,6 +11,9 @@ from planner.network.values import choice, mapping
 
 OPTIMIZER_MOMENTS = 2
 """Of AdamW, each in the format of the parameters."""
+OUTER_COPIES = 2
+"""What an outer optimizer keeps, in the format of the parameters: those of the last outer step, and
+its momentum."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class Precision:
         """Of one parameter: itself, its gradient as it is summed, and AdamW's two moments."""
         kept = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
         return float(kept + Dtype.FP32.bytes)
+
+    @property
+    def outer_state_bytes(self) -> float:
+        """Of one parameter, beside `state_bytes`, where averages are rare."""
+        return float(OUTER_COPIES * self.parameters.bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""

@@ -141,6 +141,25 @@ class Workload:
             boundary_ratio=ratio * self.boundary_ratio,
         )
 
+    def with_outer_state(self) -> Workload:
+        """The same with room for an outer optimizer beside each parameter's other state.
+
+        Returns
+        -------
+        Workload
+            `Precision.outer_state_bytes` more a parameter; itself if they are there.
+        """
+        if self.outer_state_bytes > 0:
+            return self
+        more = self.state_bytes_per_parameter + self.precision.outer_state_bytes
+        return self.replace(state_bytes_per_parameter=more)
+
+    @property
+    def outer_state_bytes(self) -> float:
+        """Of one parameter, the room for an outer optimizer; 0: there is none."""
+        room = self.precision.outer_state_bytes
+        return room if self.state_bytes_per_parameter == self.precision.state_bytes + room else 0.0
+
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer, as a device holds them, whatever is sent.
 

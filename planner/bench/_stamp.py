@@ -1,0 +1,27 @@
+"""What a report was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+
+LIBRARIES = ("planner", "numpy", "scipy", "numba", "ortools")
+
+
+def stamp(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
+    """Versions, machine and load in one line.
+
+    Parameters
+    ----------
+    before
+        The machine's load before the run.
+    libraries
+        Whose versions are named.
+    """
+    packages = ", ".join(f"{name} {version(name)}" for name in libraries)
+    return (
+        f"Python {platform.python_version()}, {packages}; {platform.system()} on "
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before."
+    )

@@ -1,0 +1,161 @@
+"""What a step costs, counted again message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.checker.certificates import TOLERANCE, same
+from planner.checker.plan_network import averaged_bytes
+from planner.checker.violation import Violation
+from planner.checker.whole_bound import whole_step_bound_s
+from planner.network.prices import Prices
+from planner.training_plan.choices import Head
+from planner.training_plan.model import TrainingPlan
+from planner.workload.compute_times import FROM_FLOPS
+
+Floats = NDArray[np.float64]
+
+
+def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
+    """Dollars and bytes that are not those of the plan's messages, prices and step.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+
+    Yields
+    ------
+    Violation
+        Nothing where it says no cost.
+    """
+    cost, hourly = plan.cost, plan.cluster.devices.usd_per_hour
+    if cost is None:
+        if "cost" in plan.certificates:
+            yield Violation("cost", "certificates.cost", "the plan states no cost; plan again")
+        return
+    if hourly is None:
+        yield Violation("cost", "cost", "devices have no prices; give them, or leave cost out")
+        return
+    regions = plan.cluster.network.regions
+    paid = dollars = 0.0
+    for (d, e), size in _sent(plan).items():
+        price = _price(cost.prices, regions[d], regions[e])
+        paid += size if price > 0 else 0.0
+        dollars += size * price / 1e9
+    devices = sum(float(price) for price in np.asarray(hourly)) * plan.predicted.step_s / 3600
+    where = "cost.devices_usd", "cost.messages_usd", "cost.paid_bytes"
+    for name, found, said in zip(
+        where,
+        (devices, dollars, paid),
+        (cost.devices_usd, cost.messages_usd, cost.paid_bytes),
+        strict=True,
+    ):
+        yield from same(found, said, "cost", name)
+    arch = plan.workload.architecture
+    tokens = None if arch is None else plan.workload.batch_samples * arch.sequence
+    if (tokens is None) != (cost.usd_per_billion_tokens is None):
+        yield Violation(
+            "cost", "cost.usd_per_billion_tokens", "is known where a sample's tokens are"
+        )
+    elif tokens is not None:
+        each = (devices + dollars) / tokens * 1e9
+        stated = cost.usd_per_billion_tokens
+        yield from same(each, stated, "cost", "cost.usd_per_billion_tokens")
+    certificate = plan.certificates.get("cost")
+    if certificate is None:
+        return
+    least = devices + dollars + cost.hour_usd * plan.predicted.step_s / 3600
+    yield from same(least, certificate.objective, "cost", "certificates.cost.objective")
+    bound = certificate.bound
+    if bound is not None and not 0 <= bound <= least * (1 + TOLERANCE):
+        yield Violation(
+            "bound", "certificates.cost.bound", f"must be 0 to {least:g} $, found {bound:g} $"
+        )
+
+
+def cost_bound_usd(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:
+    """What computing costs at least on devices of a price a FLOP, and waiting for a shortest step.
+
+    Parameters
+    ----------
+    witness
+        ``kind`` "cost", ``usd_per_flop``: no device's is less, the plan's among them; ``step_s``
+        and ``step``: a bound on the step and its witness, where waiting has a price.
+    plan
+        What is judged.
+
+    Returns
+    -------
+    float or None
+        Dollars; None where it is malformed or says nothing about this plan.
+    """
+    hourly, w = plan.cluster.devices.usd_per_hour, plan.workload
+    if hourly is None or plan.cost is None or plan.compute_times.source != FROM_FLOPS:
+        return None
+    each = np.asarray(hourly) / 3600 / plan.cluster.flops
+    try:
+        least = float(witness["usd_per_flop"])
+        if not 0 <= least <= float(each.min()) * (1 + TOLERANCE):
+            return None
+        layers = [w.stem, *w.layers, w.head]
+        dollars = 3 * sum(one.forward_flops for one in layers) * w.batch_samples * least
+        if "step_s" in witness:
+            proven = whole_step_bound_s(witness["step"], plan, float(witness["step_s"]))
+            if proven is None:
+                return None
+            dollars += plan.cost.hour_usd / 3600 * proven
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return dollars
+
+
+def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
+    """Bytes of a step by pair, in the mean."""
+    w, sent = plan.workload, dict[tuple[int, int], float]()
+
+    def add(d: int, e: int, size: float) -> None:
+        if d != e:
+            sent[d, e] = sent.get((d, e), 0.0) + size
+
+    stage_of = plan.stage_of
+    last = [w.layers[stop - 1] for _, stop in plan.stage_layers]
+    given = [layer.output_bytes * w.microbatch_samples for layer in last]
+    for k in plan.cycle:
+        schedule = plan.schedules[k]
+        for path in schedule.paths:
+            way = list(path)
+            if schedule.head is Head.FIRST:
+                way.append(path[0])
+            for d, e in pairwise(way):
+                size = given[stage_of[d]] / len(plan.cycle)
+                add(d, e, size)
+                add(e, d, size)
+    for stage, rounds in enumerate(plan.averaging):
+        for groups in rounds:
+            for group in groups:
+                each = averaged_bytes(plan, stage, group) / plan.sync.every_steps
+                for i, d in enumerate(group.members):
+                    for j, e in enumerate(group.members):
+                        add(d, e, float(each[i, j]))
+    return sent
+
+
+def _price(prices: Prices, here: str, there: str) -> float:
+    """Dollars a gigabyte: the first rule that fits, else by region and provider."""
+    fits = [
+        price
+        for a, b, price in prices.rules
+        if (a == "*" or a == here) and (b == "*" or b == there)
+    ]
+    if fits:
+        return fits[0]
+    if here == there:
+        return 0.0
+    one, other = (name.split(":")[0] if ":" in name else "" for name in (here, there))
+    return prices.between_regions if one == other else prices.between_providers

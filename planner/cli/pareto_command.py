@@ -1,0 +1,222 @@
+"""``planner pareto``: plans between the fastest and the cheapest."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.cli.arguments import (
+    add_cluster,
+    add_prices,
+    add_solver,
+    add_workload,
+    cluster_of,
+    prices_of,
+    sizes,
+    stop_of,
+    workload_of,
+)
+from planner.cli.output import show
+from planner.compose.front import WORTH, FrontPoint, pareto
+from planner.network.atomic import write_bytes, write_text
+from planner.search.stop import MaxRuntime
+from planner.training_plan.choices import Codec
+from planner.workload.boundary_codec import BoundaryCodec
+
+NAME = "pareto"
+ABOUT = "plans between the fastest and the cheapest: a table, a picture, a plan file for each"
+
+TABLE, PICTURE = "front.csv", "front.png"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Cluster, workload, prices, what may be chosen."""
+    add_cluster(sub)
+    add_workload(sub)
+    add_prices(sub)
+    sub.add_argument(
+        "--sync-every",
+        type=sizes,
+        default=[1],
+        help="numbers of steps between averagings, such as 1,10,50; default 1",
+    )
+    sub.add_argument(
+        "--codecs",
+        type=_words,
+        default=[Codec.NONE.value],
+        help=f"of gradients, of {','.join(one.value for one in Codec)}; default none",
+    )
+    sub.add_argument(
+        "--boundary-codecs",
+        type=_words,
+        default=[BoundaryCodec.NONE.value],
+        help=f"between stages, of {','.join(one.value for one in BoundaryCodec)}; default none",
+    )
+    sub.add_argument(
+        "--worth",
+        type=_numbers,
+        default=list(WORTH),
+        help="what an hour's wait is worth, in hours of all devices, inf: time alone; default "
+        + ",".join(f"{one:g}" for one in WORTH),
+    )
+    sub.add_argument(
+        "--out", type=Path, default=Path("front"), help="folder to write; default front"
+    )
+    add_solver(sub)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(one >= 0 for one in found):
+        raise argparse.ArgumentTypeError(f"must be numbers >= 0 such as inf,1,0, found {text!r}")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, mark the front, write."""
+    from planner.training_plan.file import save_plan
+
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"{args.out}: is a file; name a folder")
+    searches = len(args.sync_every) * len(args.codecs) * len(args.boundary_codecs)
+    searches *= len(dict.fromkeys(args.worth))
+    stop_of(args)  # what is wrong with it is said before anything else
+    seconds = None if args.seconds is None else args.seconds / max(searches, 1)
+    workload = workload_of(args)
+    cluster = cluster_of(args, workload.precision.compute)
+    stop = stop_of(args) if seconds is None else MaxRuntime(seconds)
+    points = pareto(
+        cluster,
+        workload,
+        sync_every=args.sync_every,
+        codecs=args.codecs,
+        boundary_codecs=args.boundary_codecs,
+        worth=args.worth,
+        stop=stop,
+        seed=args.seed,
+        prices=prices_of(args),
+        network_name=args.network,
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    names = {}
+    for k, point in enumerate((one for one in points if one.on_front), start=1):
+        path = args.out / f"plan-{k}.json"
+        save_plan(point.plan, path)
+        names[id(point)] = path.name
+    rows = [_row(point, names.get(id(point), "")) for point in points]
+    write_text(args.out / TABLE, _table(rows))
+    _draw(points, args.out / PICTURE)
+    show(
+        args.json,
+        rows,
+        [*_lines(rows), f"wrote {args.out}/: {TABLE}, {PICTURE}, {len(names)} plans"],
+    )
+    return 0
+
+
+def _row(point: FrontPoint, file: str) -> dict[str, Any]:
+    plan, request = point.plan, point.request
+    assert plan.cost is not None
+    return {
+        "plan": file,
+        "step_s": point.step_s,
+        "step_usd": point.step_usd,
+        "devices_usd": plan.cost.devices_usd,
+        "messages_usd": plan.cost.messages_usd,
+        "usd_per_billion_tokens": plan.cost.usd_per_billion_tokens,
+        "devices": len(plan.cluster),
+        "stages": len(plan.stage_layers),
+        "sync_every": plan.sync.every_steps,
+        "codec": str(plan.codec),
+        "boundary_codec": str(plan.workload.boundary_codec),
+        "hour_usd": request.hour_usd if request.objective == "cost" else None,
+        "objective": str(request.objective),
+        "bound": point.result.bound,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("plan", "plan", str),
+    ("step_s", "step, s", lambda x: f"{x:.3f}"),
+    ("step_usd", "step, $", lambda x: f"{x:.4f}"),
+    ("messages_usd", "messages, $", lambda x: f"{x:.4f}"),
+    ("usd_per_billion_tokens", "$ for 10^9 tokens", lambda x: "-" if x is None else f"{x:.0f}"),
+    ("devices", "devices", str),
+    ("stages", "stages", str),
+    ("sync_every", "averages every", str),
+    ("codec", "gradients", str),
+    ("boundary_codec", "boundaries", str),
+)
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table; plans that are on the front have a file."""
+    cells = [[title for _, title, _ in COLUMNS]]
+    cells += [[show_it(row[name]) for name, _, show_it in COLUMNS] for row in rows]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
+    return [
+        "  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in cells
+    ]
+
+
+def _draw(points: Sequence[FrontPoint], path: Path) -> None:
+    """Seconds and dollars, one colour for each choice of what changes training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    kinds: dict[str, list[FrontPoint]] = {}
+    for point in sorted(points, key=lambda one: one.trains):
+        kinds.setdefault(_kind(point), []).append(point)
+    for k, (name, some) in enumerate(kinds.items()):
+        some.sort(key=lambda one: one.step_s)
+        front = [point for point in some if point.on_front]
+        at = ([one.step_s for one in front], [one.step_usd for one in front])
+        axes.step(*at, where="post", color=f"C{k}", alpha=0.4, zorder=0)
+        every = ([one.step_s for one in some], [one.step_usd for one in some])
+        axes.scatter(*every, label=name, color=f"C{k}")
+        for point in front:
+            where = (point.step_s, point.step_usd)
+            text = f"{len(point.plan.cluster)}"
+            axes.annotate(text, where, (4, 4), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+    axes.set_xlabel("step on the clock, s; numbers are devices")
+    axes.set_ylabel("cost of a step, $")
+    axes.set_title(f"{points[0].plan.workload.name} on {points[0].plan.network_name}")
+    axes.legend(fontsize=8)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    write_bytes(path, picture.getvalue())
+
+
+def _kind(point: FrontPoint) -> str:
+    plan = point.plan
+    words = [f"every {plan.sync.every_steps} steps" if plan.sync.every_steps > 1 else "every step"]
+    if plan.codec is not Codec.NONE:
+        words.append(f"{plan.codec} gradients")
+    if plan.workload.boundary_codec is not BoundaryCodec.NONE:
+        words.append(f"{plan.workload.boundary_codec} boundaries")
+    return "averages " + ", ".join(words)

@@ -1,0 +1,72 @@
+"""What a plan sends from each device to each other in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.links import NONE, Links
+from planner.clock.program import compile_plan
+from planner.clock.rounds import group_bytes
+from planner.training_plan.choices import Codec
+from planner.training_plan.model import StageAveraging, TrainingPlan
+
+Floats = NDArray[np.float64]
+
+
+def sent_bytes(plan: TrainingPlan) -> Floats:
+    """Bytes of activations, their gradients and averaging.
+
+    Parameters
+    ----------
+    plan
+        What runs.
+
+    Returns
+    -------
+    ndarray
+        ``float[N, N]``, from row to column: means over the cycle, and over the steps of which one
+        averages.
+    """
+    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    work, pairs, n = program.work, program.pairs, len(plan.cluster)
+    vectors = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)
+    averaging = zip(plan.averaging, vectors, strict=True)
+    sent = averaged_bytes(averaging, plan.codec, n) / plan.sync.every_steps
+    for schedule in plan.cycle:
+        mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]
+        mine = mine[work.pair[mine] != NONE]
+        pair = work.pair[mine]
+        ends = (pairs.source[pair], pairs.destination[pair])
+        np.add.at(sent, ends, work.size[mine] / len(plan.cycle))
+    return sent
+
+
+def averaged_bytes(
+    averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int
+) -> Floats:
+    """Bytes of one averaging of all stages.
+
+    Parameters
+    ----------
+    averaging
+        Per stage, its rounds and the bytes of its vector.
+    codec
+        How it is written on the wire.
+    devices
+        N.
+
+    Returns
+    -------
+    ndarray
+        ``float[N, N]``, from row to column.
+    """
+    sent = np.zeros((devices, devices))
+    for rounds, vector in averaging:
+        for groups in rounds:
+            for group in groups:
+                index = np.array(group.members)
+                sent[np.ix_(index, index)] += group_bytes(group, vector, codec)
+    return sent

@@ -1,0 +1,158 @@
+"""Which plans are worth a thought: none is both faster and cheaper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from planner.compose.planning import plan
+from planner.compose.request import Objective, PlanRequest
+from planner.network.cluster import Cluster
+from planner.problems import ProblemError
+from planner.search.result import Result
+from planner.search.stop import StoppingCriterion
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+
+WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
+"""What an hour's wait is worth, in hours of all devices: from nothing but time to nothing but
+dollars."""
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A plan that is on the front, or was tried.
+
+    Attributes
+    ----------
+    result
+        Of `planner.plan`.
+    request
+        What it was asked for.
+    on_front
+        Whether no other that trains the same way is as fast and as cheap, and better in one of
+        both.
+    """
+
+    result: Result[TrainingPlan]
+    request: PlanRequest
+    on_front: bool = False
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The plan."""
+        assert self.result.plan is not None
+        return self.result.plan
+
+    @property
+    def trains(self) -> tuple[int, str, str]:
+        """What changes training: steps between averagings, codecs of gradients and boundaries."""
+        plan = self.plan
+        return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        return self.plan.predicted.step_s
+
+    @property
+    def step_usd(self) -> float:
+        """Dollars of its step."""
+        assert self.plan.cost is not None
+        return self.plan.cost.step_usd
+
+
+def pareto(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    sync_every: Sequence[int] = (1,),
+    codecs: Sequence[str] = ("none",),
+    boundary_codecs: Sequence[str] = ("none",),
+    worth: Sequence[float] = WORTH,
+    stop: StoppingCriterion,
+    seed: int = 0,
+    **fields: Any,
+) -> tuple[FrontPoint, ...]:
+    """Plans between the fastest and the cheapest.
+
+    Each combination of what may change training is searched for each worth of time.
+
+    Parameters
+    ----------
+    cluster, workload
+        Where and what to train; devices have prices.
+    sync_every, codecs, boundary_codecs
+        What may be asked of `PlanRequest` fields ``sync_every``, ``codec``, ``boundary_codec``.
+    worth
+        What an hour's wait is worth, in what all devices cost in an hour; infinite: time alone.
+    stop
+        When to end each of these searches; an interruption ends them all.
+    seed
+        Of every random choice.
+    fields
+        Other fields of `PlanRequest`.
+
+    Returns
+    -------
+    tuple[FrontPoint, ...]
+        All that were found, each once, the fastest first.
+
+    Raises
+    ------
+    ProblemError
+        Devices without prices, or nothing fits.
+    """
+    hourly = cluster.devices.usd_per_hour
+    if hourly is None:
+        raise ProblemError(
+            "a front of seconds and dollars needs what devices cost; give usd_per_hour to Devices "
+            "or in the devices file"
+        )
+    choices = (sync_every, codecs, boundary_codecs)
+    found, refused = list[FrontPoint](), ProblemError("nothing is asked for; give one of each kind")
+    for request in _requests(float(np.sum(hourly)), worth, fields, *choices):
+        try:
+            result = plan(cluster, workload, request=request, stop=stop, seed=seed)
+        except ProblemError as error:
+            refused = error
+            continue
+        found.append(FrontPoint(result, request))
+        if result.stop_reason == "interrupted":
+            break
+    if not found:
+        raise refused
+    return _marked(found)
+
+
+def _requests(
+    all_usd: float, worth: Sequence[float], fields: dict[str, Any], *choices: Sequence[Any]
+) -> Iterator[PlanRequest]:
+    """The extremes come first, so that an interrupted front has both ends."""
+    ends_first = sorted(worth, key=lambda hours: 0 < hours < math.inf)
+    for hours in dict.fromkeys(ends_first):
+        for every, codec, boundary in product(*choices):
+            least: dict[str, Any] = {"objective": Objective.TIME}
+            if hours < math.inf:
+                least = {"objective": Objective.COST, "hour_usd": hours * all_usd}
+            names = ("sync_every", "codec", "boundary_codec")
+            chosen = dict(zip(names, (every, codec, boundary), strict=True))
+            yield PlanRequest(**fields | chosen | least)
+
+
+def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Fastest first, each once; on a front is what costs less than all that are as fast."""
+    unlike = {point.plan.content_hash: point for point in reversed(found)}
+    order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
+    marked, least = list[FrontPoint](), dict[tuple[int, str, str], float]()
+    for point in order:
+        known = least.get(point.trains, math.inf)
+        least[point.trains] = min(known, point.step_usd)
+        better = point.step_usd < known * (1 - 1e-9)
+        marked.append(replace(point, on_front=better))
+    return tuple(marked)

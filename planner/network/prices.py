@@ -1,0 +1,163 @@
+"""What bytes between regions cost; what devices cost is theirs (`planner.network.cluster`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.error import NetworkError
+from planner.network.network import Network
+from planner.network.values import mapping, real, several
+
+Floats = NDArray[np.float64]
+
+BETWEEN_REGIONS, BETWEEN_PROVIDERS = 0.02, 0.09
+"""Dollars a gigabyte that leaves, AWS EC2's list of 2024: to another region from most in the United
+States and Europe (from others up to 0.147), and to the internet, the first 10 TB a month."""
+ANY = "*"
+COLUMNS = ("from", "to", "usd_per_gb")
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Dollars for a gigabyte (10^9 bytes) from one region to another; nothing within one.
+
+    Attributes
+    ----------
+    between_regions, between_providers
+        Where no rule says otherwise. The provider is what a region's name has before a colon, as in
+        ``aws:us-east-1``; regions without are of one.
+    rules
+        ``(from, to, dollars)`` by name of region, ``"*"`` for any; the first that fits counts, also
+        within a region.
+
+    Raises
+    ------
+    ValueError
+        A price that is none.
+    """
+
+    between_regions: float = BETWEEN_REGIONS
+    between_providers: float = BETWEEN_PROVIDERS
+    rules: tuple[tuple[str, str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("between_regions", "between_providers"):
+            object.__setattr__(self, name, real(f"prices.{name}", getattr(self, name), 0))
+        rules = []
+        for k, rule in enumerate(several("prices.rules", self.rules)):
+            parts = several(f"prices.rules[{k}]", rule)
+            if len(parts) != 3 or not all(isinstance(region, str) for region in parts[:2]):
+                raise ValueError(
+                    f"prices.rules[{k}] must be two regions and a price, found {rule!r}; correct it"
+                )
+            rules.append((parts[0], parts[1], real(f"prices.rules[{k}] price", parts[2], 0)))
+        object.__setattr__(self, "rules", tuple(rules))
+
+    @classmethod
+    def load(cls, path: str | Path, **others: float) -> Prices:
+        """From a CSV with columns ``from,to,usd_per_gb``.
+
+        Parameters
+        ----------
+        path
+            The file.
+        others
+            Fields for regions that no row names.
+
+        Returns
+        -------
+        Prices
+            Its rows as rules, in their order.
+
+        Raises
+        ------
+        NetworkError
+            One line with file, line, value and rule.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
+        rows = csv.DictReader(io.StringIO(text))
+        if rows.fieldnames is None or set(COLUMNS) - set(rows.fieldnames):
+            raise NetworkError(
+                f"{path}: must have the columns {', '.join(COLUMNS)}, found "
+                f"{', '.join(rows.fieldnames or ['none'])}; correct the header"
+            )
+        rules = []
+        for row in rows:
+            here, there, price = (row[column] for column in COLUMNS)
+            try:
+                value = real("usd_per_gb", float(price or "nan"), 0)
+            except ValueError:
+                raise NetworkError(
+                    f"{path}, line {rows.line_num}: usd_per_gb must be a number >= 0, found "
+                    f"{price!r}; correct it"
+                ) from None
+            if not here or not there:
+                raise NetworkError(
+                    f"{path}, line {rows.line_num}: from and to must name regions, or be {ANY!r}; "
+                    "correct it"
+                )
+            rules.append((here, there, value))
+        return cls(rules=tuple(rules), **others)
+
+    def usd_per_byte(self, network: Network) -> Floats:
+        """What a byte from one device to another costs.
+
+        Parameters
+        ----------
+        network
+            N devices.
+
+        Returns
+        -------
+        ndarray
+            ``float[N, N]``.
+        """
+        regions = list(dict.fromkeys(network.regions))
+        table = np.array([[self._between(a, b) for b in regions] for a in regions]) / GIGA
+        place = {region: k for k, region in enumerate(regions)}
+        index = [place[region] for region in network.regions]
+        return np.asarray(table[np.ix_(index, index)])
+
+    def _between(self, here: str, there: str) -> float:
+        for a, b, price in self.rules:
+            if a in (here, ANY) and b in (there, ANY):
+                return price
+        if here == there:
+            return 0.0
+        same = _provider(here) == _provider(there)
+        return self.between_regions if same else self.between_providers
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "between_regions": self.between_regions,
+            "between_providers": self.between_providers,
+            "rules": [dict(zip(COLUMNS, rule, strict=True)) for rule in self.rules],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Prices:
+        """From that of `to_dict`."""
+        given = mapping("prices", data)
+        return cls(
+            given["between_regions"],
+            given["between_providers"],
+            tuple(tuple(rule[column] for column in COLUMNS) for rule in given["rules"]),
+        )
+
+
+def _provider(region: str) -> str:
+    name, colon, _ = region.partition(":")
+    return name if colon else ""

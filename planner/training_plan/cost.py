@@ -1,0 +1,79 @@
+"""What a step of a plan costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.network.prices import Prices
+from planner.network.values import of_kind, real
+from planner.training_plan.error import PlanError
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Dollars of a step.
+
+    Attributes
+    ----------
+    devices_usd
+        All devices of the plan, for the predicted step.
+    messages_usd
+        Bytes that leave a region, in the mean over steps.
+    paid_bytes
+        These bytes.
+    hour_usd
+        What an hour of waiting was worth, beside; 0 where only dollars counted, or only time.
+    usd_per_billion_tokens
+        None: the workload does not say what a sample has.
+    prices
+        Of bytes.
+    """
+
+    devices_usd: float
+    messages_usd: float
+    paid_bytes: float
+    usd_per_billion_tokens: float | None
+    prices: Prices
+    hour_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("devices_usd", "messages_usd", "paid_bytes", "hour_usd"):
+            object.__setattr__(
+                self, name, real(f"cost.{name}", getattr(self, name), 0, error=PlanError)
+            )
+        if self.usd_per_billion_tokens is not None:
+            each = real(
+                "cost.usd_per_billion_tokens", self.usd_per_billion_tokens, 0, error=PlanError
+            )
+            object.__setattr__(self, "usd_per_billion_tokens", each)
+        of_kind(Prices, self.prices, "cost.prices", error=PlanError)
+
+    @property
+    def step_usd(self) -> float:
+        """What a step costs."""
+        return self.devices_usd + self.messages_usd
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "devices_usd": self.devices_usd,
+            "messages_usd": self.messages_usd,
+            "step_usd": self.step_usd,
+            "paid_bytes": self.paid_bytes,
+            "usd_per_billion_tokens": self.usd_per_billion_tokens,
+            "hour_usd": self.hour_usd,
+            "prices": self.prices.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
+        """From that of `to_dict`."""
+        values = {k: v for k, v in data.items() if k not in ("step_usd", "prices")}
+        try:
+            return cls(prices=Prices.from_dict(data["prices"]), **values)
+        except PlanError:
+            raise
+        except ValueError as error:
+            raise PlanError(f"cost.{error}") from None

@@ -1,0 +1,157 @@
+"""Plans that average once in several steps: what they take, and what no such plan beats."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.checker.whole_bound import whole_step_bound_s
+from planner.clock.engine import Run
+from planner.clock.links import Links
+from planner.clock.program import compile_plan
+from planner.clock.simulator import unlike_steps_s
+from planner.compose.bounds import straight_bound_s
+from planner.compose.placed_bound import placed_bound_s
+from planner.compose.pricing import straight_plan
+from planner.compose.request import Question
+from planner.compose.shape import assignment_problem, shape_of
+from planner.compose.whole_bound import long_run_s, whole_bound
+from planner.problems.answers import AssignmentPlan
+from planner.search.incumbent import ROUNDING
+from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
+from tests.conftest import random_network, regional_network, tiny_workload
+
+PERIODS = 3
+
+
+def period_ends_s(plan: TrainingPlan, every: int) -> list[float]:
+    """When each of some periods ends on the clock, of which the last step averages."""
+    program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
+    averages = ([False] * (every - 1) + [True]) * PERIODS
+    ends = Run.planned(program, [0] * len(averages), averages=averages).times.step_end
+    return ends[every - 1 :: every].tolist()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(2, 4))
+def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
+    seed: int, n: int, layers: int, every: int
+) -> None:
+    """Any cluster, model, layout, wiring, order and shares; the checker proves the same bound."""
+    rng = np.random.default_rng(seed)
+    cluster, workload = tiny_cluster(n, rng), tiny_model(layers, 3, rng)
+    bound = whole_bound(cluster, workload, every=every)
+    lasting = long_run_s(cluster, workload, every=every)
+    tried = list(layouts(n, layers))
+    rng.shuffle(tried)
+    for groups, split in tried[:20]:
+        plan = whole_plan(cluster, workload, groups, split, rng)
+        if plan is None:
+            continue
+        assert bound is not None and bound.witness is not None
+        ends = period_ends_s(plan, every)
+        assert bound.seconds * every * (1 - ROUNDING) <= min(np.diff(ends))
+        assert lasting * every * PERIODS * (1 - ROUNDING) <= ends[-1]
+        rare = plan.replace(sync=Sync(every, OuterOptimizer()))
+        assert whole_step_bound_s(bound.witness, rare, bound.seconds) == bound.seconds
+        raised = whole_step_bound_s(bound.witness, rare, bound.seconds * 1.01)
+        assert raised == pytest.approx(bound.seconds, rel=1e-6)
+        assert whole_step_bound_s(bound.witness, plan, bound.seconds) is None
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.sampled_from([(2, 2), (4, 1), (1, 4)]), st.integers(2, 5))
+def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every: int) -> None:
+    """Of all grids of four devices, and of each by itself."""
+    stages, pipelines = shape_
+    cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e9, 16e9))
+    request = pl.PlanRequest(stages=stages, sync_every=every)
+    question = Question.of(cluster, tiny_workload(batch_samples=5), request, 0, {})
+    shape = shape_of(question)
+    least = math.inf
+    for order in permutations(range(4)):
+        placed = AssignmentPlan.of_grid(np.reshape(order, (pipelines, stages)))
+        step_s = straight_plan(question, shape, placed).predicted.step_s
+        assert placed_bound_s(question, shape, placed) * (1 - ROUNDING) <= step_s
+        least = min(least, step_s)
+    assert straight_bound_s(question, shape) * (1 - ROUNDING) <= least
+
+
+@pytest.mark.parametrize("fields", [{}, {"stages": 2}, {"stages": 4, "path_stages": 3}])
+def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
+    """Whole, straight and skipping; the step is the mean of steps with averaging and without."""
+    cluster = pl.Cluster(regional_network([4, 4]), pl.Devices(1e8, 16e9))
+    work = tiny_workload(batch_samples=16)
+    result = pl.plan(cluster, work, sync_every=10, stop=pl.Effort(0.2), seed=0, **fields)
+    assert result.plan is not None and pl.check(result) == []
+    assert result.plan.sync == Sync(10, OuterOptimizer())
+    alone_s, averages_s = unlike_steps_s(result.plan)
+    assert result.objective == pytest.approx((9 * alone_s + averages_s) / 10)
+    assert alone_s < averages_s
+    assert len(result.plan.cluster) > 1
+    if "path_stages" not in fields:
+        assert result.bound is not None and result.objective is not None
+        assert result.bound <= result.objective
+
+
+def test_the_outer_optimizer_takes_its_place_in_memory() -> None:
+    """Two more numbers a parameter; twice asked for, once counted."""
+    work = tiny_workload()
+    rare = work.with_outer_state()
+    assert rare.state_bytes_per_parameter == work.state_bytes_per_parameter + 8
+    assert rare.with_outer_state() is rare
+    need = rare.parameters * (work.state_bytes_per_parameter + 4)
+    cluster = pl.Cluster(random_network(1), pl.Devices(1e12, need))
+    assert pl.plan(cluster, work, stop=pl.Effort(0.1)).plan is not None
+    with pytest.raises(pl.ProblemError, match="memory"):
+        pl.plan(cluster, work, sync_every=2, stop=pl.Effort(0.1))
+
+
+def test_pipelines_stay_within_regions() -> None:
+    """Two near devices in each of four far regions: eq. 1 puts those that average together."""
+    far = pl.Network(np.full((4, 4), 0.1), np.full((4, 4), 1e8))
+    network = far.replicate(
+        dict.fromkeys(far.ids, 2), intra_latency_s=1e-4, intra_bandwidth_bytes_per_s=1e10
+    )
+    cluster, work = pl.Cluster(network, pl.Devices(1e12, 16e9)), tiny_workload(batch_samples=16)
+    every = pl.plan(cluster, work, stages=2, stop=pl.Effort(0.2)).plan
+    rare = pl.plan(cluster, work, stages=2, sync_every=50, stop=pl.Effort(0.2)).plan
+    assert every is not None and rare is not None and rare.assignment.grid is not None
+    question = Question.of(cluster, work, pl.PlanRequest(stages=2, sync_every=50), 0, {})
+    shape = shape_of(question)
+    priced = straight_plan(question, shape, every.assignment)
+    region = np.array(network.regions)[rare.assignment.grid]
+    assert (region[:, 0] == region[:, 1]).all()
+    problem = assignment_problem(cluster, question.workload, shape)
+    assert problem.cost(every.assignment.groups) <= problem.cost(rare.assignment.groups)
+    assert rare.predicted.step_s <= priced.predicted.step_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"sync_every": 0}, "sync_every is 0; it must be at least 1"),
+        ({"sync_every": 1.5}, "sync_every must be a whole number, found 1.5"),
+        ({"sync_every": 2, "clip": 1.0}, "found sync_every 2; leave one of them out"),
+        ({"sync_every": 2, "outer": "nesterov"}, "outer must be of type OuterOptimizer"),
+    ],
+)
+def test_what_cannot_be_asked(fields: dict[str, object], words: str) -> None:
+    """One line each."""
+    with pytest.raises(pl.ProblemError, match=words):
+        pl.PlanRequest(**fields)  # type: ignore[arg-type]
+
+
+def test_another_outer_optimizer() -> None:
+    """Goes into the plan as it is given; every step needs none."""
+    outer = OuterOptimizer("nesterov", 0.5, 0.8)  # type: ignore[arg-type]
+    assert pl.PlanRequest(sync_every=3, outer=outer).sync == Sync(3, outer)
+    assert pl.PlanRequest(outer=outer).sync == Sync()
