@@ -86,7 +86,7 @@ def _shape_bound_s(
     if len(again) != stages:
         raise ValueError("recompute")
     if plan.sync.delayed:
-        raise ValueError("averaging beside the next step")
+        raise ValueError("rounds beside the next step")
     every = plan.sync.every_steps
     shares = _shares(plan) if n > stages else None
     averages = _one_step_s(plan, layers, samples, again, shares)

@@ -83,7 +83,7 @@ def whole_step_bound_s(
 def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     samples, stages = witness["microbatch_samples"], len(plan.stage_layers)
     times = plan.compute_times
-    if plan.sync.delayed or witness.get("every_steps", 1) != plan.sync.every_steps:
+    if witness.get("every_steps", 1) != plan.sync.every_steps or plan.sync.delayed:
         return False
     if times.source != FROM_FLOPS or any(times.update_s):
         return False

@@ -110,6 +110,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
     )
     sub.add_argument(
+        "--delayed", action="store_true", help="average beside the next step, with --sync-every"
+    )
+    sub.add_argument(
         "--outer-lr", type=float, default=OuterOptimizer.learning_rate, help="default %(default)s"
     )
     sub.add_argument(
@@ -191,6 +194,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         prices=prices_of(args),
         clip=args.clip,
         sync_every=args.sync_every,
+        delayed=args.delayed,
         outer=OuterOptimizer(OuterStep.NESTEROV, args.outer_lr, args.outer_momentum),
         method=args.method,
         path_method=args.path_method,
@@ -417,7 +421,7 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
     """What no plan beats over many steps; rounds of small groups are not bounded."""
     from planner.compose.whole_bound import long_run_s
 
-    if asked.request.group_size is not None:
+    if asked.request.group_size is not None or asked.request.delayed:
         return []
     data["long_run_bound_s"] = long_run_s(
         asked.cluster,

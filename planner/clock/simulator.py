@@ -191,7 +191,8 @@ def step_s(plan: TrainingPlan) -> float:
 def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     """Steps of a plan that averages rarely: without averaging and with.
 
-    Their mean, of H - 1 and one, is ``step_s``.
+    Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
+    it costs both steps.
 
     Parameters
     ----------
@@ -203,8 +204,9 @@ def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     tuple[float, float]
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
-    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
-    return setting.mean_step_s(averages=False), setting.mean_step_s(averages=True)
+    setting, every = _Setting.of(plan, None, None, LinkModel.QUEUED, None), plan.sync.every_steps
+    alone_s = setting.mean_step_s(averages=False)
+    return alone_s, every * setting.step_s() - (every - 1) * alone_s
 
 
 def cycle_steps_s(
@@ -295,17 +297,9 @@ class _Setting:
             mean = ((every - some) * self.mean_step_s(averages=False) + some * mean) / every
         return mean
 
-    def _delayed_s(self, turns: int) -> float:
-        """Mean distance of step ends where one of so many begins to average beside the next.
-
-        Who waits for whom takes some passes to settle: those after the third count, as many again.
-        """
-        cycle = list(self.plan.cycle)
-        each = math.lcm(len(cycle), turns)
-        steps = [cycle[t % len(cycle)] for t in range(2 * PASSES * each + 1)]
-        averages = [(t + 1) % turns == 0 for t in range(len(steps))]
-        ends = self.run(steps, averages).times.step_end
-        return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
+    def mean_step_s(self, *, averages: bool) -> float:
+        """Of the third pass through the cycle."""
+        return _mean(self.third_pass_s(averages=averages))
 
     def first_of_two_s(self, *, averages: bool) -> float:
         """The longest that a stage takes for the first of two steps."""
@@ -318,9 +312,17 @@ class _Setting:
         groups = [list(group) for group in plan.assignment.groups]
         return float(max(end[group].max() - begin[group].min() for group in groups))
 
-    def mean_step_s(self, *, averages: bool) -> float:
-        """Of the third pass through the cycle."""
-        return _mean(self.third_pass_s(averages=averages))
+    def _delayed_s(self, turns: int) -> float:
+        """Mean distance of step ends where one of so many begins to average beside the next.
+
+        Who waits for whom takes some passes to settle: those after the third count, as many again.
+        """
+        cycle = list(self.plan.cycle)
+        each = math.lcm(len(cycle), turns)
+        steps = [cycle[t % len(cycle)] for t in range(2 * PASSES * each + 1)]
+        averages = [(t + 1) % turns == 0 for t in range(len(steps))]
+        ends = self.run(steps, averages).times.step_end
+        return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""

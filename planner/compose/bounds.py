@@ -58,7 +58,7 @@ def step_bound(question: Question, shape: Shape) -> StepBound | None:
         Of the simulated step.
     """
     request, cluster, workload = question.request, question.cluster, question.workload
-    if request.calibration is not None:
+    if request.calibration is not None or request.delayed:
         return None
     if request.skips:
         if not question.ends_together or request.sync_every > 1:

@@ -182,7 +182,10 @@ class Prepared:
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
         every = self.question.request.sync_every
-        seconds = ((every - 1) * alone.max() + (alone + self.averaging_s).max()) / every
+        averages = (alone + self.averaging_s).max()
+        if self.question.request.delayed:
+            averages = max(alone.max(), averages - alone.max())
+        seconds = ((every - 1) * alone.max() + averages) / every
         usd = self._messages_usd(paths)
         return Draft(self, schedule, float(seconds), slower, late, spread, usd)
 

@@ -52,8 +52,8 @@ class Model(NamedTuple):
         Bytes of gradients on the wire over those that they have.
     microbatches
         Of a step.
-    every
-        H: one step in so many averages.
+    every, delayed
+        H: one step in so many averages, beside the next if that is so.
     by_cost, wait_usd_per_s
         Whether dollars are estimated, and what waiting is worth.
     most_held
@@ -77,6 +77,7 @@ class Model(NamedTuple):
     wire_ratio: float
     microbatches: float
     every: float
+    delayed: bool
     by_cost: bool
     wait_usd_per_s: float
     most_held: float
@@ -503,8 +504,12 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         sent_s = scratch.averaged_bytes[s] / links.line[s]
         longest = max(longest, scratch.own_s[stages - 1] + sent_s)
     # the longest way is that through all stages
-    longest = way + (longest - way) / model.every
-    return float(model.microbatches * period + longest)
+    alone = model.microbatches * period + way
+    averages = longest - way
+    if model.delayed:
+        # beside the next step
+        averages = max(averages - alone, 0.0)
+    return float(alone + averages / model.every)
 
 
 @jit

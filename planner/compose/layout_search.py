@@ -83,8 +83,8 @@ class Given:
         Microbatches that a device may hold; None: what memory holds.
     equal
         Whether shares of what is averaged are equal.
-    every
-        One step in so many averages.
+    every, delayed
+        One step in so many averages, beside the next one if ``delayed``.
     merit
         What is least.
     """
@@ -95,6 +95,7 @@ class Given:
     in_flight: int | None = None
     equal: bool = False
     every: int = 1
+    delayed: bool = False
     merit: Merit = BY_TIME
 
 
@@ -135,6 +136,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         1.0,
         workload.batch_samples / samples,
         float(given.every),
+        given.delayed,
         given.merit.by_cost,
         given.merit.wait_usd_per_s,
         math.inf if given.in_flight is None else float(given.in_flight),

@@ -64,6 +64,8 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
         return float((least.max(axis=1) if together else least.min(axis=1)).min())
 
     averages_s = _averaging_s(question, shape, assignment)
+    if question.request.delayed:
+        return step_s(update_s, False)
     found = step_s(averages_s + update_s, question.ends_together)
     if every > 1:
         found = ((every - 1) * step_s(update_s, False) + found) / every

@@ -90,7 +90,7 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     from planner.compose.whole import best_whole  # numba takes a while to load
 
     request, bound = question.request, None
-    if request.group_size is None:
+    if request.group_size is None and not request.delayed:
         wire = Codec(request.codec).wire_ratio
         again = request.recompute != ()
         bound = whole_bound(

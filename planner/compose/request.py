@@ -120,6 +120,9 @@ class PlanRequest:
         learned depends on H, a step only becomes shorter with it, so that H is never chosen.
     outer
         The outer optimizer where H > 1.
+    delayed
+        Where H > 1, whether averaging goes on beside the next step, and the outer step is taken at
+        that one's end. It changes what is learned too.
     objective
         ``"time"``: the step is as short as can be. ``"cost"``: devices and messages of a step cost
         as little as can be, and so does waiting, if ``hour_usd`` says what an hour of it is worth.
@@ -163,6 +166,7 @@ class PlanRequest:
     boundary_codec: str = BoundaryCodec.NONE
     sync_every: int = 1
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    delayed: bool = False
     objective: str = Objective.TIME
     hour_usd: float = 0.0
     prices: Prices = field(default_factory=Prices)
@@ -181,6 +185,10 @@ class PlanRequest:
             raise ProblemError(
                 f"in_flight is {self.in_flight}; give at least 1, and only with eager-1f1b or "
                 "path_stages"
+            )
+        if of_kind(bool, self.delayed, "delayed") and self.sync_every == 1:
+            raise ProblemError(
+                "delayed averages changes of parameters a step later, found sync_every 1; give more"
             )
         if self.objective == Objective.TIME and self.hour_usd > 0:
             raise ProblemError(
@@ -359,7 +367,9 @@ class PlanRequest:
     @property
     def sync(self) -> Sync:
         """How often stages average, and what follows."""
-        return Sync(self.sync_every, self.outer) if self.sync_every > 1 else Sync()
+        if self.sync_every == 1:
+            return Sync()
+        return Sync(self.sync_every, self.outer, self.delayed)
 
     @property
     def open(self) -> bool:
@@ -570,7 +580,7 @@ class Question:
         if asked.microbatch_samples is not None:
             workload = workload.replace(microbatch_samples=asked.microbatch_samples)
         if asked.sync_every > 1:
-            workload = workload.with_outer_state()
+            workload = workload.with_outer_state(delayed=asked.delayed)
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         gradients = workload.precision.gradients

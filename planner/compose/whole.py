@@ -115,7 +115,7 @@ def _given(question: Question, devices: int) -> Given:
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
     equal = request.shares == Shares.EQUAL
     parts = (stages, layers, request.recompute, request.in_flight, equal)
-    return Given(*parts, request.sync_every, Merit.of(request))
+    return Given(*parts, request.sync_every, request.delayed, Merit.of(request))
 
 
 class _Search:

@@ -108,10 +108,15 @@ class Precision:
         kept = (1 + OPTIMIZER_MOMENTS) * self.parameters.bytes
         return float(kept + Dtype.FP32.bytes)
 
-    @property
-    def outer_state_bytes(self) -> float:
-        """Of one parameter, beside `state_bytes`, where averages are rare."""
-        return float(OUTER_COPIES * self.parameters.bytes)
+    def outer_state_bytes(self, *, delayed: bool = False) -> float:
+        """Of one parameter, beside `state_bytes`, where averages are rare.
+
+        Parameters
+        ----------
+        delayed
+            Whether they are made beside the next step: one copy more.
+        """
+        return float((OUTER_COPIES + delayed) * self.parameters.bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""

@@ -141,24 +141,31 @@ class Workload:
             boundary_ratio=ratio * self.boundary_ratio,
         )
 
-    def with_outer_state(self) -> Workload:
+    def with_outer_state(self, *, delayed: bool = False) -> Workload:
         """The same with room for an outer optimizer beside each parameter's other state.
+
+        Parameters
+        ----------
+        delayed
+            Whether its step is taken a step later.
 
         Returns
         -------
         Workload
             `Precision.outer_state_bytes` more a parameter; itself if they are there.
         """
-        if self.outer_state_bytes > 0:
+        more = self.precision.outer_state_bytes(delayed=delayed)
+        if self.outer_state_bytes == more:
             return self
-        more = self.state_bytes_per_parameter + self.precision.outer_state_bytes
-        return self.replace(state_bytes_per_parameter=more)
+        state = self.state_bytes_per_parameter - self.outer_state_bytes + more
+        return self.replace(state_bytes_per_parameter=state)
 
     @property
     def outer_state_bytes(self) -> float:
         """Of one parameter, the room for an outer optimizer; 0: there is none."""
-        room = self.precision.outer_state_bytes
-        return room if self.state_bytes_per_parameter == self.precision.state_bytes + room else 0.0
+        rooms = [self.precision.outer_state_bytes(delayed=late) for late in (False, True)]
+        found = self.state_bytes_per_parameter - self.precision.state_bytes
+        return found if found in rooms else 0.0
 
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer, as a device holds them, whatever is sent.

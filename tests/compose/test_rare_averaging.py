@@ -155,3 +155,25 @@ def test_another_outer_optimizer() -> None:
     outer = OuterOptimizer("nesterov", 0.5, 0.8)  # type: ignore[arg-type]
     assert pl.PlanRequest(sync_every=3, outer=outer).sync == Sync(3, outer)
     assert pl.PlanRequest(outer=outer).sync == Sync()
+
+
+def test_delayed_averaging_goes_on_beside_the_next_step() -> None:
+    """Never longer by more than it costs; one number more a parameter; no bound is claimed."""
+    cluster = pl.Cluster(regional_network([2, 2], 3), pl.Devices(1e8, 16e9))
+    work = tiny_workload(batch_samples=16)
+
+    def made(**fields: Any) -> TrainingPlan:
+        result = pl.plan(cluster, work, sync_every=2, wiring="flow", stop=pl.Effort(0.3), **fields)
+        assert pl.check(result) == [] and result.plan is not None
+        assert (result.bound is None) == ("delayed" in fields)
+        return result.plan
+
+    waits, late = made(stages=1), made(stages=1, delayed=True)
+    assert late.sync == Sync(2, OuterOptimizer(), delayed=True)
+    assert late.predicted.step_s <= waits.predicted.step_s
+    more = late.workload.state_bytes_per_parameter - waits.workload.state_bytes_per_parameter
+    assert more == 4
+    again = late.workload.with_outer_state()
+    assert again.state_bytes_per_parameter == waits.workload.state_bytes_per_parameter
+    with pytest.raises(pl.ProblemError, match="delayed averages changes"):
+        pl.PlanRequest(delayed=True)
