@@ -277,7 +277,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         f"`{' '.join(SCHEDULE)}`. H > 1: Nesterov with 0.7 and 0.9.",
         "",
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
-        "devices agree. MB are what all devices sent, evaluations included.",
+        "devices agree, but for the delayed, whose outer step is then to come. MB are what all "
+        "devices sent, evaluations included.",
         "",
         f"| averaging | {' | '.join(steps)} | to the best | MB sent |",
         f"|---|{'---|' * (len(steps) + 2)}",

@@ -139,7 +139,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--boundary-codec",
         default=BoundaryCodec.NONE.value,
         choices=[codec.value for codec in BoundaryCodec],
-        help="of activations between stages: priced, not executed yet",
+        help="of activations and their gradients between stages; it changes what is computed",
     )
     sub.add_argument(
         "--random-placements", type=count, help="straight ones to compare with; default 20"

@@ -18,6 +18,7 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, execute
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.ending import FAILED  # noqa: E402
 from planner.executor.learner import Learner, require_executable  # noqa: E402
 from planner.executor.memory import need_of  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
@@ -26,6 +27,7 @@ from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.executor.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
+from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.reference import train_apart  # noqa: E402
 
 DILOCO = Sync(5, OuterOptimizer())
@@ -253,3 +255,18 @@ def test_what_has_no_meaning_is_refused() -> None:
     ranks = Ranks(0, 1, store, ("0", "1"))
     with pytest.raises(PlanError, match="every_steps 5 with outer; leave out --own-pace"):
         Worker(plan, ranks, learner, tickets=store)
+
+
+def test_a_run_that_averages_beside_ends_when_a_device_is_lost(tmp_path: Path) -> None:
+    """Killed where it would begin to average: the others compute, and name it."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
+    late = Sync(1, OuterOptimizer(), delayed=True)
+    path, ids = saved(plan.replace(sync=late), tmp_path / "plan.json"), plan.cluster.network.ids
+    given = {"device": ids[2], "fault": "kill", "phase": "averaging", "step": 3}
+    with Started(tmp_path) as run:
+        for name in ids:
+            run.start(name, name, hurt(path, given | {"folder": str(tmp_path)}))
+        others = [name for name in ids if name != ids[2]]
+        assert run.codes(others) == dict.fromkeys(others, FAILED)
+        for name in others:
+            assert run.reason(name).startswith(f"device {ids[2]!r} is gone")
