@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "executor": {"network", "workload", "training_plan", "clock"},
     "emulate": {"network", "workload", "training_plan", "clock"},
     "exports": {"network", "workload", "training_plan", "clock"},
+    "report": {"network", "workload", "training_plan", "clock", "checker"},
     "cli": None,
     "bench": None,
 }

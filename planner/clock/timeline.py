@@ -129,6 +129,12 @@ class Timeline:
     step_s: float = 0.0
     loads: tuple[LinkLoad, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({len(self.ids)} devices, {len(self.ops)} operations, "
+            f"step {self.step_s:.4g} s)"
+        )
+
     @property
     def makespan_s(self) -> float:
         """Latest end of F, H and B: the pipeline part."""

@@ -191,6 +191,9 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.network)
 
+    def __repr__(self) -> str:
+        return f"Cluster({len(self)} devices, {self.flops.sum():.3g} FLOP/s)"
+
     @property
     def flops(self) -> Floats:
         """FLOP/s of each device."""

@@ -506,6 +506,12 @@ class TrainingPlan:
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 
+    def __repr__(self) -> str:
+        return (
+            f"TrainingPlan({self.workload.name!r}, {len(self.cluster)} devices, "
+            f"{len(self.stage_layers)} stages, step {self.predicted.step_s:.4g} s)"
+        )
+
     @property
     def head_stage(self) -> int:
         """The stage whose devices run head and loss."""

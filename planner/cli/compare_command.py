@@ -1,0 +1,61 @@
+"""``planner compare``: decisions and figures of two plans side by side, what differs first."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planner.cli.output import show
+from planner.training_plan.file import load_plan
+from planner.training_plan.model import TrainingPlan
+
+NAME = "compare"
+ABOUT = "show two plans side by side"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Two plan files."""
+    sub.add_argument("a", type=Path)
+    sub.add_argument("b", type=Path)
+
+
+def run(args: argparse.Namespace) -> int:
+    """A row a decision or figure; those that differ are marked."""
+    one, other = facts(load_plan(args.a)), facts(load_plan(args.b))
+    rows = [{"what": k, "a": v, "b": other[k], "same": v == other[k]} for k, v in one.items()]
+    rows.sort(key=lambda row: bool(row["same"]))
+    lines = [f"  {'':<20}{args.a!s:<28}  {args.b}"]
+    lines += [
+        f"{' ' if row['same'] else '*'} {row['what']:<20}{row['a']!s:<28}  {row['b']}"
+        for row in rows
+    ]
+    show(args.json, rows, lines)
+    return 0
+
+
+def facts(plan: TrainingPlan) -> dict[str, Any]:
+    """Decisions and figures of a plan, JSON-ready."""
+    step = plan.certificates.get("step")
+    return {
+        "step_s": plan.predicted.step_s,
+        "pipeline_s": plan.predicted.pipeline_s,
+        "averaging_s": plan.predicted.averaging_s,
+        "bound_s": None if step is None else step.bound,
+        "step_usd": None if plan.cost is None else plan.cost.step_usd,
+        "network": plan.cluster.network.content_hash[:12],
+        "workload": plan.workload.name,
+        "devices": len(plan.cluster),
+        "stage_sizes": [len(group) for group in plan.assignment.groups],
+        "layers": [stop - start for start, stop in plan.stage_layers],
+        "recompute": list(plan.recompute),
+        "microbatch_samples": plan.workload.microbatch_samples,
+        "schedules": [s.name for s in plan.schedules],
+        "head_stage": plan.head_stage,
+        "gradients_as": str(plan.codec),
+        "boundaries_as": str(plan.workload.boundary_codec),
+        "averages_every": plan.sync.every_steps,
+        "wiring": str(plan.wiring),
+        "clip": plan.clip,
+        "hash": plan.content_hash[:12],
+    }

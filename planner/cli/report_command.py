@@ -1,0 +1,57 @@
+"""``planner report``: a plan as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from planner.checker.dispatch import check
+from planner.cli.output import INVALID_PLAN, require_writable, show
+from planner.network.atomic import write_text
+from planner.network.values import real
+from planner.report.executed import load_run
+from planner.report.page import GENERATOR, report_html
+from planner.report.sensitivity import sensitivity
+from planner.training_plan.file import load_plan
+
+NAME = "report"
+ABOUT = "show a plan as one HTML page"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Plan, run, what to tell."""
+    sub.add_argument("plan", type=Path)
+    sub.add_argument("--out", type=Path, help="page to write; default: plan.html beside the plan")
+    sub.add_argument("--force", action="store_true", help="write over a file that is no report")
+    sub.add_argument("--run", type=Path, dest="events", help="an executor's --events, or its JSON")
+    sub.add_argument("--tokens", type=float, default=1e11, help="of the training; default 1e11")
+    sub.add_argument(
+        "--sensitivity", action="store_true", help="price slower links and devices; takes time"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page of a valid plan."""
+    out = args.plan.with_suffix(".html") if args.out is None else args.out
+    require_writable(out, [".html"])
+    for given in (args.plan, args.events):
+        if given is not None and given.exists() and out.resolve() == given.resolve():
+            raise ValueError(f"--out {out}: is read too; name another file")
+    if out.exists() and not args.force and GENERATOR.encode() not in out.read_bytes()[:1000]:
+        raise ValueError(f"{out}: exists and is no report; name another file or give --force")
+    if real("--tokens", args.tokens, 0) == 0:
+        raise ValueError("--tokens is 0; give a number above 0")
+    plan = load_plan(args.plan)
+    steps = [] if args.events is None else load_run(args.events)
+    if violations := check(plan):
+        print(f"planner report: {violations[0]}; see planner check", file=sys.stderr)
+        return INVALID_PLAN
+    slower = sensitivity(plan, _progress) if args.sensitivity else None
+    write_text(out, report_html(plan, tokens=args.tokens, run=steps, slower=slower))
+    show(args.json, {"written": str(out)}, [f"wrote {out}"])
+    return 0
+
+
+def _progress(done: int, of: int) -> None:
+    print(f"\rsensitivity {done} of {of}", end="\n" if done == of else "", file=sys.stderr)

@@ -1,0 +1,135 @@
+"""The placement as SVG: regions laid out by latency, devices in their stages' colours."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.clock.timeline import Timeline
+from planner.training_plan.model import TrainingPlan
+
+Floats = NDArray[np.float64]
+WIDTH, HEIGHT, LINKS, LABELS = 900.0, 520.0, 12, 30
+GOLDEN = math.pi * (3 - math.sqrt(5))
+DOT = 6.0
+
+
+def stage_colour(stage: int, stages: int) -> str:
+    """A hue a stage."""
+    return f"hsl({round(360 * stage / max(stages, 1))} 60% 50%)"
+
+
+def by_latency(latency_s: Floats) -> Floats:
+    """Places in the plane, ``float[n, 2]``, by classical multidimensional scaling.
+
+    B = -1/2 J D^2 J with J = I - 1/n; the two largest eigenvalues' vectors are the axes.
+
+    Parameters
+    ----------
+    latency_s
+        ``float[n, n]``; the diagonal is ignored, what was not measured counts as the longest.
+    """
+    n = len(latency_s)
+    d = (latency_s + latency_s.T) / 2
+    np.fill_diagonal(d, 0.0)
+    d = np.where(np.isfinite(d), d, np.nanmax(d, initial=0.0))
+    centre = np.eye(n) - 1 / n
+    values, vectors = np.linalg.eigh(-0.5 * centre @ d**2 @ centre)
+    top = np.argsort(values)[::-1][:2]
+    places = np.zeros((n, 2))
+    places[:, : len(top)] = vectors[:, top] * np.sqrt(np.maximum(values[top], 0))
+    return places
+
+
+def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
+    """Regions, devices and the links that carry messages longest.
+
+    Parameters
+    ----------
+    plan
+        What is drawn.
+    timeline
+        Of a step.
+    """
+    network, stage_of = plan.cluster.network, plan.stage_of
+    names = list(dict.fromkeys(network.regions))
+    members = [[d for d, r in enumerate(network.regions) if r == name] for name in names]
+    latency = network.latency_s
+    between = np.array([[np.nanmean(latency[np.ix_(a, b)]) for b in members] for a in members])
+    radii = np.array([DOT * 1.9 * math.sqrt(len(m)) + 6 for m in members])
+    places = _spread(_fitted(by_latency(between)), radii)
+    dots = {
+        d: places[r]
+        + DOT * 1.9 * math.sqrt(k) * np.array([math.cos(k * GOLDEN), math.sin(k * GOLDEN)])
+        for r, m in enumerate(members)
+        for k, d in enumerate(sorted(m, key=lambda d: (stage_of.get(d, -1), d)))
+    }
+    low = (places - radii[:, None]).min(axis=0) - (60, 24)
+    high = (places + radii[:, None]).max(axis=0)
+    size = high - low + (60, 24)
+    parts = [
+        f'<svg viewBox="{low[0]:.0f} {low[1]:.0f} {size[0]:.0f} {size[1]:.0f}" role="img" '
+        'aria-label="placement on the network">'
+    ]
+    for r, name in enumerate(names):
+        x, y = places[r]
+        parts.append(
+            f'<circle class="region" cx="{x:.1f}" cy="{y:.1f}" r="{radii[r]:.1f}"><title>'
+            f"{escape(name)}: {len(members[r])} devices</title></circle>"
+        )
+        if len(names) <= LABELS:
+            parts.append(
+                f'<text x="{x:.1f}" y="{y - radii[r] - 5:.1f}" text-anchor="middle">'
+                f"{escape(name)}</text>"
+            )
+    busiest = timeline.busiest_pairs(LINKS)
+    for (i, j), busy in busiest:
+        (x, y), (u, v) = dots[i], dots[j]
+        full = busy / plan.predicted.step_s
+        parts.append(
+            f'<line class="link" x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" '
+            f'stroke-width="{1 + 5 * min(full, 1):.1f}"><title>{escape(network.ids[i])} to '
+            f"{escape(network.ids[j])}: {busy:.3g} s of messages, {full:.0%} of a step"
+            "</title></line>"
+        )
+    for d, (x, y) in dots.items():
+        held = d in stage_of
+        colour = stage_colour(stage_of[d], len(plan.stage_layers)) if held else "#888"
+        what = f"stage {stage_of[d]}" if held else "averages only"
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill="{colour}"><title>'
+            f"{escape(network.ids[d])}: {what}</title></circle>"
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def _fitted(places: Floats) -> Floats:
+    """Scaled into the picture, both axes alike."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    span = np.maximum(high - low, 1e-12)
+    scale = min(WIDTH / span[0], HEIGHT / span[1]) if (high > low).any() else 1.0
+    return np.asarray((places - low) * scale)
+
+
+def _spread(places: Floats, radii: Floats) -> Floats:
+    """Moved apart until no circles overlap, or after 200 rounds."""
+    places = places.copy()
+    for _ in range(200):
+        moved = False
+        for i in range(len(places)):
+            for j in range(i):
+                way = places[i] - places[j]
+                gap = float(np.hypot(*way))
+                short = radii[i] + radii[j] + 18 - gap
+                if short > 0.5:
+                    angle = i * GOLDEN
+                    unit = way / gap if gap > 1e-9 else np.array([math.cos(angle), math.sin(angle)])
+                    places[i] += unit * short / 2
+                    places[j] -= unit * short / 2
+                    moved = True
+        if not moved:
+            break
+    return places

@@ -1,0 +1,77 @@
+"""Steps that a run has executed, from its events or from ``planner run --json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ReportError(ValueError):
+    """A file that is no run's."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One step: its number and seconds."""
+
+    step: int
+    took_s: float
+
+
+def load_run(path: str | Path) -> list[Executed]:
+    """Steps of a run, in the file's order.
+
+    Parameters
+    ----------
+    path
+        JSON lines that ``python -m planner.executor --events`` printed (other lines are passed
+        over), or what ``planner run --json`` printed.
+
+    Raises
+    ------
+    ReportError
+        No step in it, or a step without number or seconds.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ReportError(f"{path}: is no text; give a run's events or its JSON") from None
+    found = [_step(row, f"{path}, {where}") for where, row in _rows(text, path)]
+    if not found:
+        raise ReportError(
+            f"{path}: holds no step; give the lines of an executor's --events, or what planner run "
+            "--json printed"
+        )
+    return found
+
+
+def _rows(text: str, path: str | Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, dict) and isinstance(whole.get("steps"), list):
+        return [(f"steps[{k}]", row) for k, row in enumerate(whole["steps"])]
+    rows = []
+    for k, line in enumerate(text.splitlines(), 1):
+        if not line.startswith('{"event"'):
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ReportError(f"{path}, line {k}: is cut or no JSON; remove the line") from None
+        if event["event"] == "step":
+            rows.append((f"line {k}", event))
+    return rows
+
+
+def _step(row: Any, where: str) -> Executed:
+    row = row if isinstance(row, dict) else {}
+    step, took = row.get("step"), row.get("took_s", row.get("measured_s"))
+    numbers = isinstance(step, int) and isinstance(took, (int, float))
+    if not numbers or isinstance(took, bool) or not math.isfinite(took) or took < 0:
+        raise ReportError(f"{where}: a step has a number and seconds >= 0, found {str(row)[:60]}")
+    return Executed(step, float(took))

@@ -1,0 +1,86 @@
+"""Numbers of a report: head line, stages, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import BACKWARD_TO_FORWARD, split_costs
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a device needs at its fullest, and has; bytes."""
+
+    device: int
+    live: int
+    need_bytes: float
+    have_bytes: float
+
+    @property
+    def reserve_bytes(self) -> float:
+        """What is left."""
+        return self.have_bytes - self.need_bytes
+
+
+def memory(plan: TrainingPlan) -> list[Memory]:
+    """Of every device that holds a stage, in the fullest of the plan's schedules.
+
+    Parameters
+    ----------
+    plan
+        What is reported.
+    """
+    costs = split_costs(plan.workload, plan.stage_layers, plan.head_stage, plan.recompute)
+    held = [s.most_live() for s in plan.schedules]
+    found = []
+    for d, j in sorted(plan.stage_of.items()):
+        live = max(each[d] for each in held)
+        have = float(plan.cluster.memory_bytes[d])
+        found.append(Memory(d, live, costs[j].need_bytes(live), have))
+    return found
+
+
+def parameters(plan: TrainingPlan) -> list[float]:
+    """Parameters of each stage, with the head's where it runs."""
+    w = plan.workload
+    return [
+        w.stage(*layers).parameters + (w.head.parameters if j == plan.head_stage else 0)
+        for j, layers in enumerate(plan.stage_layers)
+    ]
+
+
+def samples(plan: TrainingPlan) -> float:
+    """Samples that a step trains on, in the mean over the cycle."""
+    paths = sum(len(plan.schedules[k].paths) for k in plan.cycle) / len(plan.cycle)
+    return paths * plan.workload.microbatch_samples
+
+
+def tokens_per_s(plan: TrainingPlan) -> float | None:
+    """None: the workload does not say how many tokens a sample has."""
+    arch = plan.workload.architecture
+    return None if arch is None else samples(plan) * arch.sequence / plan.predicted.step_s
+
+
+def utilization(plan: TrainingPlan) -> float:
+    """FLOPs of forward and backward passes over what all devices' stated FLOP/s would do.
+
+    Recomputation does not count: it is what a device does, not the model.
+    """
+    w, stage_of = plan.workload, plan.stage_of
+    loads = [w.stage(*layers).forward_flops for layers in plan.stage_layers]
+    visited = sum(
+        w.head.forward_flops + sum(loads[stage_of[d]] for d in path)
+        for k in plan.cycle
+        for path in plan.schedules[k].paths
+    ) / len(plan.cycle)
+    done = (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
+    return float(done / (plan.predicted.step_s * plan.cluster.flops.sum()))
+
+
+def days(plan: TrainingPlan, tokens: float) -> float | None:
+    """Days for so many tokens at the predicted rate; None where tokens are not known."""
+    rate = tokens_per_s(plan)
+    return None if rate is None else tokens / rate / DAY_S

@@ -1,0 +1,269 @@
+"""One self-contained HTML page of a plan: nothing is fetched, every foreign string is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from planner.checker.standing import standings
+from planner.clock.links import assumed_limits
+from planner.clock.simulator import predicted_timeline
+from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
+from planner.report.critical import critical_path
+from planner.report.drawing import placement_svg, stage_colour
+from planner.report.executed import Executed
+from planner.report.figures import days, memory, parameters, samples, tokens_per_s, utilization
+from planner.report.sensitivity import SLOWER, Slower
+from planner.training_plan.model import TrainingPlan
+
+GENERATOR = '<meta name="generator" content="planner report">'
+"""By which a page is known as one of ours."""
+HELP = "Wheel, drag and buttons zoom and move; keys: arrows, + and -, 0 for all."
+FULLEST = 8
+HERE = Path(__file__).parent
+
+
+def report_html(
+    plan: TrainingPlan,
+    *,
+    tokens: float = 1e11,
+    run: Sequence[Executed] = (),
+    slower: Sequence[Slower] | None = None,
+) -> str:
+    """The page.
+
+    Parameters
+    ----------
+    plan
+        A valid one.
+    tokens
+        Of the training whose days are told.
+    run
+        Steps that were executed; empty: none were.
+    slower
+        Of `sensitivity`; None: it was not asked for.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    timeline = predicted_timeline(plan)
+    critical = critical_path(timeline)
+    name = plan.network_name or "a network"
+    title = escape(f"{plan.workload.name} on {name}")
+    data = json.dumps(timeline_data(timeline, critical), allow_nan=False, ensure_ascii=False)
+    for char in "<>&\u2028\u2029":
+        data = data.replace(char, f"\\u{ord(char):04x}")
+    return "".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+            GENERATOR,
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+            "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
+            f"<title>{title}</title><style>{(HERE / 'page.css').read_text()}</style></head><body>",
+            f"<h1>{title}</h1>",
+            _note(f"plan {plan.content_hash[:12]}, made with planner {plan.package_version}"),
+            _head(plan, tokens),
+            _section("Placement", placement_svg(plan, timeline), _note(_placement_note(plan))),
+            _section("Stages", _stages(plan)),
+            _section("Memory", _memory(plan)),
+            _section("Timeline of a step from rest", _timeline(timeline, critical)),
+            _section("Fullest links", _links(plan, timeline)),
+            _section("What each bound stands on", _standings(plan)),
+            _section("Averaging and what is sent", _sync(plan)),
+            _section("Cost", _cost(plan)),
+            _section("Sensitivity", _sensitivity(plan, slower)),
+            _section("Predicted and executed", _executed(plan, run)),
+            f'<script type="application/json" id="data">{data}</script>',
+            f"<script>{(HERE / 'page.js').read_text()}</script></body></html>\n",
+        ]
+    )
+
+
+def timeline_data(timeline: Timeline, critical: Sequence[Any]) -> dict[str, Any]:
+    """What the page's script draws: ``[start_s, end_s, kind, microbatch, critical]`` a device."""
+    marked = {op for op in critical if isinstance(op, Op)}
+    rows: list[list[list[Any]]] = [[] for _ in timeline.ids]
+    every = sorted((*timeline.ops, *timeline.closing), key=lambda op: (op.end_s, op.start_s))
+    for op in every:
+        one = [op.start_s, op.end_s, op.kind, op.microbatch, int(op in marked)]
+        rows[op.device].append(one)
+    return {
+        "end_s": max((op.end_s for op in every), default=0.0),
+        "colours": COLOURS,
+        "names": NAMES,
+        "help": HELP,
+        "devices": [
+            {"name": name, "ops": ops} for name, ops in zip(timeline.ids, rows, strict=True)
+        ],
+    }
+
+
+def _head(plan: TrainingPlan, tokens: float) -> str:
+    step, rate, took = plan.certificates.get("step"), tokens_per_s(plan), days(plan, tokens)
+    bound, gap = (None, None) if step is None else (step.bound, step.gap)
+    cells = [
+        ("step", f"{plan.predicted.step_s:.4g} s"),
+        ("bound", "none" if bound is None else f"{bound:.4g} s"),
+        ("gap", "none" if gap is None else f"{gap:.1%}"),
+        ("cost of a step", "not known" if plan.cost is None else f"{plan.cost.step_usd:.4g} $"),
+        ("tokens/s", "not known" if rate is None else f"{rate:,.0f}"),
+        ("samples/s", f"{samples(plan) / plan.predicted.step_s:.4g}"),
+        (f"days for {tokens:g} tokens", "not known" if took is None else f"{took:,.1f}"),
+        ("of stated FLOP/s", f"{utilization(plan):.1%}"),
+    ]
+    inner = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in cells)
+    return f'<dl class="head">{inner}</dl>'
+
+
+def _placement_note(plan: TrainingPlan) -> str:
+    out = f" Left out: {', '.join(plan.left_out)}." if plan.left_out else ""
+    return (
+        "Regions are laid out by latency, devices have their stages' colours, lines are the pairs "
+        f"that carry messages longest. {assumed_limits(plan.cluster)}{out}"
+    )
+
+
+def _stages(plan: TrainingPlan) -> str:
+    ids, every = plan.cluster.network.ids, parameters(plan)
+    rows = []
+    for j, ((start, stop), group) in enumerate(
+        zip(plan.stage_layers, plan.assignment.groups, strict=True)
+    ):
+        colour = stage_colour(j, len(plan.stage_layers))
+        first = f'<span class="key" style="background:{colour}"></span>{j}'
+        again = "yes" if plan.recompute[j] else "no"
+        more = " + head" if j == plan.head_stage else ""
+        cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
+        rows.append([first, *map(escape, cells), escape(", ".join(ids[d] for d in group))])
+    return _table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
+
+
+def _memory(plan: TrainingPlan) -> str:
+    rows = []
+    for m in memory(plan):
+        bar = f'<meter min="0" max="1" value="{m.need_bytes / m.have_bytes:.4f}"></meter>'
+        figures = (m.need_bytes, m.have_bytes, m.reserve_bytes)
+        cells = [plan.cluster.network.ids[m.device], str(m.live)]
+        cells += [f"{figure / 1e9:.2f}" for figure in figures]
+        rows.append([*map(escape, cells), bar])
+    return _table(["device", "microbatches held", "needs GB", "has GB", "reserve GB", ""], rows)
+
+
+def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
+    seconds = dict.fromkeys((*"FHB", "messages"), 0.0)
+    for one in critical:
+        kind = one.kind if isinstance(one, Op) else "messages"
+        seconds[kind] += one.end_s - one.start_s
+    parts = ", ".join(f"{NAMES.get(k, k)} {s:.4g} s" for k, s in seconds.items())
+    acts = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "all"))
+    buttons = "".join(
+        f'<button type="button" data-act="{a}" aria-label="{a}">{b}</button>' for a, b in acts
+    )
+    keys = " ".join(
+        f'<span class="key" style="background:{c}"></span>{escape(NAMES[k])}'
+        for k, c in COLOURS.items()
+    )
+    return (
+        f'<p class="note">{keys}</p><div>{buttons}</div>'
+        '<canvas id="timeline" tabindex="0" role="img" aria-label="timeline of all devices">'
+        f'</canvas><p class="note" id="says" aria-live="polite">{escape(HELP)}</p>'
+        + _note(
+            f"Underlined: the critical path of the pipeline part, {timeline.makespan_s:.4g} s: "
+            f"{parts}. A message counts from when it is handed over."
+        )
+    )
+
+
+def _links(plan: TrainingPlan, timeline: Timeline) -> str:
+    rows = [
+        [escape(x.name), f"{x.pipeline_s:.4g}", f"{x.averaging_s:.4g}"]
+        for x in timeline.loads[:FULLEST]
+    ]
+    return _table(["link", "pipeline s", "averaging s"], rows)
+
+
+def _standings(plan: TrainingPlan) -> str:
+    lines = "".join(f"<li>{escape(str(one))}</li>" for one in standings(plan))
+    return f"<ul>{lines}</ul>" + _note(
+        "What each decision cost against its runner-up: a plan file does not keep runners-up; make "
+        "the other plan and see planner compare."
+    )
+
+
+def _sync(plan: TrainingPlan) -> str:
+    outer = plan.sync.outer
+    rows = [
+        ["averages every", f"{plan.sync.every_steps} steps" + " delayed" * plan.sync.delayed],
+        ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
+        ["gradients as", str(plan.codec)],
+        ["boundaries as", str(plan.workload.boundary_codec)],
+        ["wiring", str(plan.wiring)],
+        ["clips at", "never" if plan.clip is None else f"{plan.clip:g}"],
+        ["pipeline part", f"{plan.predicted.pipeline_s:.4g} s"],
+        ["longest averaging", f"{plan.predicted.averaging_s:.4g} s"],
+    ]
+    return _table(["what", "value"], [[escape(c) for c in row] for row in rows])
+
+
+def _cost(plan: TrainingPlan) -> str:
+    cost = plan.cost
+    if cost is None:
+        return _note("The plan states no cost: prices of its devices were not given.")
+    tokens = cost.usd_per_billion_tokens
+    rows = [
+        ["devices", f"{cost.devices_usd:.4g} $ a step"],
+        ["messages", f"{cost.messages_usd:.4g} $ a step, {cost.paid_bytes / 1e9:.4g} GB paid"],
+        ["a billion tokens", "not known" if tokens is None else f"{tokens:.4g} $"],
+    ]
+    return _table(["what", "price"], [[escape(c) for c in row] for row in rows])
+
+
+def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
+    if slower is None:
+        return _note("Not asked for: planner report --sensitivity prices slower links and devices.")
+    rows = [
+        [escape(x.what), f"{x.step_s:.4g}", f"{x.step_s / plan.predicted.step_s - 1:+.1%}"]
+        for x in slower
+    ]
+    return _note(f"At {SLOWER:.0%} of their speed, one at a time; decisions stay.") + _table(
+        ["slower", "step s", "change"], rows
+    )
+
+
+def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
+    if not run:
+        return _note("No run was given: planner report --run events.jsonl.")
+    rows = [
+        [
+            str(x.step),
+            f"{plan.predicted.step_s:.4g}",
+            f"{x.took_s:.4g}",
+            f"{x.took_s / plan.predicted.step_s - 1:+.1%}",
+        ]
+        for x in run
+    ]
+    return _note("Predicted is the plan's mean step on its own network.") + _table(
+        ["step", "predicted s", "executed s", "change"], rows
+    )
+
+
+def _section(title: str, *inner: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{''.join(inner)}</section>"
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'

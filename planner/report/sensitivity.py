@@ -1,0 +1,94 @@
+"""What a step takes where a pair of regions or the devices of a region are slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.clock.simulator import step_s
+from planner.network.cluster import Cluster, device_limits
+from planner.training_plan.model import TrainingPlan
+
+SLOWER = 0.7
+"""Rate that is left."""
+MOST_PAIRS, MOST_REGIONS = 24, 24
+"""Priced at most."""
+
+
+@dataclass(frozen=True)
+class Slower:
+    """One thing slower, and the step that the plan then takes, in seconds."""
+
+    what: str
+    step_s: float
+
+
+def sensitivity(
+    plan: TrainingPlan, progress: Callable[[int, int], None] = lambda done, of: None
+) -> list[Slower]:
+    """The plan priced again on changed clusters, the worst first.
+
+    Pairs of regions with the most devices that may talk come first; within a region is a pair too.
+
+    Parameters
+    ----------
+    plan
+        What is reported; its decisions stay.
+    progress
+        Told after each how many are done, of how many.
+    """
+    network, names = plan.cluster.network, np.array(plan.cluster.network.regions)
+    count = {name: int((names == name).sum()) for name in dict.fromkeys(names.tolist())}
+    pairs = [(a, b) for k, a in enumerate(count) for b in list(count)[k:] if a != b or count[a] > 1]
+    pairs = sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]
+    regions = sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
+    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + len(regions)
+    for a, b in pairs:
+        between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
+        rate = network.bandwidth_bytes_per_s * np.where(between, SLOWER, 1.0)
+        changed = cluster.replace(network=network.replace(bandwidth_bytes_per_s=rate))
+        what = f"links within {a}" if a == b else f"links between {a} and {b}"
+        found.append(Slower(what, step_s(plan.replace(cluster=changed))))
+        progress(len(found), whole)
+    for name in regions:
+        found.append(Slower(f"devices of {name}", step_s(slower_devices(plan, names == name))))
+        progress(len(found), whole)
+    return sorted(found, key=lambda one: -one.step_s)
+
+
+def pinned(cluster: Cluster) -> Cluster:
+    """The same with limits of devices written down.
+
+    Where none are stated the fastest pair is taken for them, which must not change with a pair.
+    """
+    up, down = device_limits(cluster)
+    if not (np.isfinite(up).all() and np.isfinite(down).all()):
+        return cluster
+    devices = replace(cluster.devices, upload_bytes_per_s=up, download_bytes_per_s=down)
+    return cluster.replace(devices=devices)
+
+
+def slower_devices(plan: TrainingPlan, which: np.typing.NDArray[np.bool_]) -> TrainingPlan:
+    """The plan with longer operations on some devices.
+
+    Parameters
+    ----------
+    plan
+        What is reported.
+    which
+        ``bool[N]``.
+    """
+
+    def longer(seconds: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(s / SLOWER if slow else s for s, slow in zip(seconds, which, strict=True))
+
+    times = plan.compute_times
+    changes: dict[str, Any] = {
+        name: longer(getattr(times, name))
+        for name in ("forward_s", "backward_s", "head_s", "update_s")
+        if len(getattr(times, name)) == len(which)
+    }
+    return plan.replace(compute_times=replace(times, **changes))

@@ -1,0 +1,27 @@
+"""``planner compare`` as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.training_plan.file import save_plan
+from tests.conftest import make_plan
+
+
+def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One decision was changed; a plan differs from itself in nothing."""
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    plan = make_plan([[0, 1], [2, 3]])
+    save_plan(plan, a)
+    save_plan(plan.replace(clip=1.0), b)
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows if not row["same"]] == ["clip", "hash"]
+    assert [row["what"] for row in rows[:2]] == ["clip", "hash"]
+    assert main(["compare", str(a), str(a)]) == 0
+    assert "*" not in capsys.readouterr().out
+    assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2

@@ -1,0 +1,119 @@
+"""Reports: well formed, escaped, nothing fetched, the plan's own figures."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.clock.simulator import predicted_timeline, simulate
+from planner.report.critical import critical_path
+from planner.report.figures import memory
+from planner.report.page import report_html
+from planner.report.sensitivity import sensitivity
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from tests.conftest import make_plan, random_network
+
+VOID = {"meta", "link", "br"}
+EVIL = "</script><b>&東京"
+
+
+class Reader(HTMLParser):
+    """Open tags, the page's data and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.data, self.text, self.fetched = "", "", 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Opens."""
+        self.tags.add(tag)
+        self.fetched += sum(name in ("src", "href") for name, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Closes the last one open."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """The script's data, and what is read."""
+        if self.open and self.open[-1] == "script" and data.startswith("{"):
+            self.data += data
+        self.text += data
+
+
+def evil_plan() -> TrainingPlan:
+    """Names that would break out of the page."""
+    network = random_network(4)
+    ids = [EVIL, "b", "c", "d"]
+    return make_plan([[0, 1], [2, 3]], network=network.replace(ids=ids, regions=ids))
+
+
+def test_page_is_balanced_escaped_and_has_the_plan() -> None:
+    """All operations are in it, and foreign names stay text."""
+    plan = evil_plan()
+    page = report_html(plan)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == [] and reader.fetched == 0 and "b" not in reader.tags
+    assert "http" not in page.replace("http-equiv", "")
+    assert f"{plan.predicted.step_s:.4g} s" in reader.text and EVIL in reader.text
+    data, timeline = json.loads(reader.data), predicted_timeline(plan)
+    assert data["devices"][0]["name"] == EVIL
+    drawn = sum(len(row["ops"]) for row in data["devices"])
+    assert drawn == len(timeline.ops) + len(timeline.closing)
+
+
+def test_critical_path_goes_from_rest_to_the_end() -> None:
+    """Each begins when the one before it has ended."""
+    timeline = simulate(evil_plan())
+    path = critical_path(timeline)
+    assert path[0].start_s == 0
+    assert path[-1].end_s == timeline.makespan_s
+    for one, after in pairwise(path):
+        assert after.start_s == pytest.approx(one.end_s)
+
+
+def test_slower_is_not_faster_and_memory_fits() -> None:
+    """Every pair and region of the plan is priced."""
+    plan = evil_plan()
+    found = sensitivity(plan)
+    assert len(found) == 6 + 4
+    assert max(x.step_s for x in found) > plan.predicted.step_s
+    assert all(m.reserve_bytes > 0 and m.live > 0 for m in memory(plan))
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Writes beside the plan; refuses what it must not write over and what is no run."""
+    path, run, other = tmp_path / "p.json", tmp_path / "r.jsonl", tmp_path / "o.html"
+    save_plan(evil_plan(), path)
+    run.write_text('{"event": "step", "step": 3, "took_s": 4.5}\n')
+    assert main(["report", str(path), "--run", str(run)]) == 0
+    assert "<td>4.5</td>" in path.with_suffix(".html").read_text()
+    assert main(["report", str(path)]) == 0
+    other.write_text("mine")
+    capsys.readouterr()
+    for bad in (
+        ["--out", str(other)],
+        ["--tokens", "nan"],
+        ["--run", str(path)],
+    ):
+        assert main(["report", str(path), *bad]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert other.read_text() == "mine"
+
+
+def test_objects_are_told_in_a_line() -> None:
+    """However many operations they hold."""
+    plan = evil_plan()
+    for one in (plan, plan.cluster, plan.cluster.network, simulate(plan)):
+        assert len(repr(one)) < 120
+        assert "4 devices" in repr(one)
