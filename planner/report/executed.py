@@ -15,10 +15,11 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Executed:
-    """One step: its number and seconds."""
+    """One step: its number, its seconds, and those predicted where it ran, if that is known."""
 
     step: int
     took_s: float
+    predicted_s: float | None = None
 
 
 def load_run(path: str | Path) -> list[Executed]:
@@ -74,4 +75,7 @@ def _step(row: Any, where: str) -> Executed:
     numbers = isinstance(step, int) and isinstance(took, (int, float))
     if not numbers or isinstance(took, bool) or not math.isfinite(took) or took < 0:
         raise ReportError(f"{where}: a step has a number and seconds >= 0, found {str(row)[:60]}")
-    return Executed(step, float(took))
+    predicted = row.get("predicted_s")
+    told = isinstance(predicted, (int, float)) and not isinstance(predicted, bool)
+    known = float(predicted) if told and 0 < predicted < math.inf else None
+    return Executed(step, float(took), known)

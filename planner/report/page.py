@@ -239,16 +239,13 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
 def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
     if not run:
         return _note("No run was given: planner report --run events.jsonl.")
-    rows = [
-        [
-            str(x.step),
-            f"{plan.predicted.step_s:.4g}",
-            f"{x.took_s:.4g}",
-            f"{x.took_s / plan.predicted.step_s - 1:+.1%}",
-        ]
-        for x in run
-    ]
-    return _note("Predicted is the plan's mean step on its own network.") + _table(
+    rows, here = [], all(x.predicted_s is not None for x in run)
+    for x in run:
+        predicted = plan.predicted.step_s if x.predicted_s is None else x.predicted_s
+        change = f"{x.took_s / predicted - 1:+.1%}" if predicted > 0 else "-"
+        rows.append([str(x.step), f"{predicted:.4g}", f"{x.took_s:.4g}", change])
+    where = "for where it ran" if here else "the plan's mean step on its own network"
+    return _note(f"Predicted is {where}.") + _table(
         ["step", "predicted s", "executed s", "change"], rows
     )
 
