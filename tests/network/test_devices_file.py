@@ -62,6 +62,7 @@ def test_prices_that_are_not_known(tmp_path: Path) -> None:
     helped = load_devices(path, two_regions())
     assert np.asarray(helped.devices.usd_per_hour).tolist() == [0.526, 0.526, 0]
 
+
 def test_count_replicates_a_place(tmp_path: Path) -> None:
     """With the link inside it; without that link it is refused."""
     network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])
