@@ -14,16 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from planner.executor.gathering import differing, says, sources
 from planner.executor.learner import Learner
+from planner.executor.outer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import read_tensors, write_tensors
 from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
-VERSION = 2
+VERSION = 3
 KEPT = 2
 """Complete checkpoints in the folder."""
 
@@ -62,7 +65,12 @@ class Checkpoints:
         written: Callable[[int], None],
     ) -> None:
         self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
-        self._index = {"version": VERSION, "plan": plan.content_hash, "settings": settings}
+        self._index = {
+            "version": VERSION,
+            "plan": plan.content_hash,
+            **says(plan),
+            "settings": settings,
+        }
         self._written = written
 
     def due(self, step: int) -> bool:
@@ -148,7 +156,7 @@ def resume(
     learner: Learner | None,
     settings: Mapping[str, Any],
 ) -> int:
-    """Load the newest checkpoint that all ranks have.
+    """Load the newest checkpoint that all ranks have, of this plan or another of the same model.
 
     Parameters
     ----------
@@ -157,7 +165,7 @@ def resume(
     plan, ranks
         What is trained, and this process among all.
     learner
-        Takes what this rank held.
+        Takes what this rank held or, after another plan, what the holders of its parts did.
     settings
         Of this run.
 
@@ -169,11 +177,15 @@ def resume(
     Raises
     ------
     CheckpointError
-        There is none, or it is of another plan or other settings.
+        There is none, or it is of another model or other settings.
     TensorFileError
         Its file is damaged.
     """
-    own = [s for s in _complete(folder) if learner is None or _has(folder, s, ranks.rank)]
+    own = [
+        s
+        for s in _complete(folder)
+        if learner is None or _has_all(folder, s, plan, ranks.rank, learner)
+    ]
     everywhere: list[set[int]] = [
         set(json.loads(t)) for t in ranks.share("checkpoints", json.dumps(own))
     ]
@@ -183,12 +195,15 @@ def resume(
     if not common:
         raise CheckpointError(
             f"{folder}: there is no complete checkpoint that all devices have; name the folder "
-            "that was given with --checkpoint"
+            "that was given with --checkpoint, and after another plan bring the nodes' folders "
+            "together"
         )
     done: int = max(common)
     if learner is None:
         return done
-    index, path = _index(folder, done, plan)
+    index, path = _index(folder, done)
+    same = index["plan"] == plan.content_hash
+    changes = [] if same else _require_same_model(path, index, plan, done)
     for name, value in settings.items():
         if (was := index["settings"].get(name)) != value:
             option = f"--{name.replace('_', '-')}"
@@ -196,7 +211,10 @@ def resume(
                 f"{path}: was trained with {option} {was}, this run has {value}; give {option} "
                 f"{was}"
             )
-    learner.load_state(_read(folder, done, ranks.rank, index))
+    if same:
+        learner.load_state(_read(folder, done, ranks.rank, index))
+    else:
+        learner.load_state(_gathered(folder, done, index, plan, ranks.rank, learner))
     if learner.data is not None:
         data = index["data"]
         try:
@@ -209,6 +227,14 @@ def resume(
                 "the same --data, --tokenizer and --shuffle"
             )
         learner.data.seek(position)
+    if not same and ranks.rank == min(plan.stage_of):
+        said = "".join(f"; {name} was {was}, is {now}" for name, was, now in changes)
+        print(
+            f"planner.executor: goes on after {done} steps of plan {index['plan'][:12]} with plan "
+            f"{plan.content_hash[:12]}{said}",
+            file=sys.stderr,
+            flush=True,
+        )
     return done
 
 
@@ -268,24 +294,118 @@ def read_shard(folder: Path, steps: int, rank: int, plan: TrainingPlan) -> dict[
     TensorFileError
         Its file is damaged.
     """
-    return _read(folder, steps, rank, _index(folder, steps, plan)[0])
+    index, path = _index(folder, steps)
+    if index["plan"] != plan.content_hash:
+        raise CheckpointError(
+            f"{path}: is of plan {index['plan'][:12]}, this is plan {plan.content_hash[:12]}; give "
+            "the plan that was run"
+        )
+    return _read(folder, steps, rank, index)
 
 
-def _read(folder: Path, steps: int, rank: int, index: dict[str, Any]) -> dict[str, Tensor]:
+def _require_same_model(
+    path: Path, index: dict[str, Any], plan: TrainingPlan, done: int
+) -> list[tuple[str, Any, Any]]:
+    """Refuse what another plan cannot go on from; returns what it trains otherwise."""
+    ours = json.loads(json.dumps(says(plan)))  # as a file has it
+    for name, was, now in differing(index["model"], ours["model"]):
+        raise CheckpointError(
+            f"{path}: is of plan {index['plan'][:12]}, whose model has {name} {was}, this plan's "
+            f"has {now}; plan the same model, batch and seed"
+        )
+    for of, sync in (("its", index["training"]["sync"]), ("this", ours["training"]["sync"])):
+        if sync.get("delayed"):
+            raise CheckpointError(
+                f"{path}: {of} plan takes outer steps a step late (sync.delayed), and only the "
+                "plan that was run can go on from such; resume with that"
+            )
+        if done % int(sync["every_steps"]):
+            raise CheckpointError(
+                f"{path}: {done} steps were done, {of} plan averages every {sync['every_steps']} "
+                "steps, and another plan goes on after an outer step only; write checkpoints with "
+                "--every a multiple of it"
+            )
+    return differing(index["training"], ours["training"])
+
+
+def _gathered(
+    folder: Path,
+    steps: int,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    learner: Learner,
+) -> dict[str, Tensor]:
+    """What a rank goes on from, out of the shards of another plan's devices."""
+    found: dict[str, Tensor] = {}
+    for device, names in _sources(folder, steps, index, plan, rank, learner).items():
+
+        def wanted(key: str, names: dict[str, str] = names) -> bool:
+            return not key.startswith(MEAN) and key.rpartition("/")[2] in names
+
+        for key, tensor in _read(folder, steps, device, index, wanted).items():
+            kind, slash, name = key.rpartition("/")
+            found[f"{kind}{slash}{names[name]}"] = tensor
+    for key in () if learner.outer is None else learner.outer.state():
+        if key in found:
+            continue
+        # gradients were averaged, or changes were without momentum: the outer optimizer begins
+        if key.startswith(MOMENTUM):
+            found[key] = torch.zeros_like(found["parameter/" + key.removeprefix(MOMENTUM)])
+        else:
+            found[key] = found["parameter/" + key.removeprefix(PARAMETER)]
+    return found
+
+
+def _sources(
+    folder: Path,
+    steps: int,
+    index: dict[str, Any],
+    plan: TrainingPlan,
+    rank: int,
+    learner: Learner,
+) -> dict[int, dict[str, str]]:
+    try:
+        return sources(index["holds"], plan, rank, learner.named())
+    except ValueError as error:
+        raise _unreadable(_place(folder, steps) / INDEX, str(error)) from None
+
+
+def _has_all(folder: Path, steps: int, plan: TrainingPlan, rank: int, learner: Learner) -> bool:
+    """Whether what a rank needs is here; what is wrong is said when it is read."""
+    try:
+        index, _ = _index(folder, steps)
+    except CheckpointError:
+        return _has(folder, steps, rank)
+    if index["plan"] == plan.content_hash:
+        return _has(folder, steps, rank)
+    if index["model"] != json.loads(json.dumps(says(plan)))["model"]:
+        return True
+    needed = _sources(folder, steps, index, plan, rank, learner)
+    return all(_has(folder, steps, device) for device in needed)
+
+
+def _read(
+    folder: Path,
+    steps: int,
+    rank: int,
+    index: dict[str, Any],
+    wanted: Callable[[str], bool] | None = None,
+) -> dict[str, Tensor]:
     name = _shard(rank)
     try:
         sha256 = str(index["shards"][name]["sha256"])
     except (KeyError, TypeError):
         raise _unreadable(_place(folder, steps) / INDEX, f"no {name}") from None
-    return read_tensors(_place(folder, steps) / name, sha256)
+    return read_tensors(_place(folder, steps) / name, sha256, wanted)
 
 
-def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any], Path]:
-    """The index of a checkpoint of this plan, and where it is."""
+def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
+    """The index of a checkpoint, and where it is."""
     path = _place(folder, steps) / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())
-        of, version = index["plan"], index["version"]
+        version, index["plan"] = index["version"], str(index["plan"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, str(error)) from None
     if version != VERSION:
@@ -293,13 +413,9 @@ def _index(folder: Path, steps: int, plan: TrainingPlan) -> tuple[dict[str, Any]
             f"{path}: has version {version}, this release reads {VERSION}; go on with the release "
             "that wrote it"
         )
-    if not (isinstance(index.get("settings"), dict) and isinstance(index.get("data"), dict)):
-        raise _unreadable(path, "no settings, or no data")
-    if of != plan.content_hash:
-        raise CheckpointError(
-            f"{path}: is of plan {of[:12]}, this is plan {plan.content_hash[:12]}; resume with the "
-            "plan that was run"
-        )
+    for name in ("settings", "data", "model", "training", "holds"):
+        if not isinstance(index.get(name), dict):
+            raise _unreadable(path, f"no {name}")
     return index, path
 
 

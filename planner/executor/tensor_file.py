@@ -10,7 +10,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +103,9 @@ def write_tensors(
     return digest.hexdigest()
 
 
-def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
+def read_tensors(
+    path: Path, sha256: str, wanted: Callable[[str], bool] | None = None
+) -> dict[str, Tensor]:
     """What `write_tensors` wrote.
 
     Parameters
@@ -111,7 +113,9 @@ def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
     path
         Of the file.
     sha256
-        Of what was written.
+        Of what was written, all of which is gone through, block by block.
+    wanted
+        Which names to keep in memory; None: all.
 
     Returns
     -------
@@ -136,7 +140,8 @@ def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
             f"{path}: its {size} bytes are not those that were written; delete this checkpoint, so "
             "that an earlier one is taken"
         )
-    return {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    places = read_places(path).items()
+    return {n: read_tensor(path, place) for n, place in places if wanted is None or wanted(n)}
 
 
 def read_places(path: Path) -> dict[str, Place]:

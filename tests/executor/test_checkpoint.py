@@ -159,7 +159,7 @@ def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="trained with --optimizer adamw, this run has sgd"):
         resume(tmp_path, PLAN, rank()[0], made, Optimizing(optimizer=Optimizer.SGD).to_dict())
     other = make_plan([[0, 1], [2, 3]], workload=tiny_workload(), seed=1)
-    with pytest.raises(CheckpointError, match=r"is of plan .*; resume with the plan"):
+    with pytest.raises(CheckpointError, match=r"whose model has seed 0, this plan's has 1; plan"):
         resume(tmp_path, other, rank()[0], made, ADAMW)
     index = json.loads((place / INDEX).read_text())
     for wrong in ({}, {"says": "synthetic"}, {"says": "synthetic", "position": 1}):

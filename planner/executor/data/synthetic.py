@@ -28,10 +28,9 @@ class Synthetic:
         What it is, for those who compare.
     """
 
-    says = "synthetic"
-
     def __init__(self, vocabulary: int, sequence: int, samples: int, seed: int) -> None:
         self._sequence, self._samples, self._seed = sequence, samples, seed
+        self.says = f"synthetic, {samples} a microbatch"
         symbols = min(SYMBOLS, vocabulary)
         self._successors = np.random.default_rng(seed).integers(symbols, size=(symbols, SUCCESSORS))
 
