@@ -1,7 +1,7 @@
 """The command line: ``planner networks | plan | assign | paths | average | check | ...``.
 
-Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, an error of
-the package itself with one line and 3, Ctrl-C in a search with the best so far.
+Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, a run that
+fails with 3, an error of the package itself with 4, Ctrl-C in a search with the best so far.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from planner.search.result import Result
 
 INVALID_PLAN = 1
 BAD_INPUT = 2
-INTERNAL_ERROR = 3
+INTERNAL_ERROR = 4
 INTERRUPTED = 130
 """Exit codes beside 0."""
 

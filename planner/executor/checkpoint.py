@@ -416,6 +416,9 @@ def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
     for name in ("settings", "data", "model", "training", "holds"):
         if not isinstance(index.get(name), dict):
             raise _unreadable(path, f"no {name}")
+    sync = index["training"].get("sync")
+    if not isinstance(sync, dict) or not isinstance(sync.get("every_steps"), int):
+        raise _unreadable(path, "no training.sync")
     return index, path
 
 

@@ -111,7 +111,7 @@ def test_between_outer_steps_it_is_refused_and_after_one_it_goes_on(tmp_path: Pa
     ("other", "field"),
     [({"layers": 5}, "layers 4"), ({"hidden": 64}, "hidden 32"), ({"vocabulary": 67}, "vocab")],
 )
-def test_another_model_is_one_line(tmp_path: Path, other: dict[str, int], field: str) -> None:
+def test_another_model_is_one_line(tmp_path: Path, other: dict[str, Any], field: str) -> None:
     """The first field that differs, with both values."""
     folder = tmp_path / "kept"
     more = ("--steps", "1", "--checkpoint", str(folder), "--every", "1")
