@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("codec", "shape"),
     [
-        *((codec, "1f1b, last") for codec in CODECS),
+        *(pytest.param(codec, "1f1b, last", marks=pytest.mark.slow) for codec in CODECS),
         (BoundaryCodec.INT8, "head first, recomputing"),
-        (BoundaryCodec.INT8, "2 x 2"),
+        pytest.param(BoundaryCodec.INT8, "2 x 2", marks=pytest.mark.slow),
     ],
 )
 def test_it_trains_as_one_process_that_rounds_at_the_same_places(
@@ -60,6 +60,7 @@ def test_it_trains_as_one_process_that_rounds_at_the_same_places(
             np.testing.assert_allclose(found[when], want, atol=1e-6 * np.abs(want).max(), rtol=0)
 
 
+@pytest.mark.slow
 def test_with_local_steps_and_bf16(tmp_path: Path) -> None:
     """8-bit boundaries of a plan that averages every 5 steps, and of one that computes in bf16."""
     from planner.workload.workload import Workload

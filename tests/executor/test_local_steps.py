@@ -79,7 +79,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("2 x 2, unequal samples", "2 x 2, delayed, 3 steps")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
 def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> None:
     """20 steps; devices agree after an outer step and differ before the next one."""
     grid, head, kind, batch, sync = CASES[case]
@@ -104,6 +110,7 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
     assert np.abs(np.array(usual) / losses - 1).max() > 100 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_uneven_shares_and_rounds_of_pairs(tmp_path: Path) -> None:
     """Who sums what changes nothing."""
     plan = make_plan([[0], [1], [2], [3]], workload=tiny_workload(batch_samples=7))
@@ -115,6 +122,7 @@ def test_uneven_shares_and_rounds_of_pairs(tmp_path: Path) -> None:
     require_equal(plan.replace(averaging=(((uneven,),),), sync=DILOCO), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_flow_through_unequal_stages(tmp_path: Path) -> None:
     """One device feeds two, two feed one; the stage between recomputes."""
     from tests.compose.test_whole import flow_plan
@@ -124,6 +132,7 @@ def test_a_flow_through_unequal_stages(tmp_path: Path) -> None:
     require_equal(plan, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_device_without_samples_takes_no_inner_step(tmp_path: Path) -> None:
     """In every other step a device has none: it keeps parameters and moments until it has."""
     plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=3))
@@ -144,6 +153,7 @@ def test_a_device_without_samples_takes_no_inner_step(tmp_path: Path) -> None:
     assert [one.weight(9) for one in samples] == pytest.approx([5 / 15, 8 / 15, 2 / 15])
 
 
+@pytest.mark.slow
 def test_int8_changes_are_within_the_codecs_error(tmp_path: Path) -> None:
     """All members agree bit for bit, on what one process has but for the codec's rounding."""
     plan = make_plan([[0], [1]], workload=tiny_workload(batch_samples=6)).replace(
@@ -157,7 +167,14 @@ def test_int8_changes_are_within_the_codecs_error(tmp_path: Path) -> None:
     assert np.abs(ranks[0]["parameters"] - held[0]).max() > 0
 
 
-@pytest.mark.parametrize(("delayed", "done"), [(False, 7), (True, 10), (True, 11)])
+@pytest.mark.parametrize(
+    ("delayed", "done"),
+    [
+        pytest.param(False, 7, marks=pytest.mark.slow),
+        (True, 10),
+        pytest.param(True, 11, marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_losses_are_the_same_to_the_last_bit(
     delayed: bool, done: int, tmp_path: Path
 ) -> None:
@@ -195,6 +212,7 @@ def test_the_outer_step_by_hand() -> None:
     np.testing.assert_allclose(parameter.detach(), [0.85 - 0.1, -1.7 + 0.05], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""
     from planner.executor.checkpoint import newest, read_shard
@@ -257,6 +275,7 @@ def test_what_has_no_meaning_is_refused() -> None:
         Worker(plan, ranks, learner, tickets=store)
 
 
+@pytest.mark.slow
 def test_a_run_that_averages_beside_ends_when_a_device_is_lost(tmp_path: Path) -> None:
     """Killed where it would begin to average: the others compute, and name it."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload())

@@ -64,7 +64,13 @@ def train(plan: TrainingPlan, path: Path, *more: str) -> tuple[int, dict[int, fl
     return code, losses, said
 
 
-@pytest.mark.parametrize("head", [{}, {"head": "first", "tied": True}], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param({}, id="untied"),
+        pytest.param({"head": "first", "tied": True}, id="tied", marks=pytest.mark.slow),
+    ],
+)
 def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any]) -> None:
     """Two stages of two devices; then four devices with all of it, and three stages of one."""
     old, folder = planned([[0, 1], [2, 3]], **head), tmp_path / "kept"
@@ -109,7 +115,11 @@ def test_between_outer_steps_it_is_refused_and_after_one_it_goes_on(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("other", "field"),
-    [({"layers": 5}, "layers 4"), ({"hidden": 64}, "hidden 32"), ({"vocabulary": 67}, "vocab")],
+    [
+        ({"layers": 5}, "layers 4"),
+        pytest.param({"hidden": 64}, "hidden 32", marks=pytest.mark.slow),
+        pytest.param({"vocabulary": 67}, "vocab", marks=pytest.mark.slow),
+    ],
 )
 def test_another_model_is_one_line(tmp_path: Path, other: dict[str, Any], field: str) -> None:
     """The first field that differs, with both values."""
