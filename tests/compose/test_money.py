@@ -70,7 +70,7 @@ def test_by_hand() -> None:
     assert with_cost(across, PlanRequest()) is across
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 4), st.integers(1, 3))
 def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int) -> None:
     """Any wiring, shares, levels and codec; and no plan costs less than the bound."""
@@ -94,7 +94,7 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
     bound = cost_bound(question, whole_bound(cluster, workload, every=every))
     tried = list(layouts(n, layers))
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
-    for k in rng.permutation(len(tried))[:10]:
+    for k in rng.permutation(len(tried))[:4]:
         groups, split = tried[int(k)]
         plan = whole_plan(cluster, workload, groups, split, rng, codec=codec)
         if plan is None:

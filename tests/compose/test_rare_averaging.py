@@ -40,7 +40,7 @@ def period_ends_s(plan: TrainingPlan, every: int) -> list[float]:
     return ends[every - 1 :: every].tolist()  # type: ignore[no-any-return]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(2, 4))
 def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     seed: int, n: int, layers: int, every: int
@@ -52,7 +52,7 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     lasting = long_run_s(cluster, workload, every=every)
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
-    for groups, split in tried[:20]:
+    for groups, split in tried[:8]:
         plan = whole_plan(cluster, workload, groups, split, rng)
         if plan is None:
             continue
@@ -182,7 +182,7 @@ def test_delayed_averaging_goes_on_beside_the_next_step() -> None:
         pl.PlanRequest(delayed=True)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5, 10, 50])
+@pytest.mark.parametrize("every", [1, 3, 5])
 def test_a_device_alone_is_optimal(every: int) -> None:
     """Its bound is its step, but for rounding."""
     cluster = pl.Cluster(random_network(1), pl.Devices(3e9, 16e9))

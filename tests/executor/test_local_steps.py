@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-QUICK = ("2 x 2, unequal samples", "2 x 2, delayed, 3 steps")
+QUICK = ("2 x 2, unequal samples",)
 
 
 @pytest.mark.parametrize(
