@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "swarm": BASE | {"training_plan", "clock"},
     "checker": BASE | {"training_plan"},
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
-    "executor": {"network", "workload", "training_plan", "clock"},
+    "executor": {"network", "workload", "training_plan", "clock", "swarm"},
     "emulate": {"network", "workload", "training_plan", "clock"},
     "exports": {"network", "workload", "training_plan", "clock"},
     "report": {"network", "workload", "training_plan", "clock", "checker"},
@@ -75,10 +75,12 @@ def test_imports_follow_the_arrows(name: str) -> None:
         assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
 
 
-def test_executor_takes_the_timeline_alone_from_the_clock() -> None:
+def test_executor_takes_timeline_and_router_alone() -> None:
     """It carries out plans; what they cost is none of its business."""
     used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))
     assert {name for name in used if name.startswith("planner.clock")} == {"planner.clock.timeline"}
+    # and the router, which the simulator of queues has too
+    assert {name for name in used if name.startswith("planner.swarm")} == {"planner.swarm.routing"}
 
 
 def test_the_router_stands_alone() -> None:

@@ -35,8 +35,9 @@ from planner.compose.degrees import Candidate
 from planner.compose.request import EVEN, Objective, Order, PlanRequest, Question, Shares, Wiring
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
-from planner.training_plan.choices import Codec, Head, OuterStep
-from planner.training_plan.model import OuterOptimizer, TrainingPlan, in_levels
+from planner.training_plan.choices import Codec, Head, OuterStep, Told
+from planner.training_plan.choices import Wiring as MadeWiring
+from planner.training_plan.model import OuterOptimizer, Routing, TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -60,7 +61,20 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--wiring",
         choices=[wiring.value for wiring in Wiring],
-        help="default flow, straight where stages are given",
+        help="default flow, straight where stages are given; stochastic: a flow that devices begin "
+        "with, and choose for themselves while they run",
+    )
+    sub.add_argument(
+        "--smoothing",
+        type=float,
+        help="stochastic: weight of the newest response time, 0 keeps the flow's parts; default "
+        f"{Routing().smoothing:g}",
+    )
+    sub.add_argument(
+        "--told",
+        choices=[told.value for told in Told],
+        help="stochastic: what counts as response time, until the answer is there (default) or "
+        "the work alone",
     )
     sub.add_argument("--pipelines", type=int, help="default: devices / stages")
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
@@ -171,11 +185,17 @@ def _recompute(text: str) -> Sequence[int] | str:
     return text if text in ("all", "none") else sizes(text)
 
 
+def _routing(args: argparse.Namespace) -> Routing:
+    given = {"smoothing": args.smoothing, "told": args.told}
+    return Routing(**{name: value for name, value in given.items() if value is not None})
+
+
 def _request(args: argparse.Namespace) -> PlanRequest:
     calibration = None if args.calibration is None else Calibration.load(args.calibration)
     return PlanRequest(
         stages=args.stages,
         wiring=args.wiring,
+        routing=_routing(args),
         pipelines=args.pipelines,
         stage_sizes=args.stage_sizes,
         stage_layers=args.stage_layers,
@@ -340,6 +360,7 @@ def _report(
         _shape_line(made, request.skips or request.open),
         *_recompute_line(made),
         *_levels_line(made),
+        *_routing_line(made),
     ]
     if "assignment" in parts:
         lines.append(certificate_line("assignment cost", parts["assignment"]))
@@ -472,6 +493,16 @@ def _levels_line(made: TrainingPlan) -> list[str]:
     if len(two) < len(made.averaging):
         who = f"stage {', '.join(two)}: averages"
     return [f"{'':24}{who} in two levels: within sites, then between them"]
+
+
+def _routing_line(made: TrainingPlan) -> list[str]:
+    """That what is predicted is a steady state."""
+    if made.wiring is not MadeWiring.STOCHASTIC:
+        return []
+    return [
+        f"{'':24}devices choose paths while they run, beginning with this plan's: orders are not "
+        "fixed, times are those of the plan's own"
+    ]
 
 
 def _alternative_lines(table: Sequence[Alternative], value: float) -> list[str]:

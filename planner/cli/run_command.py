@@ -52,6 +52,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="go on from the newest checkpoint of this folder; --steps counts those before too",
     )
     sub.add_argument("--trace", type=Path, help="write the executed iteration here")
+    sub.add_argument(
+        "--routes",
+        type=Path,
+        help="JSON lines of the peers of each microbatch, where devices choose; {rank} in the name "
+        "stands for the trainer's",
+    )
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
         "--patience",
@@ -81,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         args.checkpoint,
         args.every,
         args.resume,
+        args.routes,
     )
     return launch(asked, as_json=args.json)
 
@@ -109,6 +116,8 @@ class LocalRun:
         Seconds of a device's silence that end the run; None: the executor's own.
     checkpoint, every, resume
         Where checkpoints go and after how many steps, and where they were.
+    routes
+        Where the paths that devices chose go.
     """
 
     plan: Path
@@ -124,6 +133,7 @@ class LocalRun:
     checkpoint: Path | None = None
     every: int | None = None
     resume: Path | None = None
+    routes: Path | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -317,6 +327,7 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--checkpoint", asked.checkpoint),
         ("--every", asked.every),
         ("--resume", asked.resume),
+        ("--routes", asked.routes),
     ):
         if value is not None:
             command += [flag, str(value)]

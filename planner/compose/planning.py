@@ -17,6 +17,7 @@ from planner.compose.money import Merit, with_cost
 from planner.compose.pricing import straight_plan
 from planner.compose.rare_averaging import arrange_rarely
 from planner.compose.request import PlanRequest, Question
+from planner.compose.request import Wiring as Asked
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping_plan import skipping_plan
 from planner.compose.whole_bound import whole_bound
@@ -30,8 +31,9 @@ from planner.search.stop import (
     StopRun,
     started,
 )
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rules import contradictions
 from planner.workload.workload import Workload
 
 GLANCE = 0.5
@@ -105,7 +107,17 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     if by_cost:
         bound = cost_bound(question, bound)
     found = best_whole(question, stop, bound)
-    return _with_certificates(found, {}, "cost" if by_cost else "step")
+    result = _with_certificates(found, {}, "cost" if by_cost else "step")
+    return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+
+
+def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
+    """A flow's plan as one whose devices begin with that flow, and choose."""
+    assert result.plan is not None
+    made = result.plan.replace(wiring=Wiring.STOCHASTIC, routing=request.routing)
+    for problem in contradictions(made):
+        raise ProblemError(f"wiring 'stochastic': {problem}")
+    return replace(result, plan=made)
 
 
 class _Draft(NamedTuple):

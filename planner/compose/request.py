@@ -18,7 +18,7 @@ from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, whole
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import OuterOptimizer, Sync
+from planner.training_plan.model import OuterOptimizer, Routing, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
@@ -45,6 +45,7 @@ class Wiring(enum.StrEnum):
 
     STRAIGHT = "straight"
     FLOW = "flow"
+    STOCHASTIC = "stochastic"
 
 
 class Objective(enum.StrEnum):
@@ -70,6 +71,8 @@ class PlanRequest:
     wiring
         ``"flow"``: a microbatch may go to any device of the next stage; searched with all that is
         left open: who takes part, how many stages, of which sizes and layers, which recompute.
+        ``"stochastic"``: the same plan, whose flow is where devices begin that choose while they
+        run (SWARM): paths and orders are then what is predicted, and are not kept.
         ``"straight"``: pipelines of equal stages, part by part; where stages or pipelines are given
         this is what is taken.
     stages, pipelines
@@ -141,6 +144,8 @@ class PlanRequest:
         Of `planner.solve_paths`, with ``path_stages``; ``"cbs"`` is the paper's.
     calibration
         Measured compute times; by default they follow from FLOPs.
+    routing
+        How devices choose where wiring is stochastic.
     network_name
         What the plan calls its network.
 
@@ -178,6 +183,7 @@ class PlanRequest:
     calibration: Calibration | None = None
     network_name: str = ""
     wiring: str | None = None
+    routing: Routing = field(default_factory=Routing)
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -236,6 +242,12 @@ class PlanRequest:
             )
         of_kind(OuterOptimizer, self.outer, "outer")
         of_kind(Prices, self.prices, "prices")
+        of_kind(Routing, self.routing, "routing")
+        if self.routing != Routing() and changes["wiring"] is not Wiring.STOCHASTIC:
+            raise ProblemError(
+                f"routing is how devices choose with wiring 'stochastic', found {self.wiring!r}; "
+                "leave it out"
+            )
         if self.clip is not None:
             changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
             if changes["clip"] == 0:
@@ -381,7 +393,7 @@ class PlanRequest:
         """Whether the whole is searched, within what is fixed."""
         given = self.stages is not None or self.pipelines is not None
         straight = Wiring.STRAIGHT if given else Wiring.FLOW
-        return not self.skips and (self.wiring or straight) == Wiring.FLOW
+        return not self.skips and (self.wiring or straight) != Wiring.STRAIGHT
 
     @property
     def fixed_stages(self) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 from planner.emulate.fair import fair_rates
 from planner.emulate.links import Links
 from planner.emulate.namespaces import EmulationError
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 CARRIED_BYTES_PER_S = 200e6
@@ -118,6 +119,11 @@ def used_pairs(plan: TrainingPlan) -> set[tuple[int, int]]:
         Source and destination.
     """
     found: set[tuple[int, int]] = set()
+    if plan.wiring is Wiring.STOCHASTIC:
+        stages = plan.assignment.groups
+        ends = [(stages[-1], stages[0])] if plan.head_stage == 0 else []
+        for here, there in [*pairwise(stages), *ends]:
+            found |= {pair for i in here for j in there for pair in ((i, j), (j, i)) if i != j}
     for k in set(plan.cycle):
         schedule = plan.schedules[k]
         for b in range(len(schedule.paths)):

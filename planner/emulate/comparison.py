@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from planner.clock.timeline import Timeline
 from planner.emulate.executed import Operation, Parts, Step, warm
 from planner.emulate.predicted import Prediction
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 
@@ -86,7 +87,8 @@ class Comparison:
     pipeline, averaging, step
         Seconds.
     operations, links
-        The latest and the busiest first; empty where no step began from rest.
+        The latest and the busiest first; empty where no step began from rest, or where devices
+        choose other paths than those that were predicted.
     """
 
     pipeline: Pair
@@ -136,7 +138,7 @@ def compare(
     operations: list[OperationPair] = []
     links: list[LinkPair] = []
     by_schedule: dict[int, list[Step]] = {}
-    for step in warm(rest):
+    for step in warm(rest) if plan.wiring is Wiring.FIXED else ():
         by_schedule.setdefault(plan.cycle[step.number % len(plan.cycle)], []).append(step)
     for k, steps in sorted(by_schedule.items()):
         operations += _operations(plan, prediction, k, steps)

@@ -44,7 +44,7 @@ from planner.executor.options import (
 )
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
-from planner.executor.records import StepRecord, write_records
+from planner.executor.records import RouteLog, StepRecord, write_records
 from planner.executor.report import device_reports, peak_flops
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
@@ -132,6 +132,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
     )
+    parser.add_argument(
+        "--routes",
+        type=Path,
+        help="JSON lines of the peers that each microbatch went through, where devices choose: a "
+        "file a trainer, {rank} in the name stands for it",
+    )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
@@ -183,6 +189,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     # once others can be told that it is refused
     device = _torch_device(args.device)
     first, checkpoints, evaluation, export, learner, peak = 0, None, None, None, None, None
+    routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     if imposed is not None:
         compute = ImposedCompute(plan, ranks.rank, imposed)
@@ -228,7 +235,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     work = None if args.impose else Work(plan, peak)
     progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
     with evaluation or nullcontext():
-        steps = _steps(args, progress, worker, first, checkpoints, evaluation)
+        steps = _steps(args, progress, worker, first, checkpoints, evaluation, routes)
     if export is not None:
         export_trained(export, ranks, learner)
     if args.record is not None:
@@ -237,7 +244,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     if args.trace is not None and steps:
         _trace(args.trace, plan, ranks, worker, steps[-1])
     if not args.impose:
-        reports = device_reports(ranks, works, need, device, worker.sent_bytes)
+        reports = device_reports(plan, ranks, works, need, device, worker)
         if ranks.rank == 0:
             progress.devices(reports)
     ranks.part()
@@ -285,6 +292,7 @@ def _steps(
     first: int,
     checkpoints: Checkpoints | None,
     evaluation: Evaluation | None,
+    routes: RouteLog | None,
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
@@ -292,6 +300,8 @@ def _steps(
         if args.record is None:
             records.clear()
         records.append(record)
+        if routes is not None:
+            routes.after(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
         for found in evaluation.after(record.step) if evaluation is not None else ():

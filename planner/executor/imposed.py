@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.messages import Message
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import Schedule, TrainingPlan
 
 SET_TIMER_SLACK = 29
@@ -76,12 +77,17 @@ class ImposedCompute:
             "H": times.head_s[rank] / speed,
             "B": times.backward_s[rank] / speed,
         }
+        self._routes = plan.wiring is Wiring.STOCHASTIC
         self._update_s = times.update_s[rank] / speed
         self._rank = rank
         w, stage_of = plan.workload, plan.stage_of
         scale = w.microbatch_samples / shrink
         outputs = [w.stage(*layers).output_bytes * scale for layers in plan.stage_layers]
         self._sizes = {d: max(1, round(outputs[j])) for d, j in stage_of.items()}
+        # by operation, of what it makes, where no path says who gets it
+        j = stage_of.get(rank, 0)
+        sizes = [max(1, round(size)) for size in outputs]
+        self._made = {"F": sizes[j], "H": sizes[-1], "B": sizes[max(j - 1, 0)]}
         self._payload = torch.zeros(max(self._sizes.values()), dtype=torch.uint8)
         stage = plan.averaged_stage(rank)
         gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
@@ -96,6 +102,8 @@ class ImposedCompute:
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Sleep; returns the bytes that a real operation would send."""
         self._sleeper.until(time.monotonic() + self._seconds[kind])
+        if self._routes:
+            return self._payload[: self._made[kind]]
         owner = self._rank
         if kind != "F":
             path = self._schedule.paths[microbatch]

@@ -17,9 +17,10 @@ from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
-from planner.executor.outer import MEAN, LocalSamples, Outer
+from planner.executor.outer import MEAN, LocalSamples, Outer, RoutedSamples
 from planner.executor.precision import TORCH, Computed, prepare
 from planner.executor.weights import load_weights
+from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
@@ -163,7 +164,9 @@ class Learner:
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
-        self._samples = LocalSamples(plan, rank)
+        self._samples: LocalSamples | RoutedSamples = LocalSamples(plan, rank)
+        if plan.wiring is Wiring.STOCHASTIC:
+            self._samples = RoutedSamples(plan)
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
@@ -202,6 +205,7 @@ class Learner:
         self._step = step
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
+        self._samples.begin()
         self._loss = None if self.head is None else 0.0
         self._vector.zero_()
 
@@ -289,6 +293,7 @@ class Learner:
         if self.outer is None:
             return found
         mean = self.outer.named(self._host) if self._to_come else {}
+        found |= self._samples.state()
         return found | self.outer.state() | {MEAN + name: part for name, part in mean.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -311,6 +316,7 @@ class Learner:
                 }
         if self.outer is not None:
             self.outer.load_state(state)
+            self._samples.load_state(state)
             self._to_come = any(name.startswith(MEAN) for name in state)
             for name, part in self.outer.named(self._host).items() if self._to_come else ():
                 part.copy_(state[MEAN + name])
@@ -383,6 +389,7 @@ class Learner:
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received
         torch.autograd.backward(output, gradient)
+        self._samples.did()
         # the first stage has nobody to hand a gradient to
         return output.new_empty(0) if kept is None or kept.grad is None else kept.grad
 

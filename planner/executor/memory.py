@@ -19,6 +19,7 @@ from planner.executor.averaging import Averaging
 from planner.executor.codec import message_length
 from planner.executor.learner import has_head
 from planner.executor.ranks import Ranks
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
 from planner.workload.executed_bytes import SUM_BYTES, executed_bytes
@@ -100,7 +101,11 @@ def need_of(
     )
     costs = stage_costs(w, *layers, with_head=heads, recompute=recompute)
     # in both directions, as many as are between F and B
-    messages = 2 * live * costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
+    waiting = live
+    if plan.wiring is Wiring.STOCHASTIC:
+        # all that trainers let be on their way may wait at one device
+        waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
+    messages = (live + waiting) * costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
     beyond = {
         f"weights in {w.precision.compute}": found.rounded_weights,
         "gradients and loss as they are made": found.operations,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from planner.training_plan.model import TrainingPlan
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
+SAMPLES = "outer/samples"
 """Names in checkpoints."""
 
 
@@ -41,6 +42,19 @@ class LocalSamples:
         self._all = [len(s.paths) for s in plan.schedules]
         self._own = [counts[rank] for counts in done]
         self._stage = [sum(counts[d] for d in stage) for counts in done]
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def did(self) -> None:
+        """A microbatch has gone through the device; how many do is known."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing: the plan says it all."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to take."""
 
     def scale(self, step: int) -> float | None:
         """What turns a sum over samples, divided by the batch, into the device's own mean.
@@ -75,6 +89,48 @@ class LocalSamples:
         schedules = [self._cycle[t % len(self._cycle)] for t in steps]
         stage = sum(self._stage[k] for k in schedules)
         return sum(self._own[k] for k in schedules) / stage if stage else 0.0
+
+
+class RoutedSamples:
+    """The same where microbatches are routed: those of the device are counted as it does them.
+
+    All of a step go through every stage, so nobody need be asked how many others had.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    """
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        self._all, self._every = len(plan.schedules[0].paths), plan.sync.every_steps
+        self._step = self._since = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step = 0
+
+    def did(self) -> None:
+        """A microbatch has gone through the device."""
+        self._step += 1
+        self._since += 1
+
+    def scale(self, step: int) -> float | None:
+        """See `LocalSamples`; of the step that was done last."""
+        return self._all / self._step if self._step else None
+
+    def weight(self, step: int) -> float:
+        """See `LocalSamples`; counting begins anew."""
+        found, self._since = self._since / (self._all * self._every), 0
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Samples since the last outer step, for a checkpoint."""
+        return {SAMPLES: torch.tensor(float(self._since))}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `state` gave; other plans, and those of fixed paths, count none."""
+        self._since = round(float(state[SAMPLES])) if SAMPLES in state else 0
 
 
 class Outer:

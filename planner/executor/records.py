@@ -9,6 +9,8 @@ from typing import Any
 
 from planner.executor.messages import Message
 from planner.network.atomic import write_text
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
 
 Record = tuple[int, int, str, float, float]
 """``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""
@@ -34,6 +36,9 @@ class StepRecord:
         From when the rank waits for its first operation to the end of its update.
     ops, messages
         What it did.
+    routes
+        Of the microbatches of this rank's trainer, where they are routed: number, and the device of
+        each stage.
     norm
         Of all gradients before they were clipped; None: they were not looked at.
     """
@@ -44,6 +49,7 @@ class StepRecord:
     end_s: float = 0.0
     ops: list[Record] = field(default_factory=list)
     messages: list[MessageRecord] = field(default_factory=list)
+    routes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     norm: float | None = None
 
     def sent(self, message: Message, size: int, handed_over_s: float) -> None:
@@ -67,7 +73,52 @@ class StepRecord:
             "end_s": self.end_s,
             "ops": self.ops,
             "messages": self.messages,
+            "routes": self.routes,
         }
+
+
+class RouteLog:
+    """Which peers each microbatch of this rank's trainer went through, a JSON line each.
+
+    Parameters
+    ----------
+    path
+        Of the file; ``{rank}`` in the name stands for the rank.
+    plan
+        With stochastic wiring.
+    rank
+        Whose.
+
+    Raises
+    ------
+    ValueError
+        Paths are fixed, or several trainers would write one file.
+    """
+
+    def __init__(self, path: Path, plan: TrainingPlan, rank: int) -> None:
+        if plan.wiring is not Wiring.STOCHASTIC:
+            raise ValueError("--routes: paths are the plan's, which does not route; leave it out")
+        trainers, mark = plan.assignment.groups[0], "{rank}"
+        if len(trainers) > 1 and mark not in str(path):
+            raise ValueError(
+                f"--routes {path}: {len(trainers)} devices write what they routed; put {mark} into "
+                "the name"
+            )
+        self._names, self._path = plan.cluster.network.ids, None
+        if rank in trainers:
+            self._path = Path(str(path).replace(mark, str(rank)))
+            self._path.write_text("")
+
+    def after(self, record: StepRecord) -> None:
+        """A step has ended; what it routed is in the file at once."""
+        if self._path is None:
+            return
+        told = (
+            {"step": record.step, "microbatch": b, "path": [self._names[d] for d in route]}
+            for b, route in record.routes
+        )
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in told)
 
 
 def write_records(path: Path, rank: int, steps: list[StepRecord]) -> None:

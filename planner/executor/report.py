@@ -11,7 +11,9 @@ from planner.executor.helper import Helper
 from planner.executor.learner import Learner
 from planner.executor.memory import Need, gpu_of
 from planner.executor.ranks import Ranks
+from planner.executor.worker import Worker
 from planner.network.gpus import CALLED, GPUS
+from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
 
@@ -42,30 +44,32 @@ def peak_flops(plan: TrainingPlan, ranks: Ranks, device: torch.device) -> float 
 
 
 def device_reports(
+    plan: TrainingPlan,
     ranks: Ranks,
     works: Learner | Helper,
     need: Need,
     device: torch.device,
-    sent_bytes: dict[int, int],
+    worker: Worker,
 ) -> list[dict[str, Any]]:
     """Memory and bytes sent of all ranks; all come here together.
 
     Parameters
     ----------
-    ranks
-        This process among all.
+    plan, ranks
+        What was run, and this process among all.
     works, need
         What this rank computed with, and what was expected of it.
     device
         Where.
-    sent_bytes
-        By rank.
+    worker
+        What it did.
 
     Returns
     -------
     list[dict[str, Any]]
         One entry a rank. ``peak_bytes`` is what ``peak_is`` says: on a GPU all that was allocated,
-        on a processor the tensors that were kept from one operation to the next.
+        on a processor the tensors that were kept from one operation to the next. ``part``: of its
+        stage's microbatches, and ``planned_part``, where devices choose paths.
     """
     on_gpu = device.type == "cuda"
     own = {
@@ -74,6 +78,15 @@ def device_reports(
         "peak_is": "allocated on the GPU" if on_gpu else "tensors kept between operations",
         "planned_bytes": round(need.planned),
         "expected_bytes": round(need.total),
-        "sent_bytes": {ranks.name(rank): size for rank, size in sorted(sent_bytes.items())},
+        "sent_bytes": {ranks.name(rank): size for rank, size in sorted(worker.sent_bytes.items())},
+        "microbatches": worker.microbatches,
     }
-    return [json.loads(text) for text in ranks.share("report", json.dumps(own))]
+    told = [json.loads(text) for text in ranks.share("report", json.dumps(own))]
+    if plan.wiring is Wiring.STOCHASTIC:
+        for group in plan.assignment.groups:
+            done = sum(told[d]["microbatches"] for d in group)
+            for d in group:
+                paths = plan.schedules[0].paths
+                told[d]["part"] = told[d]["microbatches"] / max(done, 1)
+                told[d]["planned_part"] = sum(d in path for path in paths) / len(paths)
+    return told

@@ -118,7 +118,7 @@ class Outbox:
         self._taken = dict.fromkeys(connections, 0)
         self._lanes = {d: Lane(f"to {d}", failure) for d in connections}
 
-    def send(self, tensor: Tensor, destination: int) -> None:
+    def send(self, tensor: Tensor, destination: int, header: bytes = b"") -> None:
         """Hand a message over; returns at once.
 
         Parameters
@@ -127,6 +127,8 @@ class Outbox:
             Complete when this is called, and not changed afterwards.
         destination
             Rank.
+        header
+            Sent before it.
         """
         connection = self._connections[destination]
         begin = max(time.monotonic(), self._leaves_s[destination])
@@ -135,10 +137,24 @@ class Outbox:
 
         def job() -> None:
             # from a GPU the copy too is done here, where it holds up nobody
-            send_all(connection, as_bytes(tensor.detach().to("cpu").contiguous()))
+            values = as_bytes(tensor.detach().to("cpu").contiguous())
+            send_all(connection, memoryview(header), values)
             self._taken[destination] += 1
 
         self._lanes[destination].submit(job)
+
+    def tell(self, destination: int, note: bytes) -> None:
+        """Send a few bytes after all that was handed over before; returns at once.
+
+        Parameters
+        ----------
+        destination
+            Rank.
+        note
+            What is sent.
+        """
+        connection = self._connections[destination]
+        self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
 
     def under_way(self) -> tuple[float, float]:
         """What is still leaving by the plan's rates, and is not known to have arrived.

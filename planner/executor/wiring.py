@@ -14,9 +14,11 @@ from planner.executor.connections import Purpose
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
 from planner.executor.pace import pace_of
+from planner.executor.routed import Places
 from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
+from planner.training_plan.choices import Wiring as Kind
 from planner.training_plan.model import TrainingPlan
 
 
@@ -37,7 +39,10 @@ class Wiring:
     Attributes
     ----------
     traffic
-        Messages, by schedule of the cycle.
+        Messages, by schedule of the cycle; none where they are not known beforehand.
+    places
+        Whom it routes microbatches to and gets them from; None: paths are fixed, or it has no
+        stage.
     averaging
         Its groups.
     clipping
@@ -51,7 +56,10 @@ class Wiring:
     ) -> None:
         self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
-        self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
+        routes = plan.wiring is Kind.STOCHASTIC
+        planned = {} if routes else used
+        self.traffic = {k: Traffic(schedule, rank) for k, schedule in planned.items()}
+        self.places = Places(plan, rank) if routes and rank in plan.stage_of else None
         self.averaging = averaging_of(plan, rank, imposed)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = Clipping(plan, rank) if clips else None
@@ -63,6 +71,8 @@ class Wiring:
     def connections(self) -> set[tuple[Purpose, int]]:
         """Purpose and other rank of each connection that this rank needs."""
         wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
+        if self.places is not None:
+            wanted |= {(Purpose.PIPELINE, d) for d in self.places.neighbours}
         wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}

@@ -85,8 +85,16 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
     """
     most = max(reports, key=lambda report: float(report["peak_bytes"]))
     sent = sum(size for report in reports for size in report["sent_bytes"].values())
+    routed = [report for report in reports if "part" in report]
+    parts = ""
+    if routed:
+        other = max(routed, key=lambda report: abs(report["part"] - report["planned_part"]))
+        parts = (
+            f"; farthest from its planned part of microbatches is {other['device']}: "
+            f"{other['part']:.1%} of its stage's, planned {other['planned_part']:.1%}"
+        )
     return (
         f"memory {most['peak_bytes'] / 1e9:.3f} GB at most, on {most['device']} "
         f"({most['peak_is']}; {most['planned_bytes'] / 1e9:.3f} planned, "
-        f"{most['expected_bytes'] / 1e9:.3f} expected), {sent / 1e9:.3f} GB sent in all"
+        f"{most['expected_bytes'] / 1e9:.3f} expected), {sent / 1e9:.3f} GB sent in all{parts}"
     )

@@ -19,10 +19,12 @@ from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
+from planner.executor.routed import Routed
 from planner.executor.tickets import Tickets
 from planner.executor.transport import Failure, Inbox, Outbox
 from planner.executor.warmth import grow_windows, kept_warm, leaves_the_machine
 from planner.executor.wiring import Wiring
+from planner.training_plan.choices import Wiring as Kind
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 
@@ -56,6 +58,8 @@ class Worker:
         On rank 0, those known so far; None where there are none.
     began_s
         Monotonic clock, when the first of the steps began.
+    microbatches
+        That went through this rank, forth and back.
     sent_bytes
         By rank, what averaging and the pipeline sent there so far.
 
@@ -79,6 +83,11 @@ class Worker:
                 f"assignment.groups: own pace needs whole models, found "
                 f"{len(plan.assignment.groups)} stages; plan one stage"
             )
+        if tickets is not None and plan.wiring is Kind.STOCHASTIC:
+            raise PlanError(
+                "wiring: own pace takes microbatches from the store, found kind 'stochastic'; "
+                "leave out --own-pace"
+            )
         if tickets is not None and plan.sync.local_steps:
             raise PlanError(
                 "sync: own pace needs gradients that are averaged every step, found every_steps "
@@ -88,6 +97,7 @@ class Worker:
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
         self.began_s = 0.0
+        self.microbatches = 0
         self._connections: Connections = {}
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
@@ -150,6 +160,7 @@ class Worker:
         pipeline = _of(connections, Purpose.PIPELINE)
         outbox = Outbox(pipeline, failure, self.wiring.rates())
         inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
+        routed = self._routed(pipeline, outbox, failure)
         peers = Peers(_of(connections, Purpose.AVERAGING), failure)
         norms = _of(connections, Purpose.NORM)
         # of steps that were done before, the last may have begun one
@@ -164,16 +175,22 @@ class Worker:
             step = serial if serial < rest else first + serial - rest
             record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
-            self._operations(record, serial, k, inbox, outbox)
+            if routed is not None:
+                routed.run(serial, record)
+            else:
+                self._operations(record, serial, k, inbox, outbox)
             if self.plan.sync.local_steps:
                 self._update_and_agree(record, peers, outbox)
             else:
                 self._average_and_update(record, peers, outbox, norms)
+            self.microbatches += sum(kind == "B" for _, _, kind, _, _ in record.ops)
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
         if self._outer_to_come:
             self._end_outer(record)
+        if routed is not None:
+            routed.finish()
         outbox.finish()
         peers.finish()
         failure.check()
@@ -189,6 +206,15 @@ class Worker:
     def _before_end(self, undo: Callable[[], None]) -> None:
         if self.ranks.watch is not None:
             self.ranks.watch.ending.before_end(undo)
+
+    def _routed(
+        self, pipeline: dict[int, Connection], outbox: Outbox, failure: Failure
+    ) -> Routed | None:
+        """What routes microbatches, where the plan does not."""
+        if self.wiring.places is None:
+            return None
+        speed = 1.0 if self._imposed is None else self._imposed.speed
+        return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, speed)
 
     def _operations(
         self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox

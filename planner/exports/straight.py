@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from planner.exports.error import ExportError
-from planner.training_plan.choices import Codec, Head, Phase
+from planner.training_plan.choices import Codec, Head, Phase, Wiring
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
 
@@ -104,6 +104,8 @@ def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
         )
     if len(plan.stage_layers) > 1 and schedule.head is not Head.LAST:
         return "a head on the first stage", "plan with the head on the last"
+    if plan.wiring is Wiring.STOCHASTIC:
+        return "microbatches that devices route while they run", "plan without --wiring stochastic"
     if any(plan.recompute):
         return "recomputation of whole stages", "plan with --recompute none"
     if plan.codec is not Codec.NONE:

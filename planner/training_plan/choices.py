@@ -20,6 +20,14 @@ class Wiring(enum.StrEnum):
     """Whether microbatches take planned paths or are routed while running."""
 
     FIXED = "fixed"
+    STOCHASTIC = "stochastic"
+
+
+class Told(enum.StrEnum):
+    """What a router hears of a request: how long its answer took, or the work on it alone."""
+
+    ANSWER = "answer"
+    WORK = "work"
 
 
 class OuterStep(enum.StrEnum):

@@ -29,6 +29,7 @@ from planner.training_plan.model import (
     AveragingGroup,
     OuterOptimizer,
     Predicted,
+    Routing,
     Schedule,
     Sync,
     TrainingPlan,
@@ -144,6 +145,17 @@ def _require_version(data: Any) -> None:
         )
 
 
+def _routing(wiring: dict[str, Any]) -> Routing:
+    """How routers choose; a fixed wiring has none."""
+    said = {name: value for name, value in wiring.items() if name != "kind"}
+    if said and wiring["kind"] == Wiring.FIXED:
+        name = next(iter(said))
+        raise PlanError(
+            f"wiring.{name}: goes with kind 'stochastic', found {wiring['kind']!r}; remove it"
+        )
+    return Routing(**said)
+
+
 def _cluster(data: dict[str, Any]) -> Cluster:
     network = network_of(data["network"])
     try:
@@ -203,6 +215,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         cycle=tuple(int(k) for k in paths["cycle"]),
         codec=Codec(data["averaging"]["codec"]),
         wiring=Wiring(data["wiring"]["kind"]),
+        routing=_routing(data["wiring"]),
         sync=Sync(int(sync["every_steps"]), outer, sync.get("delayed", False)),
         clip=data["averaging"].get("clip"),
         cost=Cost.from_dict(data["cost"]) if data.get("cost") is not None else None,

@@ -15,7 +15,7 @@ from planner.network.cluster import Cluster
 from planner.network.values import choice, count, of_kind, real, several
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
-from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Wiring
+from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
     network_fields,
@@ -394,6 +394,39 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How routers choose, where wiring is stochastic (SWARM, Algorithm 1).
+
+    Attributes
+    ----------
+    smoothing
+        Weight of the newest response time in their estimates, from 0 to 1. 0: they keep the parts
+        of the plan's paths, a weighted round robin.
+    told
+        What they hear of a request; a string is turned into a `Told`.
+
+    Raises
+    ------
+    PlanError
+        No number from 0 to 1, or an unknown word.
+
+    References
+    ----------
+    M. Ryabinin et al., "SWARM Parallelism" (2023), 3.2 and 4.3.
+    """
+
+    smoothing: float = 0.1
+    told: Told = Told.ANSWER
+
+    def __post_init__(self) -> None:
+        weight = real("smoothing", self.smoothing, 0, error=PlanError)
+        if weight > 1:
+            raise PlanError(f"smoothing is {weight:g}; give a weight from 0 to 1, SWARM's is 0.1")
+        object.__setattr__(self, "smoothing", weight)
+        object.__setattr__(self, "told", choice(Told, "told", self.told, error=PlanError))
+
+
+@dataclass(frozen=True)
 class Predicted:
     """Simulated seconds of one step, on average over the cycle of schedules.
 
@@ -440,8 +473,15 @@ class TrainingPlan:
         Dollars of a step; None: the devices' prices are not known.
     codec
         How gradients are written on the wire.
-    wiring, sync
-        How microbatches find their way; how often gradients are averaged.
+    wiring
+        Whether microbatches take the paths of the schedule. Where it is stochastic, paths and
+        orders are the steady state that is predicted, and no more: devices choose where each
+        microbatch goes next, beginning with the paths' parts, and hold no more at a time than
+        the orders have them hold.
+    routing
+        How they choose, where wiring is stochastic.
+    sync
+        How often gradients are averaged.
     clip
         The largest norm of all gradients together, to which they are scaled down; None: as they
         are.
@@ -468,6 +508,7 @@ class TrainingPlan:
     cycle: tuple[int, ...] = (0,)
     codec: Codec = Codec.NONE
     wiring: Wiring = Wiring.FIXED
+    routing: Routing = field(default_factory=Routing)
     sync: Sync = field(default_factory=Sync)
     clip: float | None = None
     cost: Cost | None = None
@@ -481,6 +522,7 @@ class TrainingPlan:
             (AssignmentPlan, "assignment"),
             (Predicted, "predicted"),
             (Sync, "sync"),
+            (Routing, "routing"),
             (Mapping, "certificates"),
         ):
             of_kind(kind, getattr(self, name), name, error=PlanError)
@@ -604,7 +646,10 @@ class TrainingPlan:
                     for rounds in self.averaging
                 ],
             },
-            "wiring": {"kind": self.wiring},
+            "wiring": {
+                "kind": self.wiring,
+                **(asdict(self.routing) if self.wiring is Wiring.STOCHASTIC else {}),
+            },
             "sync": self.sync.to_dict(),
         }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_rules import averaging_contradictions
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Wiring
 from planner.training_plan.model import Operation, Schedule, TrainingPlan
 from planner.workload.compute_times import FIELDS
 
@@ -53,6 +53,8 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 f"paths.cycle[{t}]: there are {len(plan.schedules)} schedules, found {k}; name one "
                 "of them"
             )
+    if plan.wiring is Wiring.STOCHASTIC:
+        yield from _routing_contradictions(plan)
     yield from averaging_contradictions(plan)
     if plan.clip is not None and plan.sync.local_steps:
         outer = "" if plan.sync.outer is None else " with sync.outer"
@@ -175,6 +177,32 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
         yield (
             f"{where}.order[{d}]: deadlock, {kind}{b} on device {d} waits for itself; reorder so "
             "that no two devices wait for each other"
+        )
+
+
+def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    """Devices choose among all of the next stage, beginning with the parts of one schedule."""
+    if len(plan.schedules) > 1:
+        yield (
+            f"paths.schedules: one where wiring is stochastic, found {len(plan.schedules)}; leave "
+            "one, or let wiring be fixed"
+        )
+        return
+    stage_of, every = plan.stage_of, list(range(len(plan.stage_layers)))
+    for b, path in enumerate(plan.schedules[0].paths):
+        stages = [stage_of.get(d) for d in path]
+        if stages != every:
+            yield (
+                f"paths.schedules[0].paths[{b}]: must visit all stages in order where wiring is "
+                f"stochastic, found {stages}; plan without --path-stages, or let wiring be fixed"
+            )
+            return
+    on = {d for path in plan.schedules[0].paths for d in path}
+    for d in sorted(set(stage_of) - on):
+        yield (
+            f"paths.schedules[0].paths: device {d} ({plan.cluster.network.ids[d]}) is on none, so "
+            "that stochastic wiring has no part to begin with; route a microbatch over it, or plan "
+            "without it"
         )
 
 

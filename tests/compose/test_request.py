@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import planner as pl
+from planner.training_plan.model import Routing
 from tests.conftest import random_network, tiny_workload
 
 
@@ -87,13 +88,17 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"microbatch_samples": 5}, "batch_samples must be a multiple of microbatch_samples"),
         ({"method": "ga"}, "method goes with straight pipelines"),
         ({"stages": 2, "recompute": "some"}, "recompute must list numbers of stages, or be 'all'"),
-        ({"wiring": "round"}, "wiring 'round' is unknown; choose one of straight, flow"),
+        (
+            {"wiring": "round"},
+            "wiring 'round' is unknown; choose one of straight, flow, stochastic",
+        ),
         ({"wiring": "straight"}, "the shape of the plan is missing; give stages, or 'auto'"),
         ({"wiring": "flow", "stages": "auto"}, "stages 'auto' are straight; leave stages out"),
         (
             {"wiring": "flow", "stages": 5},
             "stages must be 1 to 4, the devices that can compute or the layers",
         ),
+        ({"routing": Routing(0.2)}, "routing is how devices choose with wiring 'stochastic'"),
         ({"wiring": "flow", "pipelines": 2}, "pipelines goes with straight pipelines"),
         ({"wiring": "flow", "stages": 2, "recompute": [2]}, "recompute names stage 2"),
         ({"wiring": "flow", "stages": 2, "stage_layers": [(0, 4)]}, "leave stages out"),

@@ -46,6 +46,7 @@ def main() -> None:
         losses=[] if losses is None else [losses.of(t) for t in range(int(steps))],
         given=[sum(kind == "F" for _, _, kind, _, _ in record.ops) for record in records],
         sent=[size for *_, size, left, _ in records[0].messages if left is not None],
+        routes=[(r.step, b, *path) for r in records for b, path in r.routes],
         first=gradients[0],
         last=gradients[-1],
         updates=len(gradients),

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import AveragingGroup, OuterOptimizer, Predicted, Schedule, Sync
+from planner.training_plan.model import (
+    AveragingGroup,
+    OuterOptimizer,
+    Predicted,
+    Routing,
+    Schedule,
+    Sync,
+)
 from tests.conftest import make_plan
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
@@ -27,6 +34,8 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (Sync, (0,), "every_steps is 0"),
     (Sync, (2, None, 1), "delayed must be of type bool, found 1"),
     (Sync, (1, None, True), "sync.delayed: averages changes of parameters a step later"),
+    (Routing, (1.5,), "smoothing is 1.5; give a weight from 0 to 1"),
+    (Routing, (0.1, "time"), "told 'time' is unknown; choose one of answer, work"),
     (Sync, (2, "nesterov"), "outer must be of type OuterOptimizer"),
     (Predicted, (1.0, None, 1.0), "predicted.averaging_s is None"),
 ]
@@ -47,7 +56,8 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
         ({"workload": "gpt2"}, "workload must be of type Workload, found 'gpt2'"),
         ({"assignment": [[0, 1]]}, "assignment must be of type AssignmentPlan"),
         ({"codec": "int4"}, "codec 'int4' is unknown; choose one of none, int8"),
-        ({"wiring": "stochastic"}, "wiring 'stochastic' is unknown; choose one of fixed"),
+        ({"wiring": "free"}, "wiring 'free' is unknown; choose one of fixed, stochastic"),
+        ({"routing": 0.1}, "routing must be of type Routing, found 0.1"),
         ({"sync": 2}, "sync must be of type Sync, found 2"),
         ({"recompute": True}, "recompute must be a list, found True"),
         ({"recompute": (1, 0)}, "an entry of recompute must be of type bool, found 1"),

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from planner.training_plan import schema
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict, load_plan, save_plan
-from planner.training_plan.model import OuterOptimizer, Sync
+from planner.training_plan.model import OuterOptimizer, Routing, Schedule, Sync, TrainingPlan
+from planner.training_plan.rules import contradictions
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]
@@ -358,3 +360,44 @@ def test_readme_has_no_gaps() -> None:
     links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
     assert links
     assert all((root / target).exists() for target in links)
+
+
+def test_stochastic_wiring_is_written_and_read(tmp_path: Path) -> None:
+    """How routers choose is part of the decisions; a fixed wiring says nothing of it."""
+    fixed = make_plan([[0, 3], [2, 1]])
+    routed = fixed.replace(wiring="stochastic", routing=Routing(0.25, "work"))  # type: ignore[arg-type]
+    save_plan(routed, tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert again.routing == routed.routing and again.content_hash == routed.content_hash
+    hashes = {p.content_hash for p in (fixed, routed, routed.replace(routing=Routing()))}
+    assert len(hashes) == 3
+    data = routed.to_dict()
+    assert data["wiring"] == {"kind": "stochastic", "smoothing": 0.25, "told": "work"}
+    assert fixed.to_dict()["wiring"] == {"kind": "fixed"}
+    data["wiring"]["kind"] = "fixed"
+    with pytest.raises(PlanError, match=r"wiring\.smoothing: goes with kind 'stochastic'"):
+        from_dict(data)
+
+
+def test_what_stochastic_wiring_cannot_begin_with() -> None:
+    """Skipped stages, several schedules, and a device that no path has."""
+    plan = make_plan([[0, 3], [2, 1]]).replace(wiring="stochastic")
+    assert list(contradictions(plan)) == []
+    two = plan.replace(schedules=plan.schedules * 2)
+    assert "one where wiring is stochastic, found 2" in next(contradictions(two))
+    paths = plan.schedules[0].paths
+    lone = with_paths(plan, tuple((0, path[1]) for path in paths))
+    assert "device 2 (2) is on none" in next(contradictions(lone))
+    short = with_paths(plan, tuple((path[0],) for path in paths))
+    assert "must visit all stages in order" in next(contradictions(short))
+
+
+def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> TrainingPlan:
+    """The plan with other paths, one microbatch after the other."""
+    (schedule,) = plan.schedules
+    bare = Schedule("paths", schedule.head, paths, ())
+    order: list[list[tuple[str, int]]] = [[] for _ in schedule.order]
+    for b in range(len(paths)):
+        for kind, d in bare.chain(b):
+            order[d].append((kind, b))
+    return plan.replace(schedules=(replace(bare, order=tuple(map(tuple, order))),))

@@ -1,0 +1,108 @@
+"""Microbatches that devices route while they run: the training is that of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.training_plan.model import OuterOptimizer, Routing, Schedule, Sync, TrainingPlan
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradient, single
+
+torch = pytest.importorskip("torch")
+
+from tests.executor.test_local_steps import apart  # noqa: E402
+
+DILOCO = Sync(5, OuterOptimizer())
+
+
+def routed(plan: TrainingPlan, **fields: Any) -> TrainingPlan:
+    """The same plan, whose paths are chosen while it runs."""
+    return plan.replace(wiring="stochastic", routing=Routing(**fields))
+
+
+def replayed(plan: TrainingPlan, ranks: list[dict[str, np.ndarray]]) -> TrainingPlan:
+    """A plan of fixed paths: those that were taken, a schedule a step."""
+    taken = np.concatenate([found["routes"] for found in ranks if found["routes"].size])
+    blank, schedules = plan.schedules[0], []
+    for step in range(STEPS):
+        rows = sorted(tuple(row[1:]) for row in taken[taken[:, 0] == step].tolist())
+        assert [b for b, *_ in rows] == list(range(len(blank.paths)))
+        paths = tuple(tuple(path) for _, *path in rows)
+        bare = Schedule(f"step {step}", blank.head, paths, ())
+        order: list[list[tuple[str, int]]] = [[] for _ in blank.order]
+        for b in range(len(paths)):
+            for kind, d in bare.chain(b):
+                order[d].append((kind, b))
+        schedules.append(replace(bare, order=tuple(map(tuple, order))))
+    return plan.replace(wiring="fixed", schedules=tuple(schedules), cycle=tuple(range(STEPS)))
+
+
+def require_every_stage_once(plan: TrainingPlan, ranks: list[dict[str, np.ndarray]]) -> None:
+    """What was done is what was routed, and each device did some of it."""
+    batch = len(plan.schedules[0].paths)
+    fixed = replayed(plan, ranks)
+    for group in plan.assignment.groups:
+        assert set(np.sum([ranks[d]["given"] for d in group], axis=0)) == {batch}
+        for d in group:
+            went = [sum(d in path for path in s.paths) for s in fixed.schedules]
+            assert ranks[d]["given"].tolist() == went
+            assert sum(went) > 0
+
+
+CASES: dict[str, tuple[list[list[int]], str, str, bool, dict[str, Any]]] = {
+    "2 x 2": ([[0, 3], [2, 1]], "last", "gpt2", False, {}),
+    "one stage": ([[0], [1], [2]], "last", "gpt2", False, {}),
+    "2 x 3, head first, tied, told the work": (
+        [[0, 3, 4], [2, 1, 5]],
+        "first",
+        "llama",
+        True,
+        {"told": "work"},
+    ),
+    "4 x 2, the plan's parts kept": (
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        "last",
+        "llama",
+        False,
+        {"smoothing": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c == "2 x 2" else pytest.mark.slow) for c in CASES]
+)
+def test_losses_and_gradients_equal_one_process(case: str, tmp_path: Path) -> None:
+    """20 steps that average: whoever did what, each microbatch counts once."""
+    grid, head, kind, tied, fields = CASES[case]
+    workload = tiny_workload(kind, tied=tied, batch_samples=12)
+    plan = routed(make_plan(grid, head=head, workload=workload), **fields)
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for rank, found in enumerate(ranks):
+        for when, bound in (("first", 1e-5), ("last", 1e-4)):
+            want = expected_gradient(plan, rank, gradients[when])
+            np.testing.assert_allclose(found[when], want, atol=bound * np.abs(want).max(), rtol=0)
+    require_every_stage_once(plan, ranks)
+
+
+@pytest.mark.parametrize("delayed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_local_steps_equal_one_process_on_the_same_routes(delayed: bool, tmp_path: Path) -> None:
+    """H = 5: each device's own mean and weight are of the samples that it really did."""
+    plan = make_plan([[0, 3], [2, 1]], workload=tiny_workload(batch_samples=9))
+    plan = routed(plan.replace(sync=replace(DILOCO, delayed=delayed)), told="work")
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids), eps=1e-6)
+    require_every_stage_once(plan, ranks)
+    losses, held = apart(replayed(plan, ranks), eps=1e-6)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for d, want in held.items():
+        np.testing.assert_allclose(ranks[d]["parameters"], want, atol=1e-5, rtol=0)
+    # what the plan's own paths would give is another training
+    usual, _ = apart(plan.replace(wiring="fixed"), eps=1e-6)
+    assert np.abs(np.array(usual) / losses - 1).max() > TOLERANCE

@@ -1,0 +1,177 @@
+"""Devices that route, as threads of this process: steps end, rooms are kept, parts follow speed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from planner.swarm.routing import NoPeer
+from planner.training_plan.choices import Told
+from planner.training_plan.model import Routing, TrainingPlan
+from tests.conftest import make_plan, tiny_workload
+from tests.training_plan.test_training_plan import with_paths
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from planner.executor.messages import Message  # noqa: E402
+from planner.executor.notes import Form, Note, Word  # noqa: E402
+from planner.executor.records import RouteLog, StepRecord  # noqa: E402
+from planner.executor.routed import Places, Routed, router_of  # noqa: E402
+from planner.executor.transport import Failure, Outbox  # noqa: E402
+
+GRID = [[0, 1, 2], [3, 4, 5]]
+
+
+class Slow:
+    """Operations that take their time, or next to none; what is held is counted."""
+
+    def __init__(self, forward_s: float) -> None:
+        self.held = self.most = 0
+        self._forward_s = forward_s
+
+    def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
+        """Sleep; hold from F to B."""
+        time.sleep(self._forward_s * {"F": 1, "H": 0, "B": 2}[kind])
+        self.held += {"F": 1, "H": 0, "B": -1}[kind]
+        self.most = max(self.most, self.held)
+        made: Tensor = torch.zeros(8, dtype=torch.uint8)
+        return made
+
+    def buffer(self, message: Message) -> Tensor:
+        """Of any message."""
+        room: Tensor = torch.empty(8, dtype=torch.uint8)
+        return room
+
+
+def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[Any], list[Slow]]:
+    """Records by device and step, and what computed."""
+    n = len(plan.cluster)
+    ends: dict[tuple[int, int], socket.socket] = {}
+    for i in range(n):
+        for j in Places(plan, i).neighbours:
+            if (i, j) not in ends:
+                ends[i, j], ends[j, i] = socket.socketpair()
+    computes = [Slow(s) for s in forward_s]
+    records: list[list[StepRecord]] = [[] for _ in range(n)]
+    failure = Failure()
+
+    def run(d: int) -> None:
+        mine = {j: c for (i, j), c in ends.items() if i == d}
+        outbox = Outbox(mine, failure, dict.fromkeys(mine, 1e9))
+        routed = Routed(plan, d, computes[d], mine, outbox, failure)  # type: ignore[arg-type]
+        for serial in range(steps):
+            records[d].append(StepRecord(serial, False))
+            routed.run(serial, records[d][-1])
+        routed.finish()
+        outbox.finish()
+
+    threads = [threading.Thread(target=run, args=(d,), daemon=True) for d in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    failure.check()
+    for end in ends.values():
+        end.close()
+    return records, computes
+
+
+@pytest.mark.parametrize("head", ["last", "first"])
+def test_every_microbatch_is_done_once_within_the_room(head: str) -> None:
+    """Many steps of little room, so that requests wait when all have said that they are done."""
+    plan = make_plan(GRID, head=head, schedule="1f1b", workload=tiny_workload(batch_samples=12))
+    plan = plan.replace(wiring="stochastic")
+    room = plan.schedules[0].most_live()
+    assert max(room) < 6
+    records, computes = play(plan, 60, [0.0] * 6)
+    for serial in range(60):
+        for kind in "FB":
+            done = Counter(
+                (b, plan.stage_of[d])
+                for own in records
+                for b, d, k, _, _ in own[serial].ops
+                if k == kind
+            )
+            assert set(done) == {(b, stage) for b in range(12) for stage in range(3)}
+            assert set(done.values()) == {1}
+        taken = dict(route for own in records for route in own[serial].routes)
+        assert set(taken) == set(range(12))
+        for own in records:
+            for b, d, _, _, _ in own[serial].ops:
+                assert d in taken[b] or (head == "first" and d == taken[b][0])
+    for d, compute in enumerate(computes):
+        assert 0 < compute.most <= room[d] and compute.held == 0
+
+
+def test_parts_follow_speed_where_work_is_told() -> None:
+    """A device of the middle stage is slowed to a third: it gets much less than the planned half.
+
+    A quarter, where this machine has time for all.
+    """
+    plan = make_plan(GRID, workload=tiny_workload(batch_samples=24))
+    plan = plan.replace(wiring="stochastic", routing=Routing(told=Told.WORK))
+    slow = [0.001, 0.004, 0.001, 0.001, 0.012, 0.001]
+    records, _ = play(plan, 12, slow)
+    counts = [sum(k == "F" for r in records[d][4:] for _, _, k, _, _ in r.ops) for d in range(6)]
+    assert 0.1 < counts[4] / (counts[1] + counts[4]) < 0.4
+
+
+def test_the_plans_parts_are_kept_without_smoothing() -> None:
+    """Three quarters of the microbatches go through one device, whatever it takes."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=8))
+    paths = plan.schedules[0].paths
+    plan = with_paths(plan, tuple((path[0], 1 if b < 6 else 3) for b, path in enumerate(paths)))
+    plan = plan.replace(wiring="stochastic", routing=Routing(0.0))
+    records, _ = play(plan, 10, [0.0, 0.002, 0.0, 0.0])
+    counts = [sum(k == "F" for r in records[d] for _, _, k, _, _ in r.ops) for d in (1, 3)]
+    assert counts[0] / sum(counts) == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
+    """All of a plan's devices are known; who is banned is chosen no more."""
+    plan = make_plan(GRID, workload=tiny_workload(batch_samples=9)).replace(wiring="stochastic")
+    router = router_of(plan, 2)
+    parts = [sum(d in path for path in plan.schedules[0].paths) / 9 for d in (1, 4)]
+    assert list(router.shares(1).values()) == pytest.approx(
+        [parts[(1, 4).index(d)] for d in router.shares(1)]
+    )
+    router.ban(1)
+    assert {router.choose(1) for _ in range(5)} == {4}
+    router.ban(4)
+    with pytest.raises(NoPeer):
+        router.choose(1)
+
+
+def test_notes_are_read_as_they_were_written() -> None:
+    """Of fixed size; a path that has no peers yet is filled up."""
+    form = Form(3)
+    for note in (Note(Word.ANSWER, 7, 4000, (3, 1, -1), 0.25), Note(Word.END, 2, 0, (-1,) * 3)):
+        data = form.pack(note)
+        assert len(data) == form.size and form.unpack(data) == note
+    assert form.unpack(form.pack(Note(Word.LAST))).path == (-1, -1, -1)
+
+
+def test_routes_are_written_as_lines(tmp_path: Any) -> None:
+    """One a microbatch, with names; one file for several trainers is refused."""
+    plan = make_plan(GRID, workload=tiny_workload(batch_samples=9))
+    with pytest.raises(ValueError, match="paths are the plan's"):
+        RouteLog(tmp_path / "r", plan, 0)
+    plan = plan.replace(wiring="stochastic")
+    with pytest.raises(ValueError, match=r"2 devices write .* put \{rank\} into the name"):
+        RouteLog(tmp_path / "r", plan, 0)
+    log = RouteLog(tmp_path / "r-{rank}.jsonl", plan, 3)
+    record = StepRecord(5, False)
+    record.routes.append((8, (3, 1, 5)))
+    log.after(record)
+    text = (tmp_path / "r-3.jsonl").read_text()
+    assert text == '{"step": 5, "microbatch": 8, "path": ["3", "1", "5"]}\n'
+    RouteLog(tmp_path / "r-{rank}.jsonl", plan, 1).after(record)
+    assert not (tmp_path / "r-1.jsonl").exists()
