@@ -34,6 +34,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="train the real model on this machine's processors; default: imposed compute times",
     )
+    sub.add_argument(
+        "--jitter-ms",
+        type=float,
+        default=0.0,
+        help="latencies are more or less by at most this, about once a message; default 0",
+    )
     sub.add_argument("--trace", type=Path, help="write predicted and executed step here (.json)")
 
 
@@ -52,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from planner.emulate.trace import write_trace
 
     require_writable(args.trace, [".json"])
-    settings = Settings(args.speed, args.shrink, args.steps, args.rest, args.real_compute)
+    settings = Settings(
+        *(args.speed, args.shrink, args.steps, args.rest, args.real_compute),
+        jitter_s=args.jitter_ms / 1e3,
+    )
     require_linux_root()
     plan = load_plan(args.plan)
     violations = check(plan)

@@ -81,6 +81,8 @@ class Settings:
         How many to measure, at least: chained, and each from rest.
     real_compute
         Train the real model, on this machine's processors.
+    jitter_s
+        By how much latencies vary, about once a message; the clock knows nothing of it.
     """
 
     speed: float = 1.0
@@ -88,12 +90,15 @@ class Settings:
     steps: int = 5
     rest: int = 5
     real_compute: bool = False
+    jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("speed", "shrink"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name} is {value:g}; give a number above 0")
+        if not 0 <= self.jitter_s < float("inf"):
+            raise ValueError(f"--jitter-ms is {1e3 * self.jitter_s:g}; give 0 or more")
         if self.real_compute and (self.speed != 1.0 or self.shrink not in (None, 1.0)):
             raise ValueError(
                 "--real-compute trains in real time with real messages; leave out --speed and "
@@ -128,7 +133,7 @@ def choose(
     rest, steps = planned_steps(plan, settings.rest, settings.steps)
     if settings.real_compute:
         require_memory(plan, as_executed(plan))
-        return Asked(0, steps, real_compute=True)
+        return Asked(0, steps, real_compute=True, jitter_s=settings.jitter_s)
     need = need_of(plan, links_of(plan.cluster))
     rate = need.rate_bytes_per_s * settings.speed
     least = need.least_shrink(settings.speed, available_bytes())
@@ -143,7 +148,7 @@ def choose(
             f"warning: --shrink {shrink:g} is too little for this machine, so that what is "
             f"executed will be late; run with --shrink {least:g} or --speed {slower:.2g}"
         )
-    return Asked(rest, steps, settings.speed, shrink)
+    return Asked(rest, steps, settings.speed, shrink, jitter_s=settings.jitter_s)
 
 
 def emulate(
@@ -174,7 +179,7 @@ def emulate(
         This machine cannot do it, or a rank failed.
     """
     prediction = None if asked.real_compute else predict(plan)
-    links = links_of(plan.cluster, asked.speed, asked.shrink)
+    links = links_of(plan.cluster, asked.speed, asked.shrink, asked.jitter_s)
     with emulated(links) as network, tempfile.TemporaryDirectory() as name:
         processors = Processors()
 

@@ -34,12 +34,16 @@ class Links(NamedTuple):
         ``float[m]``, bytes per second of each limit that pairs share.
     uses
         ``int[n * n, 4]``, the limits that a pair shares; -1 where there are fewer.
+    jitter
+        ``float[n * n]``, seconds by which latency is more or less, drawn evenly whenever a pair
+        begins to send after it was idle: about once a message. Packets stay in order.
     """
 
     rate: Floats
     latency: Floats
     capacity: Floats
     uses: Ints
+    jitter: Floats
 
     @property
     def devices(self) -> int:
@@ -67,7 +71,9 @@ class Links(NamedTuple):
         return float((self.rate.reshape(n, n) * (delay + delay.T)).max())
 
 
-def links_of(cluster: Cluster, speed: float = 1.0, shrink: float = 1.0) -> Links:
+def links_of(
+    cluster: Cluster, speed: float = 1.0, shrink: float = 1.0, jitter_s: float = 0.0
+) -> Links:
     """Everything that the clock assumes about a cluster's network, defaults included.
 
     Parameters
@@ -78,6 +84,8 @@ def links_of(cluster: Cluster, speed: float = 1.0, shrink: float = 1.0) -> Links
         Rates grow and delays shrink by it.
     shrink
         Rates shrink by it, for messages that do so too.
+    jitter_s
+        By how much latencies vary, at speed 1.
 
     Returns
     -------
@@ -111,5 +119,9 @@ def links_of(cluster: Cluster, speed: float = 1.0, shrink: float = 1.0) -> Links
     for site, most in (cluster.devices.site_download_bytes_per_s or {}).items():
         limit(np.outer(sites != site, sites == site), 3, most * speed / shrink)
     return Links(
-        rate.ravel(), latency.ravel(), np.array(capacity, dtype=float), uses.reshape(-1, SIDES)
+        rate.ravel(),
+        latency.ravel(),
+        np.array(capacity, dtype=float),
+        uses.reshape(-1, SIDES),
+        np.where(latency > 0, jitter_s / speed, 0.0).ravel(),
     )

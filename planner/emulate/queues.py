@@ -10,6 +10,7 @@ gets to them: who comes late catches up, and no rate is lost.
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ class Queues(NamedTuple):
         By pair: bytes of its first packet that were left at a time, and the rate since then.
     active, place
         Numbers of pairs whose first packet is being served; by pair its place there, or -1.
+    lag, latest
+        By pair: what its latency is more or less at present, and when its last packet arrives.
     room, load
         Space for `fair_rates`.
     busy, entry
@@ -70,6 +73,8 @@ class Queues(NamedTuple):
     rate: Floats
     active: Ints
     place: Ints
+    lag: Floats
+    latest: Floats
     room: Floats
     load: Ints
     busy: Floats
@@ -113,6 +118,8 @@ def empty_queues(links: Links, slots: int, records: int) -> Queues:
         rate=np.zeros(pairs),
         active=np.zeros(pairs, dtype=np.int64),
         place=np.full(pairs, -1, dtype=np.int64),
+        lag=np.zeros(pairs),
+        latest=np.zeros(pairs),
         room=np.zeros(limits),
         load=np.zeros(limits, dtype=np.int64),
         busy=np.zeros((records, 4)),
@@ -167,6 +174,14 @@ def pop(q: Queues) -> int:
 
 
 @njit(cache=True, nogil=True)
+def travel(links: Links, q: Queues, slot: int, pair: int, now: float) -> None:
+    """A packet leaves for its destination, and overtakes none of its pair."""
+    due = now + max(links.latency[pair] + q.lag[pair], 0.0)
+    q.due[slot] = q.latest[pair] = max(due, q.latest[pair])
+    push(q, slot)
+
+
+@njit(cache=True, nogil=True)
 def release(q: Queues, slot: int) -> None:
     """A packet has left the network."""
     q.free[q.numbers[FREE]] = slot
@@ -204,11 +219,10 @@ def depart(links: Links, q: Queues, pair: int, now: float) -> None:
     """The first packet has left its queue whole."""
     slot = q.first[pair]
     q.first[pair] = q.behind[slot]
-    q.due[slot] = now + links.latency[pair]
     if q.entry[pair] >= 0:
         q.busy[q.entry[pair], 2] = now
         q.busy[q.entry[pair], 3] += q.payload[slot]
-    push(q, slot)
+    travel(links, q, slot, pair, now)
 
 
 @njit(cache=True, nogil=True)
@@ -268,8 +282,7 @@ def arrive(links: Links, q: Queues, slot: int, pair: int, payload: float, now: f
     q.order[slot] = q.numbers[ORDER]
     q.numbers[ORDER] += 1
     if payload <= 0.0:
-        q.due[slot] = now + links.latency[pair]
-        push(q, slot)
+        travel(links, q, slot, pair, now)
         return False
     if q.last[pair] >= 0:
         q.behind[q.last[pair]] = slot
@@ -280,6 +293,8 @@ def arrive(links: Links, q: Queues, slot: int, pair: int, payload: float, now: f
     q.place[pair] = q.numbers[ACTIVE]
     q.active[q.numbers[ACTIVE]] = pair
     q.numbers[ACTIVE] += 1
+    if links.jitter[pair] > 0.0:
+        q.lag[pair] = links.jitter[pair] * (2.0 * random.random() - 1.0)
     note_begin(q, pair, now)
     return True
 

@@ -39,6 +39,8 @@ class Asked:
         Times and bytes are divided by them.
     real_compute
         The real model computes instead of imposed times; no rest, speed or shrink then.
+    jitter_s
+        By how much latencies vary.
     """
 
     rest: int
@@ -46,6 +48,7 @@ class Asked:
     speed: float = 1.0
     shrink: float = 1.0
     real_compute: bool = False
+    jitter_s: float = 0.0
 
     def arguments(self) -> list[str]:
         """For the executor."""

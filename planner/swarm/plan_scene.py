@@ -39,7 +39,9 @@ class PlanScene:
     estimates_s: dict[int, float]
 
 
-def plan_scene(plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True) -> PlanScene:
+def plan_scene(
+    plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, kept: bool = False
+) -> PlanScene:
     """Peers as fast as the plan's devices, over its links.
 
     Parameters
@@ -50,6 +52,8 @@ def plan_scene(plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True)
         Which of its schedules.
     by_holder
         See `Scene`.
+    kept
+        Whether devices hold no more at a time than in the plan, as the executor sees to.
 
     Returns
     -------
@@ -86,6 +90,7 @@ def plan_scene(plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True)
         homes,
         max(1, round(sum(held[d] for d in homes) / len(homes))),
         by_holder=by_holder,
+        room=tuple(held) if kept else (),
     )
     estimates: dict[int, float] = {}
     for group in plan.assignment.groups:

@@ -126,6 +126,9 @@ class Scene:
         they answered, as in Algorithm 1.
     late
         Devices that begin dead; a change makes them join.
+    room
+        How many microbatches each device holds at most between F and B: it begins no F beyond
+        that. Empty: as many as come.
     """
 
     links: Links
@@ -142,6 +145,7 @@ class Scene:
     by_holder: bool = False
     told_work: bool = False
     late: tuple[int, ...] = ()
+    room: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.links)
@@ -433,6 +437,9 @@ class _Play:
     def _work(self, peer: int) -> None:
         backward, forward = self.queues[peer]
         if self.busy[peer] or not (backward or forward):
+            return
+        room = self.scene.room
+        if room and not backward and self.held[peer] >= room[peer]:
             return
         times = self.scene.backward_s if backward else self.scene.forward_s
         m, attempt = (backward or forward).popleft()

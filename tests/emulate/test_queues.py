@@ -25,7 +25,7 @@ def network() -> Links:
     rate = np.where(np.eye(3, dtype=bool), 0.0, 10.0).ravel()
     uses = np.full((9, 4), -1)
     uses[:, 0] = np.repeat(np.arange(3), 3)
-    return Links(rate, np.ones(9), np.full(3, 12.0), uses)
+    return Links(rate, np.ones(9), np.full(3, 12.0), uses, np.zeros(9))
 
 
 def put(links: Links, q: Queues, pair: int, payload: float, now: float) -> int:
@@ -104,3 +104,19 @@ def test_busy_times_are_recorded() -> None:
     assert q.busy[: q.numbers[BUSY]] == pytest.approx(
         np.array([[1, 0.0, 2.0, 20.0], [1, 7.0, 7.5, 5.0]])
     )
+
+
+def test_jitter_changes_latency_between_messages_and_keeps_order() -> None:
+    """All packets of a message have one latency, 1 s more or less by half; none overtakes."""
+    links = network()._replace(jitter=np.full(9, 0.5))
+    q = empty_queues(links, 64, 64)
+    dues = []
+    for begin in np.arange(0.0, 30.0, 1.0):
+        pair = [put(links, q, 1, 1.0, begin), put(links, q, 1, 1.0, begin)]
+        advance(links, q, begin + 0.5)
+        dues.append([float(q.due[slot]) - begin for slot in pair])
+    firsts = np.array(dues)[:, 0] - 0.1
+    assert firsts.min() > 0.5 - 1e-9 and firsts.max() < 1.5 + 1e-9 and np.ptp(firsts) > 0.5
+    arrived = [due for _, due in arrivals(q)]
+    assert arrived == sorted(arrived)
+    assert np.diff(np.array(dues), axis=1).ravel() == pytest.approx(0.1)
