@@ -58,6 +58,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="JSON lines of the peers of each microbatch, where devices choose; {rank} in the name "
         "stands for the trainer's",
     )
+    sub.add_argument(
+        "--move",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DEVICE:STAGE@STEPS",
+        help="where devices choose: after so many steps this device goes to this stage",
+    )
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
         "--patience",
@@ -88,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         args.every,
         args.resume,
         args.routes,
+        tuple(args.move),
     )
     return launch(asked, as_json=args.json)
 
@@ -118,6 +127,8 @@ class LocalRun:
         Where checkpoints go and after how many steps, and where they were.
     routes
         Where the paths that devices chose go.
+    moves
+        Devices that go to another stage, and when.
     """
 
     plan: Path
@@ -134,6 +145,7 @@ class LocalRun:
     every: int | None = None
     resume: Path | None = None
     routes: Path | None = None
+    moves: tuple[str, ...] = ()
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -144,6 +156,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.hf_export import Export
     from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
+    from planner.executor.pieces import pieces_of
     from planner.executor.weights import require_same_model
 
     plan = load_plan(asked.plan)
@@ -151,6 +164,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     for text in asked.texts:
         if text is not None:
             microbatches_of(plan, text)
+    pieces_of(plan, asked.moves, asked.steps)
     begin, end = asked.weights
     if begin is not None:
         require_same_model(begin, arch)
@@ -319,6 +333,8 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
+    if asked.moves:
+        command += ["--move", *asked.moves]
     for flag, value in (
         ("--calibrate", calibrate),
         ("--trace", asked.trace),

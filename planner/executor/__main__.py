@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from planner.clock.timeline import from_records
 from planner.executor.binding import WAIT_S, MissingError, join, own_name, patience_s
 from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
+from planner.executor.compute import Compute
 from planner.executor.connections import ConnectionLost
 from planner.executor.data.alike import require_same_data
 from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
 from planner.executor.evaluate import Evaluation
+from planner.executor.handover import hand_over
 from planner.executor.helper import Helper
 from planner.executor.hf_export import Export, export_trained
 from planner.executor.imposed import Imposed, ImposedCompute
@@ -42,6 +45,7 @@ from planner.executor.options import (
     eval_data_of,
     optimizing_of,
 )
+from planner.executor.pieces import pieces_of
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import RouteLog, StepRecord, write_records
@@ -58,12 +62,14 @@ from planner.training_plan.model import TrainingPlan
 EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    "own_pace",
+    *("own_pace", "move"),
     *NUMBERS,
 )
 """Options that all ranks must be given alike."""
 TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
+NO_MOVES = ("resume", "eval_data", "own_pace")
+"""Options for a run whose devices stay in their stages."""
 NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
 """Options for a model that is trained."""
 SWITCH_S = 0.0005
@@ -138,6 +144,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="JSON lines of the peers that each microbatch went through, where devices choose: a "
         "file a trainer, {rank} in the name stands for it",
     )
+    parser.add_argument(
+        "--move",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DEVICE:STAGE@STEPS",
+        help="where devices choose paths: after so many steps this device goes to this stage, and "
+        "takes its state from a device there",
+    )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
@@ -168,6 +183,9 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in NO_MODEL if args.impose else ():
         if getattr(args, option):
             raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
+    for option in NO_MOVES if args.move else ():
+        if getattr(args, option):
+            raise ValueError(f"--move goes without --{option.replace('_', '-')}; leave one out")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -177,6 +195,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
     optimizing, data, held_out = optimizing_of(args), data_of(args), eval_data_of(args)
     plan = load_plan(args.plan)
+    pieces = pieces_of(plan, args.move, args.steps)
     ranks = join(
         plan,
         args.devices,
@@ -188,34 +207,40 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints, evaluation, export, learner, peak = 0, None, None, None, None, None
+    first, checkpoints, evaluation, learner, peak = 0, None, None, None, None
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
+    works: Compute
+
+    def computing(on: TrainingPlan) -> Learner:
+        """What this rank computes by a plan, from its beginning."""
+        # what is gone on from has its own weights
+        weights = args.weights if args.resume is None else None
+        return Learner(on, ranks.rank, device, optimizing, data=data, weights=weights)
+
     if imposed is not None:
-        compute = ImposedCompute(plan, ranks.rank, imposed)
-        worker = Worker(plan, ranks, compute, imposed=imposed)
+        works = ImposedCompute(plan, ranks.rank, imposed)
     else:
         require_executable(plan)
-        need = need_of(
-            plan,
-            ranks.rank,
-            averaging_of(plan, ranks.rank),
-            on_gpu=device.type == "cuda",
-            calibrates=args.calibrate is not None,
+        need = max(
+            (
+                need_of(
+                    piece.plan,
+                    ranks.rank,
+                    averaging_of(piece.plan, ranks.rank),
+                    on_gpu=device.type == "cuda",
+                    calibrates=args.calibrate is not None,
+                )
+                for piece in pieces
+            ),
+            key=lambda need: need.total,
         )
         require_memory(ranks, claims_of(ranks, need, device))
         peak = peak_flops(plan, ranks, device)
-        export = None if args.export is None else Export(args.export, plan, args.weights)
+        if args.export is not None:
+            Export(args.export, plan, args.weights)  # what cannot be written is said now
         if ranks.rank in plan.stage_of:
-            learner = Learner(
-                plan,
-                ranks.rank,
-                device,
-                optimizing,
-                data=data,
-                # what is gone on from has its own
-                weights=args.weights if args.resume is None else None,
-            )
+            learner = computing(plan)
         require_same_data(ranks, "--data", None if learner is None else learner.data)
         if args.calibrate is not None:
             measured = calibrate(plan, ranks, learner, device)
@@ -224,27 +249,44 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 Progress(0.0, args.events).calibrated(args.calibrate)
         first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
-        worker = Worker(plan, ranks, works, tickets=ranks.store if args.own_pace else None)
-        if held_out is not None:
-            evaluation = Evaluation(
-                *(plan, ranks, learner, worker.wiring, held_out),
-                every=args.eval_every,
-                batches=args.eval_batches,
-                steps=range(first, args.steps),
-            )
+    tickets = ranks.store if args.own_pace else None
+    worker = Worker(plan, ranks, works, imposed=imposed, tickets=tickets)
+    if imposed is None and held_out is not None:
+        evaluation = Evaluation(
+            *(plan, ranks, learner, worker.wiring, held_out),
+            every=args.eval_every,
+            batches=args.eval_batches,
+            steps=range(first, args.steps),
+        )
     work = None if args.impose else Work(plan, peak)
     progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
+    steps: list[StepRecord] = []
     with evaluation or nullcontext():
-        steps = _steps(args, progress, worker, first, checkpoints, evaluation, routes)
-    if export is not None:
-        export_trained(export, ranks, learner)
+        for part, piece in enumerate(pieces):
+            if piece.move is not None:
+                if imposed is not None:
+                    works = ImposedCompute(piece.plan, ranks.rank, imposed)
+                elif ranks.rank == piece.taker:
+                    works = learner = computing(piece.plan)
+                hand_over(ranks, piece.giver, piece.taker, learner, piece.begin)
+                if checkpoints is not None:
+                    checkpoints = checkpoints.of(piece.plan, learner)
+                worker = Worker(piece.plan, ranks, works, imposed=imposed, part=part)
+            rest, begin = (0, piece.begin) if part else (args.rest, first)
+            walk = worker.steps(piece.end - begin, rest, begin)
+            done = _steps(args, progress, worker, walk, checkpoints, evaluation, routes)
+            steps = [*steps, *done] if args.record is not None else done
+    plan = pieces[-1].plan
+    if args.export is not None:
+        export_trained(Export(args.export, plan, args.weights), ranks, learner)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
     if args.trace is not None and steps:
         _trace(args.trace, plan, ranks, worker, steps[-1])
     if not args.impose:
-        reports = device_reports(plan, ranks, works, need, device, worker)
+        holds = learner or Helper(plan, ranks.rank)
+        reports = device_reports(plan, ranks, holds, need, device, worker)
         if ranks.rank == 0:
             progress.devices(reports)
     ranks.part()
@@ -289,14 +331,14 @@ def _steps(
     args: argparse.Namespace,
     progress: Progress,
     worker: Worker,
-    first: int,
+    walk: Iterator[StepRecord],
     checkpoints: Checkpoints | None,
     evaluation: Evaluation | None,
     routes: RouteLog | None,
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
-    for record in worker.steps(args.steps - first, args.rest, first):
+    for record in walk:
         if args.record is None:
             records.clear()
         records.append(record)

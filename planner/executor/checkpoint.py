@@ -65,6 +65,7 @@ class Checkpoints:
         written: Callable[[int], None],
     ) -> None:
         self._folder, self._every, self._ranks, self._learner = folder, every, ranks, learner
+        self._settings = settings
         self._index = {
             "version": VERSION,
             "plan": plan.content_hash,
@@ -72,6 +73,17 @@ class Checkpoints:
             "settings": settings,
         }
         self._written = written
+
+    def of(self, plan: TrainingPlan, learner: Learner | None) -> Checkpoints:
+        """The same for another plan from now on.
+
+        Parameters
+        ----------
+        plan, learner
+            As above.
+        """
+        given = (self._ranks, learner, self._settings, self._written)
+        return Checkpoints(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:
         """Whether there is one after this step.

@@ -104,14 +104,14 @@ class RouteLog:
                 f"--routes {path}: {len(trainers)} devices write what they routed; put {mark} into "
                 "the name"
             )
-        self._names, self._path = plan.cluster.network.ids, None
+        self._names = plan.cluster.network.ids
+        self._path = Path(str(path).replace(mark, str(rank)))
         if rank in trainers:
-            self._path = Path(str(path).replace(mark, str(rank)))
             self._path.write_text("")
 
     def after(self, record: StepRecord) -> None:
         """A step has ended; what it routed is in the file at once."""
-        if self._path is None:
+        if not record.routes:
             return
         told = (
             {"step": record.step, "microbatch": b, "path": [self._names[d] for d in route]}

@@ -49,6 +49,8 @@ class Worker:
         If given, devices take microbatches from this store as fast as they can until the batch is
         complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
         stage, whose microbatches any device can do alone.
+    part
+        Number of this one among workers of one run.
 
     Attributes
     ----------
@@ -77,6 +79,7 @@ class Worker:
         *,
         imposed: Imposed | None = None,
         tickets: Store | None = None,
+        part: int = 0,
     ) -> None:
         if tickets is not None and len(plan.assignment.groups) > 1:
             raise PlanError(
@@ -98,6 +101,7 @@ class Worker:
         self.losses: Losses | None = None
         self.began_s = 0.0
         self.microbatches = 0
+        self._part = part
         self._connections: Connections = {}
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
@@ -143,7 +147,9 @@ class Worker:
         with ExitStack() as held:
             wanted = self.wiring.connections
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
-            connections = held.enter_context(connections_to(self.ranks, wanted, "steps"))
+            connections = held.enter_context(
+                connections_to(self.ranks, wanted, f"steps/{self._part}")
+            )
             self._connections = _busy(connections)
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
@@ -301,7 +307,7 @@ class Worker:
 
     def _begin_together(self, serial: int) -> None:
         """Wait for all ranks; in an imposed run, on one machine, for one moment of its clock."""
-        name = f"begin/{serial}"
+        name = f"begin/{self._part}/{serial}"
         self.ranks.meet(name)
         if self._imposed is not None:
             store = self.ranks.store

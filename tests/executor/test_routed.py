@@ -15,6 +15,14 @@ from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradie
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.learner import Learner  # noqa: E402
+from planner.executor.memory import need_of  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.outer import RoutedSamples  # noqa: E402
+from planner.executor.ranks import Ranks  # noqa: E402
+from planner.executor.wiring import averaging_of  # noqa: E402
+from planner.executor.worker import Worker  # noqa: E402
+from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.test_local_steps import apart  # noqa: E402
 
 DILOCO = Sync(5, OuterOptimizer())
@@ -106,3 +114,42 @@ def test_local_steps_equal_one_process_on_the_same_routes(delayed: bool, tmp_pat
     # what the plan's own paths would give is another training
     usual, _ = apart(plan.replace(wiring="fixed"), eps=1e-6)
     assert np.abs(np.array(usual) / losses - 1).max() > TOLERANCE
+
+
+def test_samples_are_counted_as_they_are_done() -> None:
+    """Batches of 8, H = 2; a checkpoint within a period keeps the count."""
+    plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
+    plan = plan.replace(sync=Sync(2))
+    samples, again = RoutedSamples(plan), RoutedSamples(plan)
+    samples.begin()
+    assert samples.scale(0) is None
+    for _ in range(5):
+        samples.did()
+    assert samples.scale(0) == 8 / 5
+    again.load_state(samples.state())
+    for one in (samples, again):
+        one.begin()
+        one.did()
+        assert one.scale(1) == 8
+        assert one.weight(1) == 6 / 16
+        assert one.state()["outer/samples"] == 0
+    again.load_state({})
+    assert again.weight(3) == 0
+
+
+def test_memory_counts_what_may_wait() -> None:
+    """All that trainers let be on their way may wait at one device."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=12))
+    needs = [need_of(p, 1, averaging_of(p, 1)) for p in (plan, routed(plan))]
+    live = plan.schedules[0].most_live()
+    each = needs[0].beyond["messages"] / (2 * live[1])
+    assert needs[1].beyond["messages"] == each * (live[1] + live[0] + live[2])
+
+
+def test_own_pace_is_refused() -> None:
+    """One of the two ways to share microbatches out."""
+    plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
+    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    store = torch.distributed.HashStore()
+    with pytest.raises(PlanError, match="found kind 'stochastic'; leave out --own-pace"):
+        Worker(plan, Ranks(0, 1, store, ("0", "1")), learner, tickets=store)

@@ -1,0 +1,77 @@
+"""A run in pieces: between two, a device moves to another stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.moving import Move, moved
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Steps with one plan.
+
+    Attributes
+    ----------
+    plan
+        Theirs.
+    begin, end
+        Steps that are done before it, and after it.
+    move
+        What came before; None: the run begins.
+    """
+
+    plan: TrainingPlan
+    begin: int
+    end: int
+    move: Move | None = None
+
+    @property
+    def taker(self) -> int:
+        """The rank that has moved."""
+        assert self.move is not None
+        return self.plan.cluster.network.ids.index(self.move.device)
+
+    @property
+    def giver(self) -> int:
+        """The first rank that was in its new stage before."""
+        group = self.plan.assignment.groups[self.plan.stage_of[self.taker]]
+        return next(d for d in group if d != self.taker)
+
+
+def pieces_of(plan: TrainingPlan, moves: Sequence[str], steps: int) -> list[Piece]:
+    """A run's pieces.
+
+    Parameters
+    ----------
+    plan
+        With which it begins.
+    moves
+        As `planner.training_plan.moving.Move.of` reads them, in any order.
+    steps
+        How many are done at the end.
+
+    Returns
+    -------
+    list[Piece]
+        One more than moves.
+
+    Raises
+    ------
+    PlanError
+        A move cannot be.
+    """
+    found = [Piece(plan, 0, steps)]
+    for move in sorted((Move.of(text) for text in moves), key=lambda move: move.after):
+        last = found[-1]
+        if not last.begin < move.after < steps:
+            raise PlanError(
+                f"--move {move}: must be after 1 to {steps - 1} of {steps} steps, and two moves "
+                "apart; correct it"
+            )
+        found[-1] = replace(last, end=move.after)
+        found.append(Piece(moved(last.plan, move), move.after, steps, move))
+    return found

@@ -1,0 +1,239 @@
+"""A plan after a device has gone to another stage, where devices choose paths (SWARM, 3.2).
+
+Everything that follows from who is where is made anew by rules that need no search, so that all
+devices come to the same plan by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Head, Phase, Wiring
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import AveragingGroup, Operation, Schedule, TrainingPlan
+from planner.training_plan.rules import contradictions
+from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
+
+
+@dataclass(frozen=True)
+class Move:
+    """A device goes to another stage.
+
+    Attributes
+    ----------
+    device
+        Its name.
+    stage
+        Where it goes.
+    after
+        Steps that are done before.
+    """
+
+    device: str
+    stage: int
+    after: int
+
+    @classmethod
+    def of(cls, text: str) -> Move:
+        """From ``DEVICE:STAGE@STEPS``.
+
+        Parameters
+        ----------
+        text
+            Such as ``Oregon:1@20``.
+
+        Returns
+        -------
+        Move
+            As said.
+
+        Raises
+        ------
+        PlanError
+            It is something else.
+        """
+        rest, at, after = text.rpartition("@")
+        device, colon, stage = rest.rpartition(":")
+        if not (device and at and colon and stage.isdecimal() and after.isdecimal()):
+            raise PlanError(
+                f"--move {text!r}: must be DEVICE:STAGE@STEPS, such as Oregon:1@20; correct it"
+            )
+        return cls(device, int(stage), int(after))
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.stage}@{self.after}"
+
+
+def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
+    """The plan once a device has moved.
+
+    Paths visit each stage's devices in proportion to their speed in the two stages that changed,
+    and stay in the others. Devices hold as many microbatches as before, the moved one as many as
+    the least of its new stage. The stages that changed average in one round, all at once; shares
+    of those who stay keep their proportions, who comes gets the mean share. Predicted times are the
+    old plan's.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    move
+        Who goes where.
+
+    Returns
+    -------
+    TrainingPlan
+        Without certificates.
+
+    Raises
+    ------
+    PlanError
+        The move cannot be: no such device or stage, or the device is the last of its own.
+    """
+    where = f"--move {move}"
+    if plan.wiring is not Wiring.STOCHASTIC:
+        raise PlanError(
+            f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
+            "plan with --wiring stochastic"
+        )
+    ids, groups = plan.cluster.network.ids, plan.assignment.groups
+    if move.device not in ids:
+        raise PlanError(f"{where}: the plan has no device {move.device!r}; it has {', '.join(ids)}")
+    device = ids.index(move.device)
+    source = plan.stage_of.get(device)
+    if source is None or move.stage == source or move.stage >= len(groups):
+        raise PlanError(
+            f"{where}: must go from one stage to another of 0 to {len(groups) - 1}, found stage "
+            f"{'none' if source is None else source} to {move.stage}; correct it"
+        )
+    if len(groups[source]) == 1:
+        raise PlanError(f"{where}: is the last device of stage {source}; let another one move")
+    if plan.sync.delayed or move.after % plan.sync.every_steps:
+        raise PlanError(
+            f"{where}: devices move after an outer step that is not delayed, found averaging every "
+            f"{plan.sync.every_steps} steps; move after a multiple of it"
+        )
+    after = [tuple(d for d in group if d != device) for group in groups]
+    after[move.stage] = tuple(sorted((*groups[move.stage], device)))
+    averaging = list(plan.averaging)
+    averaging[source] = _one_round(plan, source, after[source])
+    averaging[move.stage] = _one_round(plan, move.stage, after[move.stage])
+    made = plan.replace(
+        assignment=AssignmentPlan(tuple(after), None),
+        averaging=tuple(averaging),
+        compute_times=_times(plan, device, groups[move.stage][0], after),
+        certificates={},
+        cost=None,
+    )
+    made = made.replace(schedules=(_schedule(plan, made, device, {source, move.stage}),))
+    for problem in contradictions(made):
+        raise PlanError(f"{where}: {problem}")
+    return made
+
+
+def _one_round(
+    plan: TrainingPlan, stage: int, holders: Sequence[int]
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    """All of a stage at once, and who helps it; shares as they were where that can be."""
+    rounds = plan.averaging[stage]
+    helpers = sorted({d for groups in rounds for g in groups for d in g.helpers})
+    members = (*holders, *helpers)
+    alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
+    shares = [1.0] * len(holders) + [0.0] * len(helpers)
+    if alone:
+        (group,) = rounds[0]
+        known = dict(zip(group.members, group.shares, strict=True))
+        mean = sum(known.values()) / len(known)
+        shares = [known.get(d, mean) for d in members]
+        if sum(shares) <= 0:
+            shares = [1.0] * len(members)
+    total = sum(shares)
+    contributes = (True,) * len(holders) + (False,) * len(helpers)
+    parts = tuple(share / total for share in shares)
+    return ((AveragingGroup(members, parts, contributes, contributes),),)
+
+
+def _times(
+    plan: TrainingPlan, device: int, peer: int, groups: Sequence[Sequence[int]]
+) -> ComputeTimes:
+    """A device's times in its new stage: by its FLOP/s, beside those of a peer where measured."""
+    times = plan.compute_times
+    if times.source == FROM_FLOPS:
+        made = ComputeTimes.from_flops(
+            plan.cluster, plan.workload, groups, plan.stage_layers, plan.recompute
+        )
+        return replace(made, operation_s=times.operation_s, message_s=times.message_s)
+    factor = float(plan.cluster.flops[peer]) / float(plan.cluster.flops[device])
+    data = times.to_dict()
+    for name in FIELDS:
+        data[name][device] = data[name][peer] * factor
+    return ComputeTimes.from_dict(data)
+
+
+def _schedule(old: TrainingPlan, made: TrainingPlan, device: int, changed: set[int]) -> Schedule:
+    (schedule,) = old.schedules
+    room = dict(enumerate(schedule.most_live()))
+    peers = [d for d in made.assignment.groups[made.stage_of[device]] if d != device]
+    room[device] = min(room[d] for d in peers)
+    times, columns = made.compute_times, list(zip(*schedule.paths, strict=True))
+    for stage in changed:
+        group = made.assignment.groups[stage]
+        each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
+        if stage == made.head_stage:
+            each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
+        columns[stage] = tuple(_shared_out(each, len(schedule.paths)))
+    bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
+    return replace(bare, order=_order(bare, len(made.cluster), room))
+
+
+def _shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
+    """Devices of microbatches, to whoever would be done with it first; all get one."""
+    done, found = dict.fromkeys(each, 0.0), []
+    for left in range(microbatches, 0, -1):
+        idle = [d for d in each if not done[d]]
+        among = idle if len(idle) >= left else list(each)
+        d = min(among, key=lambda d: (done[d] + each[d], d))
+        done[d] += max(each[d], 1e-12)
+        found.append(d)
+    return found
+
+
+def _order(
+    schedule: Schedule, devices: int, room: Mapping[int, int]
+) -> tuple[tuple[Operation, ...], ...]:
+    """Operations one after the other, forward passes as long as there is room: nobody waits."""
+    chains = [schedule.chain(b) for b in range(len(schedule.paths))]
+    place = [0] * len(chains)
+    held = [0] * devices
+    found: list[list[Operation]] = [[] for _ in range(devices)]
+    last = Head.LAST is schedule.head
+    while True:
+        ready: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
+        for b, chain in enumerate(chains):
+            if place[b] < len(chain):
+                kind, d = chain[place[b]]
+                ready[d][kind].append(b)
+        some = False
+        for d, waiting in enumerate(ready):
+            if waiting["F"] and held[d] < room[d]:
+                kind = "F"
+            elif waiting["H"]:
+                kind = "H"
+            elif waiting["B"]:
+                kind = "B"
+            else:
+                continue
+            some = True
+            b = waiting[kind][0]
+            held[d] += {"F": 1, "H": 0, "B": -1}[kind]
+            found[d].append((kind, b))
+            place[b] += 1
+            if last and kind == "F" and chains[b][place[b]] == ("H", d):
+                # the last stage holds none for longer than it must
+                found[d] += [("H", b), ("B", b)]
+                place[b] += 2
+                held[d] -= 1
+        if not some:
+            return tuple(map(tuple, found))

@@ -1,0 +1,197 @@
+"""A device goes to another stage between two steps, and the training stays that of one process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.training_plan.choices import Phase
+from planner.training_plan.error import PlanError
+from planner.training_plan.file import load_plan, save_plan
+from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.moving import Move, moved
+from planner.training_plan.rules import contradictions
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.checkpoint import newest, read_shard  # noqa: E402
+from planner.executor.local import run_local, threads  # noqa: E402
+from planner.executor.pieces import pieces_of  # noqa: E402
+
+GRID = [[0, 1], [2, 3], [4, 5]]
+
+
+def plan_of(grid: list[list[int]] = GRID, head: str = "last") -> TrainingPlan:
+    """Devices that choose."""
+    workload = tiny_workload(batch_samples=12)
+    return make_plan(grid, head=head, workload=workload).replace(wiring="stochastic")
+
+
+def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
+    """All ranks of a plan; exit code, losses by step, and what was said."""
+    ids = list(load_plan(path).cluster.network.ids)
+    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids]
+    events: list[str] = []
+    said: list[str] = []
+    code, _ = run_local(
+        *([*words, "--device", "cpu", "--events", *more], ids, threads(len(ids), 1)),
+        *(events.append, said.append),
+    )
+    told = [e for line in events if "loss" in (e := json.loads(line))]
+    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
+    losses.pop(None, None)
+    return code, losses, said
+
+
+def single(plan: TrainingPlan, **settings: Any) -> list[float]:
+    """Losses of one process."""
+    from planner.executor.optimizing import Optimizing
+    from tests.executor.reference import train_single
+
+    torch.set_num_threads(1)
+    fixed = plan.replace(wiring="fixed")
+    steps = train_single(fixed, STEPS, Optimizing(**settings))
+    return [loss for loss, _ in islice(steps, STEPS)]
+
+
+CASES: dict[str, tuple[list[list[int]], str, tuple[str, ...]]] = {
+    "to the last stage": (GRID, "last", ("4:1@7",)),
+    "to the first stage and back": (GRID, "last", ("3:0@5", "3:1@12")),
+    "three stages, head first": ([[0, 3, 4], [2, 1, 5]], "first", ("2:1@4", "1:2@9", "5:0@15")),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c == "to the last stage" else pytest.mark.slow) for c in CASES],
+)
+def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
+    """AdamW with a schedule: parameters and moments come along, each sample counts once."""
+    grid, head, moves = CASES[case]
+    plan, path = plan_of(grid, head), tmp_path / "plan.json"
+    save_plan(plan, path)
+    rates = [word for name, value in SETTINGS.items() for word in (_option(name), str(value))]
+    routes = str(tmp_path / "routes-{rank}.jsonl")
+    given = ("--steps", str(STEPS), "--move", *moves, "--routes", routes, *rates)
+    code, losses, said = train(
+        path, *given, "--checkpoint", str(tmp_path / "kept"), "--every", "20"
+    )
+    assert code == 0, said
+    expected = single(plan, **SETTINGS)
+    np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+    # what was routed is what each piece's stages allow
+    lines = [
+        json.loads(line)
+        for file in tmp_path.glob("routes-*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert len(lines) == 12 * STEPS
+    for piece in pieces_of(plan, moves, STEPS):
+        ids = piece.plan.cluster.network.ids
+        used = [
+            {line["path"][s] for line in lines if piece.begin <= line["step"] < piece.end}
+            for s in range(len(grid[0]))
+        ]
+        for stage, group in enumerate(piece.plan.assignment.groups):
+            assert used[stage] == {ids[d] for d in group}
+    # all of a stage have the same parameters in the end, bit by bit
+    last = pieces_of(plan, moves, STEPS)[-1].plan
+    folder = tmp_path / "kept"
+    for group in last.assignment.groups:
+        shards = [read_shard(folder, newest(folder, group), d, last) for d in group]
+        for name, tensor in shards[0].items():
+            assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def test_a_moved_plan_by_hand() -> None:
+    """Who is where, who averages, and how much each may hold; the same wherever it is made."""
+    plan = plan_of()
+    made = moved(plan, Move.of("4:1@7"))
+    assert made.assignment.groups == ((0, 2), (1, 3, 4, 5)) and made.assignment.grid is None
+    assert list(contradictions(made)) == [] and made.certificates == {}
+    assert [[g.members for g in groups[0]] for groups in made.averaging] == [
+        [(0, 2)],
+        [(1, 3, 4, 5)],
+    ]
+    assert made.averaging[1][0][0].shares == (0.25,) * 4
+    before, after = plan.schedules[0].most_live(), made.schedules[0].most_live()
+    assert all(now <= was for d, (was, now) in enumerate(zip(before, after, strict=True)) if d != 4)
+    assert after[4] == min(before[d] for d in (1, 3, 5))
+    done = [sum(d in path for path in made.schedules[0].paths) for d in range(6)]
+    assert done == [6, 3, 6, 3, 3, 3]
+    assert made.content_hash == moved(plan, Move.of("4:1@7")).content_hash
+    assert moved(made, Move.of("4:0@9")).assignment.groups == plan.assignment.groups
+
+
+def test_shares_and_two_levels_after_a_move() -> None:
+    """Who stays keeps proportions, who comes gets the mean share; levels become one round."""
+    plan = plan_of()
+    stage = AveragingGroup((1, 3, 5), (0.5, 0.5, 0.0), (True,) * 3)
+    made = moved(plan.replace(averaging=(plan.averaging[0], ((stage,),))), Move.of("4:1@7"))
+    assert made.averaging[1][0][0].members == (1, 3, 4, 5)
+    assert made.averaging[1][0][0].shares == pytest.approx((0.375, 0.375, 0.25, 0.0))
+    pairs = tuple(
+        (replace(AveragingGroup.equal(group), phase=Phase.REDUCE),) for group in [(0, 2, 4)]
+    )
+    two = (*pairs, (replace(AveragingGroup.equal((0, 2, 4)), phase=Phase.EXCHANGE),))
+    made = moved(plan.replace(averaging=(two, plan.averaging[1])), Move.of("4:1@7"))
+    assert len(made.averaging[0]) == 1 and made.averaging[0][0][0].phase is Phase.ALL
+
+
+@pytest.mark.parametrize(
+    ("move", "changes", "message"),
+    [
+        ("4:1", {}, "must be DEVICE:STAGE@STEPS, such as Oregon:1@20"),
+        ("9:1@3", {}, "the plan has no device '9'"),
+        ("4:0@3", {}, "must go from one stage to another of 0 to 1, found stage 0 to 0"),
+        ("4:2@3", {}, "found stage 0 to 2"),
+        ("4:1@20", {}, "must be after 1 to 19 of 20 steps"),
+        ("4:1@0", {}, "must be after 1 to 19 of 20 steps"),
+        ("4:1@3", {"wiring": "fixed"}, "devices move where microbatches are routed"),
+        ("4:1@3", {"sync": Sync(2)}, "found averaging every 2 steps; move after a multiple"),
+        ("4:1@3", {"sync": Sync(1, OuterOptimizer(), delayed=True)}, "that is not delayed"),
+    ],
+)
+def test_moves_that_cannot_be(move: str, changes: dict[str, Any], message: str) -> None:
+    """One line each."""
+    with pytest.raises(PlanError) as caught:
+        pieces_of(plan_of().replace(**changes), [move], 20)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_move_empties_a_stage() -> None:
+    """Not even after others."""
+    with pytest.raises(PlanError, match="--move 2:1@3: is the last device of stage 0"):
+        pieces_of(plan_of([[0, 1], [2, 3]]), ["2:1@3", "0:1@2"], 20)
+
+
+@pytest.mark.slow
+def test_a_move_between_outer_steps(tmp_path: Path) -> None:
+    """H = 5, moved after 10 steps: all of a stage agree after the last outer step, bit by bit."""
+    plan = plan_of().replace(sync=Sync(5, OuterOptimizer()))
+    path, folder = tmp_path / "plan.json", tmp_path / "kept"
+    save_plan(plan, path)
+    kept = ("--checkpoint", str(folder), "--every", str(STEPS))
+    code, losses, said = train(path, "--steps", str(STEPS), "--move", "4:1@10", *kept)
+    assert code == 0, said
+    assert losses[STEPS - 1] < losses[0] - 0.1
+    last = moved(plan, Move.of("4:1@10"))
+    for group in last.assignment.groups:
+        shards = [read_shard(folder, newest(folder, group), d, last) for d in group]
+        names = [name for name in shards[0] if not name.startswith("optimizer/")]
+        assert any(name.startswith("outer/momentum/") for name in names)
+        for name in names:
+            assert all(torch.equal(shards[0][name], shard[name]) for shard in shards[1:])
