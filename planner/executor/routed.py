@@ -31,6 +31,7 @@ from planner.executor.transport import Failure, Outbox
 from planner.swarm.routing import Router, starting_estimates_s
 from planner.training_plan.choices import Head, Told
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.routing_parts import beginnings
 
 LEAST_S = 1e-6
 """Of a response time: routers divide by it."""
@@ -80,7 +81,7 @@ class Places:
 
 
 def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
-    """A device's router, which knows all and begins with the parts of the plan's paths.
+    """A device's router: it knows those it may choose, and begins with the plan's paths.
 
     Parameters
     ----------
@@ -96,16 +97,12 @@ def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     Router[int]
         Of devices.
     """
-    n, stage_of = len(plan.cluster), plan.stage_of
-    counts = Counter(d for path in plan.schedules[0].paths for d in path)
-    begin: dict[int, float] = {}
-    for group in plan.assignment.groups:
-        usual_s = sum(plan.compute_times.forward_s[d] for d in group) / len(group) / speed
-        begin |= starting_estimates_s({d: float(counts[d]) for d in group}, usual_s)
     router: Router[int] = Router(len(plan.assignment.groups), smoothing=plan.routing.smoothing)
-    for d in ((rank + k) % n for k in range(n)):
-        if d in stage_of:
-            router.announce(d, [stage_of[d]], begin[d])
+    n = len(plan.cluster)
+    for stage, begin in beginnings(plan, rank).items():
+        estimates = starting_estimates_s(begin.parts, begin.usual_s / speed)
+        for d in sorted(estimates, key=lambda d: (d - rank) % n):
+            router.announce(d, [stage], estimates[d])
     return router
 
 

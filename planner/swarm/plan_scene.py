@@ -15,8 +15,9 @@ from planner.clock.links import Links
 from planner.clock.program import message_bytes
 from planner.problems.error import ProblemError
 from planner.swarm.queueing import Scene
-from planner.swarm.routing import starting_estimates_s
+from planner.swarm.routing import Router, starting_estimates_s
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.routing_parts import beginnings
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,27 @@ def plan_scene(
         used = {d: parts[d] for d in group if parts[d] > 0}
         estimates |= starting_estimates_s(used, float(forward[list(group)].mean()))
     return PlanScene(scene, parts, estimates)
+
+
+def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
+    """A router a device, as the executor begins with them: pair by pair at the plan's parts.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+
+    Returns
+    -------
+    list[Router[int]]
+        For a scene in which devices choose (`Scene.by_holder`).
+    """
+    n, found = len(plan.cluster), []
+    for own in range(n):
+        router: Router[int] = Router(len(plan.assignment.groups), smoothing=plan.routing.smoothing)
+        for stage, begin in beginnings(plan, own).items():
+            estimates = starting_estimates_s(begin.parts, begin.usual_s)
+            for d in sorted(estimates, key=lambda d: (d - own) % n):
+                router.announce(d, [stage], estimates[d])
+        found.append(router)
+    return found

@@ -13,6 +13,7 @@ import pytest
 from planner.swarm.routing import NoPeer
 from planner.training_plan.choices import Told
 from planner.training_plan.model import Routing, TrainingPlan
+from planner.training_plan.routing_parts import beginnings
 from tests.conftest import make_plan, tiny_workload
 from tests.training_plan.test_training_plan import with_paths
 
@@ -125,7 +126,7 @@ def test_parts_follow_speed_where_work_is_told() -> None:
 
 
 def test_the_plans_parts_are_kept_without_smoothing() -> None:
-    """Three quarters of the microbatches go through one device, whatever it takes."""
+    """Three quarters of the microbatches go where the plan has them go, whatever it takes."""
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=8))
     paths = plan.schedules[0].paths
     plan = with_paths(plan, tuple((path[0], 1 if b < 6 else 3) for b, path in enumerate(paths)))
@@ -136,18 +137,29 @@ def test_the_plans_parts_are_kept_without_smoothing() -> None:
 
 
 def test_a_router_begins_at_the_plans_parts_and_bans() -> None:
-    """All of a plan's devices are known; who is banned is chosen no more."""
+    """Pair by pair, and others are tried; who is banned is chosen no more."""
     plan = make_plan(GRID, workload=tiny_workload(batch_samples=9)).replace(wiring="stochastic")
     router = router_of(plan, 2)
-    parts = [sum(d in path for path in plan.schedules[0].paths) / 9 for d in (1, 4)]
-    assert list(router.shares(1).values()) == pytest.approx(
-        [parts[(1, 4).index(d)] for d in router.shares(1)]
-    )
-    router.ban(1)
-    assert {router.choose(1) for _ in range(5)} == {4}
-    router.ban(4)
+    # five of nine go from 0 to 1 to 2; device 1 sends all of its own there
+    assert router.estimates_s(0) == router.estimates_s(1) == {}
+    router = router_of(plan, 1)
+    assert router.shares(2) == pytest.approx({2: 5 / 5.5, 5: 0.5 / 5.5})
+    router.ban(2)
+    assert {router.choose(2) for _ in range(5)} == {5}
+    router.ban(5)
     with pytest.raises(NoPeer):
-        router.choose(1)
+        router.choose(2)
+    trainer = router_of(plan, 3)
+    assert trainer.shares(0) == pytest.approx({3: 4 / 4.5, 0: 0.5 / 4.5})
+    kept = router_of(plan.replace(routing=Routing(0.0)), 3)
+    assert kept.shares(0) == {3: 1.0} and kept.shares(1) == {4: 1.0}
+    # an answer takes the way there and back, work does not
+    worked = router_of(plan.replace(routing=Routing(told=Told.WORK)), 1)
+    assert worked.shares(2) == pytest.approx({2: 5 / 5.5, 5: 0.5 / 5.5})
+    network = plan.cluster.network
+    way = float(network.latency_s[1, 2] + network.latency_s[2, 1])
+    more = beginnings(plan, 1)[2].usual_s - sum(plan.compute_times.forward_s[d] for d in (2, 5)) / 2
+    assert more > way
 
 
 def test_notes_are_read_as_they_were_written() -> None:
@@ -173,5 +185,5 @@ def test_routes_are_written_as_lines(tmp_path: Any) -> None:
     log.after(record)
     text = (tmp_path / "r-3.jsonl").read_text()
     assert text == '{"step": 5, "microbatch": 8, "path": ["3", "1", "5"]}\n'
-    RouteLog(tmp_path / "r-{rank}.jsonl", plan, 1).after(record)
+    RouteLog(tmp_path / "r-{rank}.jsonl", plan, 1).after(StepRecord(6, False))
     assert not (tmp_path / "r-1.jsonl").exists()

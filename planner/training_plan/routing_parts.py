@@ -1,0 +1,76 @@
+"""Where devices that choose paths begin: the plan's paths, pair by pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.training_plan.choices import Told
+from planner.training_plan.model import TrainingPlan
+
+UNUSED = 0.5
+"""Microbatches of a pair on none of the plan's paths: less than any other, and it is tried."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a device's router begins with for a stage.
+
+    Attributes
+    ----------
+    parts
+        By peer, how many of the device's microbatches go there in the plan.
+    usual_s
+        Seconds of a request, as the router is told them.
+    """
+
+    parts: dict[int, float]
+    usual_s: float
+
+
+def beginnings(plan: TrainingPlan, device: int) -> dict[int, Beginning]:
+    """By stage that a device chooses peers of: the next one, and as a trainer the first.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+    device
+        With a stage.
+
+    Returns
+    -------
+    dict[int, Beginning]
+        Peers that none of the device's paths goes to have `UNUSED`; without smoothing, where
+        parts are kept, they are left out.
+    """
+    (schedule,) = plan.schedules
+    groups, stage = plan.assignment.groups, plan.stage_of[device]
+    found = {}
+    if stage == 0:
+        own = Counter(path[0] for path in schedule.paths if path[0] == device)
+        found[0] = _beginning(plan, device, 0, own, 0.0)
+    if stage + 1 < len(groups):
+        pairs = (pair for path in schedule.paths for pair in pairwise(path))
+        there = Counter(after for before, after in pairs if before == device)
+        w = plan.workload
+        size = w.stage(*plan.stage_layers[stage]).output_bytes * w.microbatch_samples
+        found[stage + 1] = _beginning(plan, device, stage + 1, there, size)
+    return found
+
+
+def _beginning(
+    plan: TrainingPlan, device: int, stage: int, counts: Counter[int], size: float
+) -> Beginning:
+    group, network = plan.assignment.groups[stage], plan.cluster.network
+    tried = UNUSED if plan.routing.smoothing > 0 else 0.0
+    parts = {d: float(counts[d]) or tried for d in group}
+    usual_s = sum(plan.compute_times.forward_s[d] for d in group) / len(group)
+    if plan.routing.told is Told.ANSWER:
+        for d, count in counts.items():
+            if d != device:
+                way = network.latency_s[device, d] + network.latency_s[d, device]
+                seconds = float(way) + size / float(network.bandwidth_bytes_per_s[device, d])
+                usual_s += seconds * count / counts.total()
+    return Beginning({d: part for d, part in parts.items() if part}, max(usual_s, 1e-9))
