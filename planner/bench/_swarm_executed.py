@@ -255,6 +255,7 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
         "executed | kept, executed |",
         f"|{'---|' * 8}",
     ]
+    busy: list[float] = []
     for model, (place, samples) in MODELS.items():
         for system, (without, delayed) in PAPER_2[model].items():
             lines.append(
@@ -280,6 +281,7 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
                     ran = run(wired(plan, routing), REST + 1, SPEED, jitter_s)
                     rates[name].append(done / ran.pipeline_s)
                     clock = f" ({done / plan.predicted.pipeline_s:.3f})" if routing is None else ""
+                    busy.append(ran.busy)
                     cells[name] += [
                         f"{done / median(seconds[1:]):.3f}{clock}",
                         f"{rates[name][-1]:.3f}",
@@ -293,7 +295,15 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
                 lines.append(
                     f"| {model} | {name} | {in_flight} | {' | '.join(cells[name])} | {kept:.0%} |"
                 )
-    return [*lines, ""]
+    return [*lines, "", _busy(busy), ""]
+
+
+def _busy(found: Sequence[float]) -> str:
+    """How far processors were used: others may have been at work on this machine."""
+    return (
+        f"Processors were {min(found):.0%} to {max(found):.0%} busy during the runs; what waits "
+        "for them is executed late."
+    )
 
 
 STAGE_SPEEDS = ((1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0))
@@ -332,6 +342,7 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
         f"|{'---|' * 7}",
     ]
     speeds = np.array(STAGE_SPEEDS).T.ravel()
+    busy: list[float] = []
     for latency_s in (1e-3, 0.05):
         for what in ("steady", "one slowed to a third"):
             plan = pipelines(2, speeds, UNIT_S, 1e3, BATCH, HELD, latency_s)
@@ -352,7 +363,8 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
                 )
                 say(f"{row} processors {ran.busy:.0%} busy")
                 lines.append(row)
-    return [*lines, ""]
+                busy.append(ran.busy)
+    return [*lines, "", _busy(busy), ""]
 
 
 def by_speed(plan: TrainingPlan, speeds: Floats) -> TrainingPlan:

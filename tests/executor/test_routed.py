@@ -15,6 +15,7 @@ from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradie
 
 torch = pytest.importorskip("torch")
 
+from planner.executor.ending import FAILED  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.memory import need_of  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
@@ -23,6 +24,7 @@ from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.executor.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
+from tests.executor.faults import Started, hurt, saved  # noqa: E402
 from tests.executor.test_local_steps import apart  # noqa: E402
 
 DILOCO = Sync(5, OuterOptimizer())
@@ -153,3 +155,19 @@ def test_own_pace_is_refused() -> None:
     store = torch.distributed.HashStore()
     with pytest.raises(PlanError, match="found kind 'stochastic'; leave out --own-pace"):
         Worker(plan, Ranks(0, 1, store, ("0", "1")), learner, tickets=store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_run_that_routes_ends_when_a_device_is_lost(phase: str, tmp_path: Path) -> None:
+    """Killed in the middle of a step: all others end, and name it."""
+    plan = routed(make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=12)))
+    path, ids = saved(plan, tmp_path / "plan.json"), plan.cluster.network.ids
+    given = {"device": ids[3], "fault": "kill", "phase": phase, "step": 3, "folder": str(tmp_path)}
+    with Started(tmp_path) as run:
+        for name in ids:
+            run.start(name, name, hurt(path, given))
+        others = [name for name in ids if name != ids[3]]
+        assert run.codes(others) == dict.fromkeys(others, FAILED)
+        for name in others:
+            assert run.reason(name).startswith(f"device {ids[3]!r} is gone")
