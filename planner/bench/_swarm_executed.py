@@ -25,6 +25,7 @@ from planner.bench._swarm_wiring import (
 from planner.clock.links import Links
 from planner.clock.program import message_bytes
 from planner.clock.simulator import simulate_cycle
+from planner.compose.planning import plan as make_plan
 from planner.compose.pricing import straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
@@ -35,16 +36,18 @@ from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.emulate.processors import Processors
 from planner.emulate.ranks import run_ranks
+from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
+from planner.search.stop import Effort
 from planner.swarm.plan_scene import plan_routers, plan_scene
 from planner.swarm.queueing import Chooser, FixedPath, simulate_queues
 from planner.swarm.square_cube import BYTES_PER_S, FIGURE_3_S, STAGES, TABLE_1, TOKENS
 from planner.training_plan.choices import Head, Told, Wiring
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import Routing, Schedule, TrainingPlan
-from planner.workload.layers import Layer
+from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -441,3 +444,47 @@ def _right_after(counts: Floats, speeds: Floats) -> str:
     wrong = np.flatnonzero(off > 0.05)
     after = 0 if not len(wrong) else int(wrong[-1]) + 1
     return f"{after} steps" if after < len(counts) else "never"
+
+
+FLOW_BATCH, FLOW_REST, FLOW_SPEED = 32, 7, 0.5
+
+
+def flow_executed(say: Callable[[str], None]) -> list[str]:
+    """The section of the report.
+
+    Parameters
+    ----------
+    say
+        Progress.
+
+    Returns
+    -------
+    list[str]
+        Lines of Markdown.
+    """
+    arch = Architecture(Family.GPT2, 4, 64, 4, 4, 256, 256, 64, False)
+    work = Workload.transformer("4 layers of 64", arch, batch_samples=FLOW_BATCH, precision="fp32")
+    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("V100"))
+    plan = make_plan(cluster, work, stages=2, wiring="flow", stop=Effort(0.5)).plan
+    assert plan is not None
+    ids = plan.cluster.network.ids
+    stages = "; ".join(", ".join(ids[d] for d in group) for group in plan.assignment.groups)
+    pairs = sorted(set(plan.schedules[0].paths))
+    lines = [
+        "## A flow between continents, executed",
+        "",
+        f"A model so small that latencies are most of a step: {work.name}, {FLOW_BATCH} "
+        f"microbatches, planned on aws8_dtfm_worldwide_2022 as two stages ({stages}), over "
+        + " and ".join("-".join(ids[d] for d in path) for path in pairs)
+        + f". Part of a step before it averages, from rest, median of {FLOW_REST} steps after one; "
+        f"speed {FLOW_SPEED:g}.",
+        "",
+        "| wiring | predicted, ms | executed, ms |",
+        f"|{'---|' * 3}",
+    ]
+    for name, routing in KINDS.items():
+        ran = run(wired(plan, routing), FLOW_REST + 1, FLOW_SPEED, 0.0)
+        predicted = f"{plan.predicted.pipeline_s * 1e3:.1f}" if routing is None else ""
+        lines.append(f"| {name} | {predicted} | {ran.pipeline_s * 1e3:.1f} |")
+        say(f"{lines[-1]} processors {ran.busy:.0%} busy")
+    return [*lines, ""]
