@@ -13,7 +13,7 @@ from planner.compose.flow_plan import Prepared
 from planner.compose.layout import Layout
 from planner.compose.places import Places
 from planner.compose.request import PlanRequest, Question
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Routing, TrainingPlan
 from tests.compose.test_layouts import model, regions
 from tests.conftest import tiny_workload
 
@@ -204,3 +204,16 @@ def test_hundreds_of_devices_within_a_counted_effort() -> None:
     assert len(result.plan.cluster) + len(result.plan.left_out) == 512
     assert len(result.plan.cluster) > 256
     assert pl.check(result, cluster) == []
+
+
+def test_stochastic_wiring_is_the_flow_that_devices_begin_with() -> None:
+    """The same plan but for its wiring, and valid."""
+    cluster, work = regions([2, 1, 1], seed=2), model(6, 24)
+    routing = Routing(0.3)
+    fields: dict[str, Any] = {"stages": 2, "stop": pl.Effort(0.3)}
+    fixed = pl.plan(cluster, work, wiring="flow", **fields).plan
+    routed = pl.plan(cluster, work, wiring="stochastic", routing=routing, **fields).plan
+    assert fixed is not None and routed is not None
+    assert pl.check(routed, cluster) == []
+    assert routed.routing == routing and routed.wiring == "stochastic"
+    assert routed.replace(wiring="fixed").content_hash == fixed.content_hash

@@ -18,6 +18,20 @@ def test_pairs_of_neighbours_and_groups_are_used() -> None:
     assert used_pairs(make_plan([[0, 1], [2, 3]])) == expected | {(j, i) for i, j in expected}
 
 
+def test_devices_that_choose_use_all_pairs_of_neighbouring_stages() -> None:
+    """2 x 3: every device of a stage and every one of the next, and the ends where the head is."""
+    for head, ends in (("last", set()), ("first", {(2, 0), (2, 3), (5, 0), (5, 3)})):
+        plan = make_plan([[0, 1, 2], [3, 4, 5]], head=head).replace(wiring="stochastic")
+        pairs = {
+            (i, j)
+            for here, there in ((0, 1), (1, 2))
+            for i in (here, here + 3)
+            for j in (there, there + 3)
+        }
+        pairs |= ends | {(0, 3), (1, 4), (2, 5)}
+        assert used_pairs(plan) == pairs | {(j, i) for i, j in pairs}
+
+
 def test_bytes_shrink_by_what_the_machine_lacks() -> None:
     """Rounded up to two digits; time helps as much."""
     need = Need(12.34 * CARRIED_BYTES_PER_S, 0.0, 1.0)

@@ -7,9 +7,10 @@ import pytest
 
 import planner as pl
 from planner.problems.error import ProblemError
-from planner.swarm.plan_scene import PlanScene, plan_scene
+from planner.swarm.plan_scene import PlanScene, plan_routers, plan_scene
 from planner.swarm.queueing import routers, simulate_queues
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.choices import Told
+from planner.training_plan.model import Routing, TrainingPlan
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +64,21 @@ def test_plans_that_are_no_swarm(plan: TrainingPlan) -> None:
     skips = plan.replace(schedules=(type(schedule)("x", schedule.head, cut, ()),))
     with pytest.raises(ProblemError, match="a path skips or swaps stages; take a plan"):
         plan_scene(skips)
+
+
+def test_routers_of_a_plan_are_those_of_the_executor(plan: TrainingPlan) -> None:
+    """And without smoothing each device sends its own microbatches where the plan does."""
+    routed_by = pytest.importorskip("planner.executor.routed")
+    for routing in (Routing(), Routing(0.0), Routing(told=Told.WORK)):
+        chosen = plan.replace(wiring="stochastic", routing=routing)
+        for d, router in enumerate(plan_routers(chosen)):
+            same = routed_by.router_of(chosen, d)
+            for stage in range(2):
+                assert router.estimates_s(stage) == same.estimates_s(stage)
+    kept = plan.replace(wiring="stochastic", routing=Routing(0.0))
+    found = plan_scene(kept, kept=True)
+    assert found.scene.room == tuple(plan.schedules[0].most_live())
+    many = len(plan.schedules[0].paths)
+    log = simulate_queues(found.scene, plan_routers(kept), many, drain=True)
+    ours, planned = shares(found, log.counts(len(plan.cluster)))
+    assert ours == pytest.approx(planned, abs=2 / many)

@@ -276,3 +276,15 @@ def test_wrong_scenes() -> None:
     nobody = Scene(links, (0, 1), np.ones(2), np.ones(2), 1.0, (0,), 1, late=(1,))
     with pytest.raises(NoPeer, match="no peer of stage 1 may be chosen; announce one"):
         simulate_queues(nobody, routers(nobody), 1)
+
+
+def test_peers_begin_no_forward_pass_beyond_their_room() -> None:
+    """What would be held without it is more; all are finished all the same."""
+    speeds = [[4.0, 4.0], [4.0, 4.0], [1.0, 1.0]]
+    free = scene(speeds, homes=(0, 1), in_flight=8)
+    log = simulate_queues(free, routers(free), 40, drain=True)
+    assert max(log.most_held[2:4]) > 2
+    tight = scene(speeds, homes=(0, 1), in_flight=8, room=(8, 8, 2, 2, 1, 1))
+    log = simulate_queues(tight, routers(tight), 40, drain=True)
+    assert len(log.finished_s) == 40
+    assert max(log.most_held[2:4]) == 2 and max(log.most_held[4:]) == 1
