@@ -28,7 +28,7 @@ from planner.executor.notes import KINDS, NOBODY, Form, Note, Word
 from planner.executor.records import StepRecord
 from planner.executor.trainer import Trainer
 from planner.executor.transport import Failure, Outbox
-from planner.swarm.routing import Router, starting_estimates_s
+from planner.swarm.routing import Router, begun_router
 from planner.training_plan.choices import Head, Told
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.routing_parts import beginnings
@@ -88,7 +88,7 @@ def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     plan
         With stochastic wiring.
     rank
-        Whose: of alike peers each router begins with another one.
+        Whose.
     speed
         The plan's times are divided by it.
 
@@ -97,13 +97,8 @@ def router_of(plan: TrainingPlan, rank: int, speed: float = 1.0) -> Router[int]:
     Router[int]
         Of devices.
     """
-    router: Router[int] = Router(len(plan.assignment.groups), smoothing=plan.routing.smoothing)
-    n = len(plan.cluster)
-    for stage, begin in beginnings(plan, rank).items():
-        estimates = starting_estimates_s(begin.parts, begin.usual_s / speed)
-        for d in sorted(estimates, key=lambda d: (d - rank) % n):
-            router.announce(d, [stage], estimates[d])
-    return router
+    begin = {s: (b.parts, b.usual_s / speed) for s, b in beginnings(plan, rank).items()}
+    return begun_router(len(plan.assignment.groups), plan.routing.smoothing, rank, begin)
 
 
 class Routed:

@@ -15,7 +15,7 @@ from planner.clock.links import Links
 from planner.clock.program import message_bytes
 from planner.problems.error import ProblemError
 from planner.swarm.queueing import Scene
-from planner.swarm.routing import Router, starting_estimates_s
+from planner.swarm.routing import Router, begun_router, starting_estimates_s
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.routing_parts import beginnings
 
@@ -113,12 +113,9 @@ def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
     list[Router[int]]
         For a scene in which devices choose (`Scene.by_holder`).
     """
-    n, found = len(plan.cluster), []
-    for own in range(n):
-        router: Router[int] = Router(len(plan.assignment.groups), smoothing=plan.routing.smoothing)
-        for stage, begin in beginnings(plan, own).items():
-            estimates = starting_estimates_s(begin.parts, begin.usual_s)
-            for d in sorted(estimates, key=lambda d: (d - own) % n):
-                router.announce(d, [stage], estimates[d])
-        found.append(router)
+    stages, smoothing = len(plan.assignment.groups), plan.routing.smoothing
+    found = []
+    for own in range(len(plan.cluster)):
+        begin = {stage: (b.parts, b.usual_s) for stage, b in beginnings(plan, own).items()}
+        found.append(begun_router(stages, smoothing, own, begin))
     return found

@@ -318,6 +318,37 @@ def starting_estimates_s(parts: Mapping[Peer, float], usual_s: float) -> dict[Pe
     return {peer: usual_s * mean / part for peer, part in parts.items()}
 
 
+def begun_router(
+    stages: int,
+    smoothing: float,
+    own: int,
+    begin: Mapping[int, tuple[Mapping[int, float], float]],
+) -> Router[int]:
+    """The router of one of many numbered peers, which begins with given parts.
+
+    Parameters
+    ----------
+    stages, smoothing
+        As in `Router`.
+    own
+        Number of the peer whose router it is. Peers are announced from it on, and again from the
+        first: of alike ones each router begins with another.
+    begin
+        By stage, the parts of its peers and a usual response time, as in `starting_estimates_s`.
+
+    Returns
+    -------
+    Router[int]
+        That knows these peers.
+    """
+    router: Router[int] = Router(stages, smoothing=smoothing)
+    for stage, (parts, usual_s) in begin.items():
+        estimates = starting_estimates_s(parts, usual_s)
+        for peer in sorted(estimates, key=lambda peer: (peer < own, peer)):
+            router.announce(peer, [stage], estimates[peer])
+    return router
+
+
 def _seconds(what: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{what} must be a finite number above 0, found {value}; measure it again")

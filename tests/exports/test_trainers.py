@@ -174,6 +174,7 @@ REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
     "swap stages": paths((0, 2, 5), (3, 1, 4)),
     "flow between pipelines": paths((0, 1, 2), (3, 1, 4), (0, 5, 4)),
     "unequal numbers of microbatches": paths((0, 5, 2), (0, 5, 2), (3, 1, 4)),
+    "that devices route": lambda plan: plan.replace(wiring="stochastic"),
     "recomputation": lambda plan: plan.replace(recompute=(True, False, False)),
     "gradients written as int8": lambda plan: plan.replace(codec=Codec.INT8),
     "every 5 steps": lambda plan: plan.replace(sync=Sync(5)),

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.swarm.routing import Entry, NoPeer, Router, starting_estimates_s
+from planner.swarm.routing import (
+    Entry,
+    NoPeer,
+    Router,
+    begun_router,
+    starting_estimates_s,
+)
 
 
 class Text:
@@ -209,3 +215,12 @@ def test_wrong_numbers() -> None:
     for wrong in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="a response time must be a finite number above 0"):
             router.report("a", wrong)
+
+
+def test_a_begun_router_has_its_parts_and_an_order_of_its_own() -> None:
+    """A part three times as large is chosen three times as often; each begins with another peer."""
+    router = begun_router(2, 0.0, 1, {0: ({0: 1.0, 1: 3.0}, 0.5), 1: ({2: 1.0, 3: 1.0}, 0.1)})
+    assert [router.choose(0) for _ in range(8)].count(1) == 6
+    assert router.estimates_s(1) == {2: 0.1, 3: 0.1}
+    alike = {0: ({0: 1.0, 1: 1.0, 2: 1.0}, 1.0)}
+    assert [begun_router(1, 0.1, own, alike).choose(0) for own in range(4)] == [0, 1, 2, 0]
