@@ -254,9 +254,9 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
         f"median of {REST} steps after one. Simulated: the same steps in the simulator of queues, "
         "with the same bounds on what devices hold; where there is none, latency varies by "
         f"{SWITCH_S * 1e3:g} ms, or alike peers would stay in step for ever (fixed, on the clock "
-        "without jitter: in brackets). Trainers are on the first stage's devices. Routers begin with the plan's "
-        "pairs, which are those of the straight pipelines; planned flow keeps to them, in no fixed "
-        "order. The paper's rows have 16 workers and real GPUs.",
+        "without jitter: in brackets). Trainers are on the first stage's devices. Routers begin "
+        "with the plan's pairs, which are those of the straight pipelines; planned flow keeps to "
+        "them, in no fixed order. The paper's rows have 16 workers and real GPUs.",
         "",
         "| model | wiring | in flight | no latency: simulated | executed | latency: simulated | "
         "executed | kept, executed |",
