@@ -67,7 +67,7 @@ def run_ranks(ranks: int, module: str, *words: str) -> Done:
 def run_plan(
     path: Path, names: Sequence[str], *more: str
 ) -> tuple[int, list[dict[str, Any]], list[str]]:
-    """All ranks of a plan's file; exit code, events and stderr, with the reason of a failure once."""
+    """All ranks of a plan's file; exit code, events, and stderr with a failure's reason once."""
     from planner.executor.ending import PREFIX
 
     words = [str(path), "--devices", *names, "--device", "cpu", "--events", *more]
