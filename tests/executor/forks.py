@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("planner.executor.__main__", "tests.executor.rank_main")
+MODULES = (
+    "planner.executor.__main__",
+    "planner.executor.probe.__main__",
+    "tests.executor.rank_main",
+)
 PR_SET_PDEATHSIG = 1
 END_S, LIMIT_S = 5.0, 240.0
 """For others after the first rank has failed; for all."""
