@@ -227,6 +227,11 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
 
 def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     present = [c for c in known if c in names]
+    if not present:
+        raise NetworkError(
+            f"has no column of {what}, such as {list(known)[1]}; measure it, or assume one: "
+            "planner networks FILE --latency-ms or --bandwidth-gbps"
+        )
     if len(present) != 1:
         raise NetworkError(
             f"exactly one {what} column is needed, found {present or 'none'}; "
