@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
+from planner.network.files import read_text
 from planner.network.network import Network
 
 FORMAT = "planner.probe"
@@ -30,6 +31,8 @@ COLUMNS = (
     "measured_at",
 )
 MBIT = 1e6 / 8
+MOST_BYTES = 1_000_000_000
+"""Of a log; a thousand devices have a million pairs."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,7 @@ class ProbeLog:
         NetworkError
             It is not the log of a probe, or damaged.
         """
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise NetworkError(f"{path}: cannot be read ({error.strerror}); check it") from None
-        except UnicodeDecodeError:
-            raise NetworkError(f"{path}: is not the log of a probe; give one") from None
-        lines = text.split("\n")
+        lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
         try:
             about = json.loads(lines[0])
         except (ValueError, RecursionError):

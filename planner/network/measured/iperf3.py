@@ -5,11 +5,11 @@ Its round trip times are those of a full link, so that it says nothing of latenc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from planner.network.error import NetworkError
+from planner.network.files import parse_json
 from planner.network.measured.findings import Findings
 
 
@@ -34,10 +34,7 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
     NetworkError
         It is none, or a run that failed, in one line.
     """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise NetworkError("is not JSON; run iperf3 with --json") from None
+    data = parse_json(text, "what iperf3 wrote", error=NetworkError)
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
         raise NetworkError("has no field 'start': not of iperf3; give what iperf3 --json wrote")
     if "error" in data:

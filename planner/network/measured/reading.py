@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
+from planner.network.files import read_text
 from planner.network.measured.findings import Findings, Pair
 from planner.network.measured.iperf3 import read_iperf3
 from planner.network.measured.nccl_tests import read_nccl_tests
@@ -21,7 +22,6 @@ from planner.network.measured.tables import read_table
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
 
-MOST_BYTES = 50_000_000
 Floats = NDArray[np.float64]
 KINDS = (".csv", ".json", ".txt", ".log")
 REMEDIES = {
@@ -162,7 +162,9 @@ def load_names(path: str | Path) -> dict[str, str]:
     NetworkError
         It is none, in one line.
     """
-    rows = list(csv.DictReader(io.StringIO(_text(Path(path))), skipinitialspace=True))
+    rows = list(
+        csv.DictReader(io.StringIO(read_text(path, error=NetworkError)), skipinitialspace=True)
+    )
     found: dict[str, str] = {}
     for line, row in enumerate(rows, start=2):
         address, name = ((row.get(column) or "").strip() for column in NAME_COLUMNS)
@@ -196,7 +198,7 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
             f"unknown kind {path.suffix!r}; give a .csv table, iperf3's .json, nccl-tests' .txt or "
             ".log, or a probe's .jsonl"
         )
-    text = _text(path)
+    text = read_text(path, error=NetworkError)
     if path.suffix == ".csv":
         return read_table(text, unit).renamed(names)
     if path.suffix == ".json":
@@ -213,18 +215,3 @@ def _of_network(network: Network) -> Findings:
             found.set_latency(*ends, float(network.latency_s[i, j]))
             found.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise NetworkError(
-                f"{path}: is larger than {MOST_BYTES / 1e6:g} MB; give a smaller one"
-            )
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise NetworkError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except UnicodeDecodeError:
-        raise NetworkError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
