@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.compose.planning import plan
 from planner.executor.local import run_local, threads
-from planner.network.atomic import write_text
+from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
@@ -333,7 +333,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
     both[0].set_ylabel("training loss, nats a byte")
     both[1].legend()
-    figure.savefig(path, dpi=120)
+    write_picture(path, figure, dpi=120)
     plt.close(figure)
 
 

@@ -47,7 +47,8 @@ class Purpose(enum.IntEnum):
     CALIBRATION = 3
     LIFELINE = 4
     NORM = 5
-    STATE = 6
+    PROBE = 6
+    STATE = 7
 
 
 class Connection(socket.socket):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
-from planner.training_plan.file import load_plan, save_plan
+from planner.training_plan.file import save_plan
 from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
 from planner.training_plan.moving import Move, moved
 from planner.training_plan.rules import contradictions
@@ -24,32 +23,17 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE
 torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
-from planner.executor.local import run_local, threads  # noqa: E402
 from planner.executor.pieces import pieces_of  # noqa: E402
+from tests.executor.forks import losses_by_step  # noqa: E402
 
 GRID = [[0, 1], [2, 3], [4, 5]]
+IDS = ("0", "1", "2", "3", "4", "5")
 
 
 def plan_of(grid: list[list[int]] = GRID, head: str = "last") -> TrainingPlan:
     """Devices that choose."""
     workload = tiny_workload(batch_samples=12)
     return make_plan(grid, head=head, workload=workload).replace(wiring="stochastic")
-
-
-def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
-    """All ranks of a plan; exit code, losses by step, and what was said."""
-    ids = list(load_plan(path).cluster.network.ids)
-    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids]
-    events: list[str] = []
-    said: list[str] = []
-    code, _ = run_local(
-        *([*words, "--device", "cpu", "--events", *more], ids, threads(len(ids), 1)),
-        *(events.append, said.append),
-    )
-    told = [e for line in events if "loss" in (e := json.loads(line))]
-    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
-    losses.pop(None, None)
-    return code, losses, said
 
 
 def single(plan: TrainingPlan, **settings: Any) -> list[float]:
@@ -185,7 +169,7 @@ def test_a_move_between_outer_steps(tmp_path: Path) -> None:
     path, folder = tmp_path / "plan.json", tmp_path / "kept"
     save_plan(plan, path)
     kept = ("--checkpoint", str(folder), "--every", str(STEPS))
-    code, losses, said = train(path, "--steps", str(STEPS), "--move", "4:1@10", *kept)
+    code, losses, said = losses_by_step(path, IDS, "--steps", str(STEPS), "--move", "4:1@10", *kept)
     assert code == 0, said
     assert losses[STEPS - 1] < losses[0] - 0.1
     last = moved(plan, Move.of("4:1@10"))
