@@ -66,8 +66,8 @@ def test_losses_equal_one_process(case: str, tmp_path: Path) -> None:
     rates = [word for name, value in SETTINGS.items() for word in (_option(name), str(value))]
     routes = str(tmp_path / "routes-{rank}.jsonl")
     given = ("--steps", str(STEPS), "--move", *moves, "--routes", routes, *rates)
-    code, losses, said = train(
-        path, *given, "--checkpoint", str(tmp_path / "kept"), "--every", "20"
+    code, losses, said = losses_by_step(
+        path, IDS, *given, "--checkpoint", str(tmp_path / "kept"), "--every", "20"
     )
     assert code == 0, said
     expected = single(plan, **SETTINGS)
