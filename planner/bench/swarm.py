@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="planner bench swarm", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-swarm-{today}.md")
+    parser.add_argument("--out", type=Path, help="default docs/bench-swarm-DATE.md")
     parser.add_argument("--tables", nargs="+", choices=(*PARTS, *EXECUTED), default=list(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--trace", type=Path, help="a CSV of time_s,change for Table 5")
@@ -48,7 +48,12 @@ def main(argv: Sequence[str]) -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    picture = args.out.with_suffix(".png")
+    runs = bool(set(EXECUTED) & set(args.tables))
+    if runs:
+        require_linux_root()
+    kind = "swarm-executed" if set(args.tables) <= set(EXECUTED) else "swarm"
+    out = args.out or Path("docs") / f"bench-{kind}-{today}.md"
+    picture = out.with_suffix(".png")
     parts: dict[str, Callable[[], list[str]]] = {
         "1": table_1,
         "2": lambda: table_2(say),
@@ -61,16 +66,13 @@ def main(argv: Sequence[str]) -> int:
         "sharesx": lambda: shares_executed(say),
         "flowx": lambda: flow_executed(say),
     }
-    runs = set(EXECUTED) & set(args.tables)
-    if runs:
-        require_linux_root()
     before = f"{os.getloadavg()[0]:.1f}"
     lines = [line for name in (*PARTS, *EXECUTED) if name in args.tables for line in parts[name]()]
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "numba"))
     seeds = " ".join(str(seed) for seed in args.seeds)
     command = f"planner bench swarm --tables {' '.join(args.tables)} --seeds {seeds}"
     head = [
-        f"# SWARM's tables, simulated{' and executed' * bool(runs)}, {today}",
+        f"# SWARM's tables, simulated{' and executed' * runs}, {today}",
         "",
         f"Python {platform.python_version()}, {packages}, planner {version('planner')}; "
         f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores; load "
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         "has constants that were fitted. What the rows mean: [swarm.md](swarm.md).",
         "",
     ]
-    write_text(args.out, "\n".join([*head, *lines]).rstrip() + "\n")
+    write_text(out, "\n".join([*head, *lines]).rstrip() + "\n")
     return 0
 
 
