@@ -314,7 +314,7 @@ def _busy(found: Sequence[float]) -> str:
 
 
 STAGE_SPEEDS = ((1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0))
-UNIT_S, BATCH, HELD, SHARE_STEPS, SHARE_SPEED = 0.4, 120, 8, 10, 2.0
+UNIT_S, BATCH, HELD, SHARE_STEPS, SHARE_SPEED = 0.4, 120, 8, 40, 4.0
 SLOWED = 5
 """A device of the second stage, of speed 2."""
 
@@ -337,12 +337,13 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
         "",
         f"Two stages of four devices of speeds 1, 2, 3, 4, over an emulated network of 1 or 50 ms; "
         f"F and B take {UNIT_S:g} s together at speed 1, {BATCH} microbatches a step from rest, "
-        f"{4 * HELD} in flight. Routers begin with even parts (steady peers), or with the parts by "
-        "speed, and one device of speed 2 takes three times as long. Off: the largest distance of "
-        "a device's part of its stage's forward passes from its part of the stage's speed, "
-        f"relative, over the last {SHARE_STEPS // 2} of {SHARE_STEPS} steps; right after: the "
-        "first step from which on the parts of all of the stage are within 0.05 of those by speed "
-        "(total variation).",
+        f"{4 * HELD} in flight; run at {SHARE_SPEED:g} times the speed. Routers begin with even "
+        "parts (steady peers), or with the parts by speed while one device of speed 2 takes three "
+        "times as long. Off: the largest relative distance of a device's part of its stage's "
+        "forward passes from its part of the stage's speed, over the last "
+        f"{SHARE_STEPS // 2} of {SHARE_STEPS} steps. Right after: the first step from which on the "
+        "parts of a step are within 0.05 of those by speed (total variation), in the stage with "
+        "that device.",
         "",
         "| peers | latency | told | off: simulated | executed | right after: simulated | "
         "executed |",
@@ -360,7 +361,7 @@ def shares_executed(say: Callable[[str], None]) -> list[str]:
                 plan = retimed(plan, speeds / now)
             for told in Told:
                 routing = Routing(told=told)
-                _, counted = simulated(plan, routing, SHARE_STEPS, 0.0)
+                _, counted = simulated(plan, routing, SHARE_STEPS, SWITCH_S)
                 ran = run(wired(plan, routing), SHARE_STEPS, SHARE_SPEED, 0.0, warm=0)
                 cells = [[f(c, now) for c in (counted, ran.counts)] for f in (_off, _right_after)]
                 off, right = cells
