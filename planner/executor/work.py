@@ -85,7 +85,7 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
     """
     most = max(reports, key=lambda report: float(report["peak_bytes"]))
     sent = sum(size for report in reports for size in report["sent_bytes"].values())
-    routed = [report for report in reports if "part" in report]
+    routed = [one for one in reports if "part" in one and one["part"] != one["planned_part"]]
     parts = ""
     if routed:
         other = max(routed, key=lambda report: abs(report["part"] - report["planned_part"]))

@@ -22,6 +22,7 @@ from planner.executor.optimizing import Optimizing  # noqa: E402
 from planner.executor.outer import RoutedSamples  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
+from planner.executor.work import summary  # noqa: E402
 from planner.executor.worker import Worker  # noqa: E402
 from planner.training_plan.error import PlanError  # noqa: E402
 from tests.executor.faults import Started, hurt, saved  # noqa: E402
@@ -171,3 +172,12 @@ def test_a_run_that_routes_ends_when_a_device_is_lost(phase: str, tmp_path: Path
         assert run.codes(others) == dict.fromkeys(others, FAILED)
         for name in others:
             assert run.reason(name).startswith(f"device {ids[3]!r} is gone")
+
+
+def test_the_last_line_names_who_is_farthest_from_the_plan() -> None:
+    """Nobody, where all did what was planned."""
+    alike = {"peak_bytes": 1, "planned_bytes": 1, "expected_bytes": 1, "peak_is": "kept"}
+    alike |= {"sent_bytes": {}, "planned_part": 0.5}
+    reports = [alike | {"device": name, "part": part} for name, part in (("a", 0.4), ("b", 0.6))]
+    assert "farthest from its planned part of microbatches is a: 40.0% of" in summary(reports)
+    assert "farthest" not in summary([one | {"part": 0.5} for one in reports])
