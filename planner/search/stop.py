@@ -191,7 +191,7 @@ class MaxRuntime(StoppingCriterion):
     def __post_init__(self) -> None:
         if not _number(self.max_runtime_s) > 0:
             raise ValueError(
-                f"max_runtime_s must be positive, found {short(self.max_runtime_s)}; give seconds > 0"
+                f"max_runtime_s must be positive, found {short(self.max_runtime_s)}; give seconds"
             )
 
     def reason(self, run: StopRun) -> str | None:
