@@ -506,6 +506,14 @@ class TrainingPlan:
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TrainingPlan):
+            return NotImplemented
+        return self is other or self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
     def __repr__(self) -> str:
         return (
             f"TrainingPlan({self.workload.name!r}, {len(self.cluster)} devices, "

@@ -358,3 +358,12 @@ def test_readme_has_no_gaps() -> None:
     links = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
     assert links
     assert all((root / target).exists() for target in links)
+
+
+def test_a_plan_is_equal_to_its_copy(tmp_path: Path) -> None:
+    """Written and read, or copied; another one is not."""
+    plan = make_plan([[0, 1], [2, 3]])
+    save_plan(plan, tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert plan == again == copy.deepcopy(plan) and hash(plan) == hash(again)
+    assert plan != make_plan([[0, 2], [1, 3]]) and plan != 3
