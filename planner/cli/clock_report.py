@@ -9,7 +9,7 @@ from planner.clock.simulator import simulate, unlike_steps_s
 from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Sync, TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
 
 ASKED_INSTEAD = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -27,7 +27,7 @@ def sync_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
         return []
     alone_s, averages_s = unlike_steps_s(plan)
     other = [h for h in ASKED_INSTEAD if h < every][-MOST_INSTEAD:]
-    instead = {h: ((h - 1) * alone_s + averages_s) / h for h in other}
+    instead = {h: Sync(h).mean_s(alone_s, averages_s) for h in other}
     data["sync"] = {
         "every_steps": every,
         "step_alone_s": alone_s,

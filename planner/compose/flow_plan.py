@@ -181,11 +181,11 @@ class Prepared:
             for v in np.unique(at[busy]):
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
-        every = self.question.request.sync_every
+        sync = self.question.request.sync
         averages = (alone + self.averaging_s).max()
-        if self.question.request.delayed:
+        if sync.delayed:
             averages = max(alone.max(), averages - alone.max())
-        seconds = ((every - 1) * alone.max() + averages) / every
+        seconds = sync.mean_s(alone.max(), averages)
         usd = self._messages_usd(paths)
         return Draft(self, schedule, float(seconds), slower, late, spread, usd)
 

@@ -385,6 +385,26 @@ class Sync:
         """Whether devices update by themselves, and average their changes."""
         return self.every_steps > 1 or self.outer is not None
 
+    def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
+        """Seconds of a step in the mean over H steps.
+
+        Parameters
+        ----------
+        alone_s
+            Of a step without this averaging; any where there is none.
+        averages_s
+            Of each of the others.
+        averaging
+            How many of H these are.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        h = self.every_steps
+        return ((h - averaging) * alone_s + averaging * averages_s) / h
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; what says nothing is left out: not delayed."""
         data = asdict(self)
