@@ -26,7 +26,7 @@ from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
 from planner.network.values import choice
-from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.model import Predicted, TrainingPlan, within
 from planner.workload.workload import Workload
 
 PASSES = 3
@@ -186,7 +186,7 @@ def step_s(plan: TrainingPlan) -> float:
 
 
 def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
-    """Steps of a plan that averages rarely: without averaging and with.
+    """Steps of a plan that averages rarely: without averaging (but within groups) and with.
 
     Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
     it costs both steps.
@@ -293,15 +293,17 @@ class _Setting:
 
     def step_s(self) -> float:
         """Mean distance of step ends in the third pass through the cycle."""
-        cycle, every = list(self.plan.cycle), self.plan.sync.every_steps
+        cycle = list(self.plan.cycle)
         if not self.queues:
             alone = {k: self.run([k], False, 1) for k in set(cycle)}
             pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
+            inner = tuple(map(within, self.plan.averaging))
+            each = averaging_s(self.plan.replace(averaging=inner), self.cluster, self.workload)
             step = pipeline + max(self.plan.compute_times.update_s, default=0)
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
-            return step + averaging / every
+            return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
         return self.plan.sync.mean_s(*self.unlike_steps_s())
 
     def unlike_steps_s(self) -> tuple[float, float, int]:
