@@ -96,14 +96,20 @@ class Step:
         float or None
             Seconds.
         """
-        averaged = {op.device: op for op in self.operations if op.kind == "A"}
+        # on two clocks a device does so twice
+        starts_of: dict[int, float] = {}
+        ends_of: dict[int, float] = {}
+        for op in self.operations:
+            if op.kind == "A":
+                starts_of[op.device] = min(op.start_s, starts_of.get(op.device, op.start_s))
+                ends_of[op.device] = max(op.end_s, ends_of.get(op.device, op.end_s))
         found = []
         for rounds in plan.averaging:
             members = [d for groups in rounds for group in groups for d in group.members]
-            ends = [averaged[d].end_s for d in members if d in averaged]
+            ends = [ends_of[d] for d in members if d in ends_of]
             for group in rounds[0] if rounds else ():
                 # a round begins when its last member is ready
-                starts = [averaged[d].start_s for d in group.members if d in averaged]
+                starts = [starts_of[d] for d in group.members if d in starts_of]
                 if starts:
                     found.append(max(ends) - max(starts))
         return max(found, default=None)

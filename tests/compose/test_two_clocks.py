@@ -244,7 +244,8 @@ def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
 def test_a_region_on_two_clocks_is_slower_than_devices_by_themselves() -> None:
     """It averages more; far less than all every step."""
     cluster = pl.Cluster(regional_network([2, 2], 3), pl.Devices(1e8, 16e9))
-    work, usual = tiny_workload(batch_samples=16), {"stages": 1, "wiring": "flow"}
+    work = tiny_workload(batch_samples=16)
+    usual: dict[str, Any] = {"stages": 1, "wiring": "flow"}
 
     def took_s(**fields: Any) -> float:
         result = pl.plan(cluster, work, stop=pl.Effort(0.2), **usual, **fields)

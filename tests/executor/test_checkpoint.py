@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,15 @@ ADAMW = Optimizing().to_dict()
 PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
 
 
-def train(path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
-    """Four ranks; exit code, losses by step, and what was said on stderr."""
-    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", "0", "1", "2", "3"]
+def train(
+    path: Path, *more: str, ids: Sequence[str] = ("0", "1", "2", "3")
+) -> tuple[int, dict[int, float], list[str]]:
+    """Ranks by their names; exit code, losses by step, and what was said on stderr."""
+    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids]
     events: list[str] = []
     said: list[str] = []
     code, _ = run_local(
-        *([*words, "--device", "cpu", "--events", *more], ["0", "1", "2", "3"], threads(4, 1)),
+        *([*words, "--device", "cpu", "--events", *more], ids, threads(len(ids), 1)),
         *(events.append, said.append),
     )
     told = [e for line in events if "loss" in (e := json.loads(line))]
