@@ -183,7 +183,7 @@ def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Fastest first, each once; on a front is what costs less than all that are as fast."""
     unlike = {point.plan.content_hash: point for point in reversed(found)}
     order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
-    marked, least = list[FrontPoint](), dict[tuple[int, str, str], float]()
+    marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()
     for point in order:
         known = least.get(point.trains, math.inf)
         least[point.trains] = min(known, point.step_usd)
