@@ -246,7 +246,9 @@ def parts_of(
         places.setdefault(step.number % period, []).append(step)
     pipeline = [median(step.pipeline_s for step in steps) for steps in places.values()]
     averaging = []
-    for steps in places.values():
+    for place, steps in places.items():
+        if (place + 1) % plan.sync.every_steps:
+            continue  # nothing, or regions by themselves
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []
     ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 : -1 : period]]
