@@ -371,10 +371,15 @@ def two_clocks_s(
             spread = max(spread, near_s + back_s)
     some[:] = 0
     for r in range(len(held)):
+        best = -1
         for c in range(places):
-            if row[c] > 0 and links.region[c] == r:
-                some[c] = 1
-                break
+            if row[c] == 0 or links.region[c] != r:
+                continue
+            more = best == -1 or links.capacity[c] > links.capacity[best]
+            if best == -1 or (links.sums[c] and (more or not links.sums[best])):
+                best = c
+        if best >= 0:
+            some[best] = 1
     return within, one_round_s(size / least, some, links, share, 0.0) + spread
 
 

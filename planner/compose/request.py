@@ -645,7 +645,8 @@ class Question:
 
 def _require_regions(cluster: Cluster) -> None:
     """Several, of which one has several devices: else there is nothing to do within, or between."""
-    regions = cluster.network.regions
+    able = np.asarray(cluster.devices.can_compute)
+    regions = [region for region, can in zip(cluster.network.regions, able, strict=True) if can]
     if not 1 < len(set(regions)) < len(regions):
         found = "one region" if len(set(regions)) == 1 else "a region for each device"
         raise ProblemError(

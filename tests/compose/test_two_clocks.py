@@ -75,6 +75,21 @@ def test_rounds_of_uneven_regions() -> None:
     assert len(one) == 1 and {group.phase for group in one[0]} == {Phase.WITHIN}
 
 
+def test_who_cannot_sum_holds_no_slice() -> None:
+    """One of three, the second of two, and one that is alone; nobody of a region is refused."""
+    network = regional_network([3, 2, 1])
+    sums = [True, False, False, False, True, False]
+    cluster = pl.Cluster(network, pl.Devices(1e12, 16e9, can_aggregate=sums))
+    made = averaging_rounds(cluster, range(6), "adaptive", None, 1e6, two_clocks=True)
+    assert [group.members for group in made[1]] == [(0, 4, 5)]
+    plan = make_plan([[k] for k in range(6)], network=network)
+    plan = plan.replace(cluster=cluster, averaging=(made,), sync=RARE)
+    assert from_dict(plan.to_dict()).two_clocks
+    none = cluster.replace(devices=pl.Devices(1e12, 16e9, can_aggregate=[True] * 3 + [False] * 3))
+    with pytest.raises(pl.ProblemError, match="no rate is feasible"):
+        averaging_rounds(none, range(6), "adaptive", None, 1e6, two_clocks=True)
+
+
 def test_a_step_by_hand() -> None:
     """Two regions of two devices, all pairs 1,000 bytes a second, 1,000 parameters.
 
