@@ -330,7 +330,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
+    figure, both = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained", sharey=True)
     for case, row in zip(CASES, rows, strict=True):
         axes = both[RATES.index(case.rate)]
         whole = len(row.losses) // 20 * 20
@@ -348,7 +348,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set(xlabel="step", ylim=(None, 3.5), title=f"learning rate {rate:g}")
         axes.grid(alpha=0.3)
     both[0].set_ylabel("training loss, nats a byte")
-    both[1].legend()
+    # beside the curves, which it would hide
+    figure.legend(*both[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
