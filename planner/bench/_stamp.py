@@ -20,8 +20,9 @@ def stamp(before: str, libraries: Iterable[str] = LIBRARIES) -> str:
     libraries
         Whose versions are named.
     """
+    kernel = ".".join(platform.release().split(".")[:2])
     packages = ", ".join(f"{name} {version(name)}" for name in libraries)
     return (
-        f"Python {platform.python_version()}, {packages}; {platform.system()} on "
+        f"Python {platform.python_version()}, {packages}; {platform.system()} {kernel} on "
         f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before."
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.atomic import write_picture
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, Stages
 from planner.swarm.replay import Enter, Leave, Replayed, Setting, replay
@@ -298,7 +299,7 @@ def _draw(curves: dict[int, list[tuple[str, Floats]]], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0.09, 1, 1))
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
     plt.close(figure)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -17,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from planner.bench._stamp import stamp
 from planner.executor.pace import Pace, pace_of
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
@@ -146,12 +145,10 @@ def report(rows: Sequence[Row], repeats: int, before: str) -> str:
     str
         Markdown.
     """
-    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch"))
     lines = [
         f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
         "",
-        f"Python {platform.python_version()}, {packages}; {platform.system()} on "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before.",
+        stamp(before, ("planner", "numpy", "torch")),
         "",
         f"Regenerate with `planner bench all_reduce --repeats {repeats}`. Processes of one thread "
         "over loopback, the two ways in turns; medians of the slowest rank's seconds, and the most "

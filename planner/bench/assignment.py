@@ -20,6 +20,7 @@ from pathlib import Path
 
 from planner.bench._instances import dtfm_case, jittered, skyplane
 from planner.genetic import solve_assignment
+from planner.network.atomic import write_picture, write_text
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.result import Result
@@ -297,7 +298,7 @@ def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> No
     axes[0].set_ylabel("best cost (s)")
     axes[0].legend()
     figure.suptitle(f"Best cost against iterations, seeds {', '.join(map(str, seeds))}")
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
     plt.close(figure)
 
 
@@ -381,7 +382,7 @@ def scale_picture(path: Path, sizes: Sequence[int], limit_s: float) -> None:
     for axis in (left, right):
         axis.set_xticks(list(sizes), [str(n) for n in sizes])
         axis.minorticks_off()
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
     plt.close(figure)
 
 
@@ -445,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for section in _sections(chosen, tables, options):
         sections.append(section)
         print(section, flush=True)
-        output.write_text("\n".join(sections))
+        write_text(output, "\n".join(sections))
     print(f"{output}: {time.perf_counter() - started:.0f} s")
     return 0
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,7 @@ from planner.bench._averaging_baselines import (
     scalar_bandwidth_shares,
 )
 from planner.bench._averaging_promises import Promises, promises
+from planner.bench._stamp import stamp
 from planner.lp.groups import group_size_table
 from planner.lp.literal import literal_model
 from planner.lp.lp5 import solve_relaxed
@@ -408,13 +407,11 @@ def report(seeds: Sequence[int] = (0, 1, 2, 3, 4), quick: bool = False) -> str:
 
 
 def _heading(seeds: Sequence[int]) -> list[str]:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "pulp"))
     return [
         "# Averaging",
         "",
-        f"{datetime.date.today().isoformat()}; Python {platform.python_version()}, {packages}; "
-        f"{platform.machine()}, {platform.system()}, {len(os.sched_getaffinity(0))} cores; load "
-        f"{os.getloadavg()[0]:.1f} before.",
+        f"{datetime.date.today().isoformat()}; "
+        + stamp(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "scipy", "pulp")),
         "",
         f"Regenerate with `python -m planner.bench.averaging --seeds {' '.join(map(str, seeds))}`.",
         "",

@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.compose.planning import plan
 from planner.executor.local import run_local, threads
-from planner.network.atomic import write_text
+from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
@@ -350,7 +350,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     both[0].set_ylabel("training loss, nats a byte")
     # beside the curves, which it would hide
     figure.legend(*both[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
-    figure.savefig(path, dpi=120)
+    write_picture(path, figure, dpi=120)
     plt.close(figure)
 
 

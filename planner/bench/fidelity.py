@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -18,13 +17,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
 
+from planner.bench._stamp import stamp
 from planner.compose.planning import plan
 from planner.emulate.emulation import Emulation, Settings, choose, emulate
 from planner.network.atomic import write_text
@@ -272,15 +271,10 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         Markdown.
     """
     today = datetime.now(UTC).date().isoformat()
-    packages = ", ".join(
-        f"{name} {version(name)}" for name in ("planner", "numpy", "numba", "torch")
-    )
-    kernel = ".".join(platform.release().split(".")[:2])
     lines = [
         f"# Predicted against executed, {today}",
         "",
-        f"Python {platform.python_version()}, {packages}; {platform.system()} {kernel} on "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before.",
+        stamp(before, ("planner", "numpy", "numba", "torch")),
         "",
         "Regenerate with `planner bench fidelity`, as root. Plans have seed "
         f"{SEED} and {SEARCH} iterations of search; imposed compute times; medians of "

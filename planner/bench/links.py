@@ -10,19 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from planner.bench._averaging_baselines import all_reduce_s
+from planner.bench._stamp import stamp
 from planner.emulate.links import Links, links_of
 from planner.emulate.measure import Flow, fair_shares, goodput
 from planner.emulate.network import EmulatedNetwork, emulated, package_path
@@ -293,13 +292,10 @@ def report(
         Markdown.
     """
     today = datetime.now(UTC).date().isoformat()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "torch"))
-    kernel = ".".join(platform.release().split(".")[:2])
     lines = [
         f"# Planned averaging over emulated links, {today}",
         "",
-        f"Python {platform.python_version()}, {packages}; {platform.system()} {kernel} on "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; load {before} before.",
+        stamp(before, ("planner", "numpy", "scipy", "torch")),
         "",
         f"Regenerate with `planner bench links --values {values} --repeats {repeats}`, as root. "
         "Vectors are normal random numbers; rank r's in repetition k has seed 1000 k + r.",

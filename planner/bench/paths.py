@@ -10,16 +10,15 @@ import datetime
 import json
 import math
 import os
-import platform
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from planner.bench._path_links import ASSUMED, reference_link_s, retimed
+from planner.bench._stamp import stamp
 from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
 from planner.mapf import arrange_paths, solve_paths
@@ -342,10 +341,9 @@ def report(instance: Path, seeds: Sequence[int], quick: bool, sections: Sequence
     lines = [
         "# Paths",
         "",
-        f"{datetime.date.today().isoformat()}; Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "ortools"))
-        + f"; {platform.machine()}, {platform.system()}, {os.cpu_count()} cores, 2 threads used; "
-        f"load {os.getloadavg()[0]:.1f} from other work when it began.",
+        f"{datetime.date.today().isoformat()}; "
+        + stamp(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "numba", "ortools"))
+        + " 2 threads used.",
         "",
         f"Regenerate with `python -m planner.bench.paths {again}{' --quick' if quick else ''}`.",
     ]

@@ -10,7 +10,6 @@ against them.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from planner.clock.traffic import sent_bytes
 from planner.compose.pricing import straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
-from planner.network.atomic import write_bytes, write_text
+from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
@@ -166,9 +165,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.set_xlabel("parameters")
     axes.set_ylabel("gigabytes of a step")
     axes.legend(fontsize=8)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    write_bytes(path, drawn.getvalue())
+    write_picture(path, figure, dpi=150)
 
 
 def main(argv: Sequence[str]) -> int:

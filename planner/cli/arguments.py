@@ -35,7 +35,9 @@ EFFORT = 10.0
 
 def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """``--network`` and what stands on it."""
-    sub.add_argument("--network", required=required, help="name (planner networks), .csv or .json")
+    sub.add_argument(
+        "--network", required=required, help="name (planner networks), .csv, .json, .jsonl"
+    )
     sub.add_argument("--devices", type=Path, help="CSV: which device has which GPU, limits, site")
     sub.add_argument("--devices-per-region", type=int, help="replicate every region")
     sub.add_argument("--intra-latency-ms", type=float, help="inside a region; default: source's")

@@ -23,6 +23,7 @@ from planner.cli import (
     pareto_command,
     paths_command,
     plan_command,
+    probe_command,
     report_command,
     run_command,
     simulate_command,
@@ -33,6 +34,7 @@ from planner.search.incumbent import WrongBoundError
 
 COMMANDS = (
     networks_command,
+    probe_command,
     plan_command,
     assign_command,
     paths_command,

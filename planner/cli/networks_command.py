@@ -3,21 +3,94 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from planner.cli.output import show
+from planner.cli.output import require_writable, show
 from planner.network.catalogue import list_networks, load_network
+from planner.network.measured.reading import Measured, load_names, read_measured
+from planner.network.measured.tables import UNITS
 
 NAME = "networks"
-ABOUT = "list the measured networks that ship with the package"
+ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
+OPTIONS = ("out", "names", "unit", "both_ways", "latency_ms", "bandwidth_gbps")
 
 
-def add_arguments(_: argparse.ArgumentParser) -> None:
-    """None of its own."""
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Files of other tools, and what to make of them."""
+    sub.add_argument(
+        "measured",
+        nargs="*",
+        type=Path,
+        help=".csv tables by pair or as a matrix, .json of iperf3 --json, .txt or .log of "
+        "nccl-tests with two ranks, a probe's .jsonl, or folders of these; default: list networks",
+    )
+    sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
+    sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")
+    sub.add_argument(
+        "--unit", choices=list(UNITS), metavar="UNIT", help=f"of matrices: {', '.join(UNITS)}"
+    )
+    sub.add_argument(
+        "--both-ways",
+        action="store_true",
+        help="what was measured in one direction alone holds for the other",
+    )
+    sub.add_argument("--latency-ms", type=float, help="one way, where none was measured")
+    sub.add_argument("--bandwidth-gbps", type=float, help="where none was measured")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Names, sizes and what they are."""
+    """Names, sizes and what they are; or a network of one's own."""
+    if args.measured:
+        return _make(args)
+    for option in OPTIONS:
+        if getattr(args, option):
+            raise ValueError(f"--{option.replace('_', '-')} is for measurements; give their files")
     named = list_networks()
     rows = [f"{name:<32}{len(load_network(name)):>4}  {about}" for name, about in named.items()]
     show(args.json, named, [f"{'name':<32}   N  what", *rows])
     return 0
+
+
+def _make(args: argparse.Namespace) -> int:
+    require_writable(args.out, [".csv", ".json"])
+    for path in args.measured:
+        if args.out is not None and args.out.resolve() == path.resolve():
+            raise ValueError(f"--out {args.out}: is read too; name another file")
+    made = read_measured(
+        args.measured,
+        names=None if args.names is None else load_names(args.names),
+        unit=args.unit,
+        both_ways=args.both_ways,
+        latency_s=None if args.latency_ms is None else args.latency_ms * 1e-3,
+        bandwidth_bytes_per_s=None
+        if args.bandwidth_gbps is None
+        else args.bandwidth_gbps * 1e9 / 8,
+    )
+    lines = _lines(made)
+    if args.out is not None:
+        made.network.save(args.out)
+        lines.append(f"wrote {args.out}")
+    data = {
+        "devices": list(made.network.ids),
+        "measured": {"latency": made.latencies, "bandwidth": made.bandwidths},
+        "mirrored": made.mirrored,
+        "assumed": list(made.assumed),
+        "missing": [[made.network.ids[k] for k in pair] for pair in made.network.missing_pairs()],
+        "written": None if args.out is None else str(args.out),
+    }
+    show(args.json, data, lines)
+    return 0
+
+
+def _lines(made: Measured) -> list[str]:
+    n = len(made.network)
+    pairs = n * (n - 1)
+    lines = [
+        f"{n} devices; of {pairs} ordered pairs {made.latencies} latencies and {made.bandwidths} "
+        "bandwidths were measured"
+        + (f", {made.mirrored} taken from the other direction" if made.mirrored else "")
+    ]
+    lines += [f"assumed: {said}" for said in made.assumed]
+    if missing := made.network.missing_words():
+        lines.append(f"missing: {missing}")
+    return lines

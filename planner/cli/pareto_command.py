@@ -23,7 +23,7 @@ from planner.cli.arguments import (
 from planner.cli.output import show
 from planner.compose.front import NOBODY, WORTH, FrontPoint, pareto
 from planner.compose.request import Within
-from planner.network.atomic import write_bytes, write_text
+from planner.network.atomic import write_picture, write_text
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
 from planner.workload.boundary_codec import BoundaryCodec
@@ -227,9 +227,7 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
     axes.set_ylabel("cost of a step, $")
     axes.set_title(f"{points[0].plan.workload.name} on {points[0].plan.network_name}")
     axes.legend(fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    write_bytes(path, picture.getvalue())
+    write_picture(path, figure, dpi=150)
 
 
 def _kind(point: FrontPoint) -> str:

@@ -6,14 +6,13 @@ it only when asked.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.network.atomic import write_bytes, write_text
+from planner.network.atomic import write_picture, write_text
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
 NAMES = {
@@ -243,9 +242,7 @@ class Timeline:
         some = f", {n} of {whole} devices" if n < whole else ""
         words = f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s{some}"
         axes.set_title(title or words)
-        picture = io.BytesIO()
-        figure.savefig(picture, dpi=130, format=Path(path).suffix[1:] or "png")
-        write_bytes(path, picture.getvalue())
+        write_picture(path, figure, dpi=130)
 
     def _draw_devices(self, axes: Any, drawn: Sequence[int], font_size: float) -> None:
         from matplotlib.patches import Patch

@@ -11,22 +11,18 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
-import traceback
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from torch.distributed import DistError
 
 from planner.clock.timeline import from_records
-from planner.executor.binding import WAIT_S, MissingError, join, own_name, patience_s
+from planner.executor.binding import WAIT_S, join, own_name, patience_s
 from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
-from planner.executor.connections import ConnectionLost
 from planner.executor.data.alike import require_same_data
-from planner.executor.ending import FAILED, REFUSED, EndedError, Ending
+from planner.executor.ending import Ending
 from planner.executor.evaluate import Evaluation
 from planner.executor.helper import Helper
 from planner.executor.hf_export import Export, export_trained
@@ -42,11 +38,11 @@ from planner.executor.options import (
     eval_data_of,
     optimizing_of,
 )
+from planner.executor.process import leave, run_rank
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord, write_records
 from planner.executor.report import device_reports, peak_flops
-from planner.executor.store import StoreMissingError
 from planner.executor.watch import PATIENCE_S, Watch
 from planner.executor.wiring import averaging_of
 from planner.executor.work import Work
@@ -76,32 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     name = own_name(args.devices)
     watch = Watch(name, Ending())
-    try:
-        return _run(args, watch)
-    except EndedError:
-        return watch.leave()
-    except ConnectionLost as error:
-        return watch.fail(str(error))
-    except DistError as error:
-        said = (str(error).splitlines() or [""])[0]
-        return watch.fail(f"device {name!r} lost the store ({said})")
-    except (StoreMissingError, MissingError) as error:
-        return watch.refuse(str(error), FAILED)
-    except ValueError as error:
-        return watch.refuse(_of(name, str(error)), REFUSED)
-    except OSError as error:
-        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
-    except Exception as error:
-        traceback.print_exc()
-        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
-
-
-def _of(name: str, said: str) -> str:
-    """In one line, with the device's name unless it says it."""
-    said = " ".join(said.split())
-    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"
+    return run_rank(name, watch, lambda: _run(args, watch))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -319,8 +290,4 @@ def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: S
 
 
 if __name__ == "__main__":
-    code = main()
-    with suppress(OSError):  # nobody may read any more
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    leave(main())

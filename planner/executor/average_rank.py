@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
 
 import torch
@@ -19,6 +17,7 @@ from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
+from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.transport import Failure
 from planner.executor.warmth import kept_warm
@@ -89,7 +88,4 @@ def _require_mean(found: torch.Tensor, repeat: int, group: AveragingGroup) -> No
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())

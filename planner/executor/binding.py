@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 
@@ -170,13 +170,84 @@ def join(
     watch.patience_s = patience_s
     address = StoreAddress.of_environment()
     serves = rank == 0 and not address.by_starter
-    watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
     store, serves = _connect(address, wait_s, serves, names[0])
+    told = {"plan": plan.content_hash[:12], "settings": settings}
+    return _meet(address, store, serves, rank, names, told, watch, wait_s)
+
+
+def join_by_name(
+    name: str,
+    settings: str = "",
+    *,
+    watch: Watch,
+    wait_s: float = WAIT_S,
+    patience_s: float = PATIENCE_S,
+) -> Ranks:
+    """Meet the other processes where there is no plan yet: ranks are torchrun's.
+
+    Parameters
+    ----------
+    name
+        Of this process's device; no two have the same.
+    settings
+        What all processes must have been told alike.
+    watch
+        Of this process.
+    wait_s
+        For the store, and then for ranks that have not come yet.
+    patience_s
+        A silence that is longer ends the run.
+
+    Returns
+    -------
+    Ranks
+        This process among all.
+
+    Raises
+    ------
+    ValueError
+        The environment does not say who this is, two have one name, or other settings were told.
+    StoreMissingError, MissingError
+        The store, or a rank, is not there in time.
+    """
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
+        ) from None
+    watch.patience_s = patience_s
+    address = StoreAddress.of_environment()
+    serves = rank == 0 and not address.by_starter
+    store, serves = _connect(address, wait_s, serves, "of rank 0")
+    store.set(f"name/{rank}", name)
+    _wait_for_all(store, rank, [f"of rank {r}" for r in range(world)], wait_s)
+    names = tuple(store.get(f"name/{r}").decode() for r in range(world))
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice is not None:
+        raise BindingError(f"device {twice!r} is claimed by two processes; name each device once")
+    told = {"settings": settings}
+    return _meet(address, store, serves, rank, names, told, watch, wait_s)
+
+
+def _meet(
+    address: StoreAddress,
+    store: Store,
+    serves: bool,
+    rank: int,
+    names: tuple[str, ...],
+    told: Mapping[str, str],
+    watch: Watch,
+    wait_s: float,
+) -> Ranks:
+    """All ranks that have names, each watched by another one."""
+    world, name = len(names), names[rank]
+    watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
     watch.begin(address, serves=serves)
     if store.add(f"claim/{rank}", 1) > 1:
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
     watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
-    _require_alike(store, name, plan.content_hash[:12], settings)
+    _require_alike(store, name, told)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
@@ -208,16 +279,15 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
         raise StoreMissingError(f"{error}{where}") from None
 
 
-def _require_alike(store: Store, name: str, plan: str, settings: str) -> None:
+def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
     """All must have been told what the first that came was told."""
-    mine = {"plan": plan, "settings": settings}
-    told = store.compare_set("told", "", json.dumps(mine | {"device": name}))
+    told = store.compare_set("told", "", json.dumps({**mine, "device": name}))
     first = json.loads(told.decode())
     for what, remedy in (
         ("plan", "give every node the same plan file"),
         ("settings", "start every node with the same options"),
     ):
-        if first[what] != mine[what]:
+        if what in mine and first[what] != mine[what]:
             raise BindingError(
                 f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
                 f"{first[what]}; {remedy}"

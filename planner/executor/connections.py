@@ -47,6 +47,7 @@ class Purpose(enum.IntEnum):
     CALIBRATION = 3
     LIFELINE = 4
     NORM = 5
+    PROBE = 6
 
 
 class Connection(socket.socket):

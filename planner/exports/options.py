@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.exports.error import ExportError
+from planner.network.files import read_text
 from planner.network.values import count, mapping, of_kind
 from planner.training_plan.model import TrainingPlan
 
@@ -159,11 +160,7 @@ def load_hosts(path: str | Path) -> dict[str, str]:
     ExportError
         It cannot be read, has other columns, or a device twice.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "is no UTF-8 text"
-        raise ExportError(f"{path}: cannot be read ({said}); give a CSV of device,host") from None
+    text = read_text(path, error=ExportError)
     hosts: dict[str, str] = {}
     try:
         rows = list(csv.reader(io.StringIO(text, newline="")))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write to a temporary file in the same folder, then rename it into place."""
     write_bytes(path, text.encode())
+
+
+def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
+    """A Matplotlib figure, in the format that the file's name ends with, or as PNG."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=Path(path).suffix[1:] or "png")
+    write_bytes(path, drawn.getvalue())
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

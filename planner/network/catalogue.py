@@ -13,6 +13,7 @@ import numpy as np
 from planner.network.error import NetworkError
 from planner.network.link import Link
 from planner.network.network import Network
+from planner.network.probe_log import ProbeLog
 
 _PACKAGE = Path(__file__).parent.parent
 # in a wheel the tables lie inside the package, in a checkout beside it
@@ -39,7 +40,7 @@ def list_networks() -> dict[str, str]:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """A shipped network by name, or one from a ``.csv`` or ``.json`` file.
+    """A shipped network by name, or one from a ``.csv`` or ``.json`` file or a probe's ``.jsonl``.
 
     Parameters
     ----------
@@ -64,8 +65,11 @@ def load_network(name_or_path: str | Path) -> Network:
         return _built(catalog["built"][name])
     if Path(name).suffix in (".csv", ".json"):
         return Network.load(name)
+    if Path(name).suffix == ".jsonl":
+        return ProbeLog.load(name).network()
     raise NetworkError(
-        f"no network {name!r}: give a name that 'planner networks' lists, or a .csv or .json file"
+        f"no network {name!r}: give a name that 'planner networks' lists, or a .csv, .json or "
+        "a probe's .jsonl file"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
+from planner.network.files import read_text
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.network import Network
@@ -108,10 +109,7 @@ def load_devices(
     NetworkError
         One line with the path, the row and what is wrong.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
+    text = read_text(path, error=NetworkError)
     try:
         rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))
         default = default or Devices.of_gpu("V100", utilization, dtype)

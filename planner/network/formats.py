@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.network.atomic import write_text
 from planner.network.error import NetworkError
+from planner.network.files import parse_json, read_text
 
 FORMAT = "planner.network"
 SCHEMA_VERSION = 1
@@ -72,12 +73,7 @@ def read(path: str | Path) -> Matrices:
     readers = {".csv": from_csv_text, ".json": from_json_text}
     if path.suffix not in readers:
         raise NetworkError(f"{path}: unknown format {path.suffix!r}; give a .csv or .json file")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise NetworkError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except UnicodeDecodeError:
-        raise NetworkError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    text = read_text(path, error=NetworkError)
     try:
         return readers[path.suffix](text)
     except NetworkError as error:
@@ -227,6 +223,11 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
 
 def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     present = [c for c in known if c in names]
+    if not present:
+        raise NetworkError(
+            f"has no column of {what}, such as {list(known)[1]}; measure it, or assume one: "
+            "planner networks FILE --latency-ms or --bandwidth-gbps"
+        )
     if len(present) != 1:
         raise NetworkError(
             f"exactly one {what} column is needed, found {present or 'none'}; "
@@ -378,11 +379,7 @@ def from_json_text(text: str) -> Matrices:
     NetworkError
         One line with what is wrong.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise NetworkError(f"not JSON: {error}") from None
-    return from_dict(data)
+    return from_dict(parse_json(text, "the text", error=NetworkError))
 
 
 def from_networkx(graph: Any) -> Matrices:

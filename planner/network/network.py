@@ -22,6 +22,8 @@ from planner.network.error import NetworkError
 from planner.network.values import count, mapping, real, several
 
 Floats = NDArray[np.float64]
+MOST_NAMES = 8
+"""Of devices in a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,13 +268,29 @@ class Network:
 
     def require_complete(self) -> None:
         """Raise `NetworkError` if a pair is missing."""
-        missing = self.missing_pairs()
-        if missing:
-            i, j = missing[0]
+        if self.missing_pairs():
             raise NetworkError(
-                f"{len(missing)} ordered pairs are not measured, the first is {self.ids[i]!r} to "
-                f"{self.ids[j]!r}; measure them, or plan on network.complete()"
+                f"{self.missing_words()}; measure them, or plan without them: network.complete(), "
+                "--complete"
             )
+
+    def missing_words(self) -> str:
+        """How many pairs are missing, and the devices that stand in the way; empty if none is."""
+        left = missing = self.missing_pairs()
+        if not missing:
+            return ""
+        devices: list[int] = []
+        while left:
+            counts = np.bincount(np.ravel(left), minlength=len(self))
+            devices.append(int(counts.argmax()))
+            left = [pair for pair in left if devices[-1] not in pair]
+        names = ", ".join(repr(self.ids[d]) for d in devices[:MOST_NAMES])
+        names += ", ..." if len(devices) > MOST_NAMES else ""
+        i, j = missing[0]
+        return (
+            f"{len(missing)} ordered pairs are not measured, the first is {self.ids[i]!r} to "
+            f"{self.ids[j]!r}; without {names} ({len(devices)} of {len(self)}) none is missing"
+        )
 
     def transfer_s(self, message_bytes: float) -> Floats:
         """N x N seconds for one message: ``latency_s + bytes / bandwidth``; 0 on the diagonal.

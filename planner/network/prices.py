@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
+from planner.network.files import read_text
 from planner.network.network import Network
 from planner.network.values import mapping, real, several
 
@@ -83,10 +84,7 @@ class Prices:
         NetworkError
             One line with file, line, value and rule.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise NetworkError(f"{path}: cannot be read ({error}); check the path") from None
+        text = read_text(path, error=NetworkError)
         rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
         header = [name.strip() for name in rows.fieldnames or []]
         if sorted(header) != sorted(COLUMNS):

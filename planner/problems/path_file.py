@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from planner.network.files import read_json
 from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
 from planner.problems.quantities import whole
 
@@ -117,12 +117,7 @@ def load_path_file(path: str | Path) -> PathFile:
     ProblemError
         One line with the path and what is wrong.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProblemError(f"{path}: is not JSON ({error}); give a path problem") from None
+    data = read_json(path, error=ProblemError)
     if not isinstance(data, dict):
         raise ProblemError(
             f"{path}: must be an object with {', '.join(FIELDS)}, found {type(data).__name__}; "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from planner.network.files import read_text
 from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
 
@@ -102,13 +104,13 @@ def load_peers(path: str | Path) -> Peers:
     ProblemError
         One line with the path, the row and what is wrong.
     """
+    text = read_text(path, error=ProblemError)
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemError(f"{path}: cannot be read ({error}); check the file") from None
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        columns = reader.fieldnames or []
+        rows = list(reader)
+    except csv.Error as error:
+        raise ProblemError(f"{path}: is no CSV ({error}); correct the file") from None
     missing = [c for c in REQUIRED if c not in columns]
     if missing or not rows:
         what = f"column {missing[0]!r} is missing" if missing else "has no rows"

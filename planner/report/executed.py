@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.network.files import read_text
+
 
 class ReportError(ValueError):
     """A file that is no run's."""
@@ -36,10 +38,7 @@ def load_run(path: str | Path) -> list[Executed]:
     ReportError
         No step in it, or a step without number or seconds.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ReportError(f"{path}: is no text; give a run's events or its JSON") from None
+    text = read_text(path, error=ReportError)
     found = [_step(row, f"{path}, {where}") for where, row in _rows(text, path)]
     if not found:
         raise ReportError(

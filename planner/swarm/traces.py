@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import heapq
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.atomic import write_text
+from planner.network.files import read_text
 from planner.problems.error import ProblemError
 
 Floats = NDArray[np.float64]
@@ -101,13 +103,13 @@ def load_trace(path: str | Path) -> Trace:
     ProblemError
         One line with the path, the row and what is wrong.
     """
+    text = read_text(path, error=ProblemError)
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or [])
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemError(f"{path}: cannot be read ({error}); check the file") from None
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        columns = list(reader.fieldnames or [])
+        rows = list(reader)
+    except csv.Error as error:
+        raise ProblemError(f"{path}: is no CSV ({error}); correct the file") from None
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
         raise ProblemError(
             f"{path}: columns are {','.join(columns) or 'missing'}; give time_s,change or "

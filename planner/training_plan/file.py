@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
+from planner.network.files import read_json
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
@@ -109,12 +110,7 @@ def load_plan(path: str | Path) -> TrainingPlan:
     PlanError
         One line with field, value and remedy.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"{path}: is not JSON ({error}); make the plan again") from None
+    data = read_json(path, error=PlanError)
     try:
         return from_dict(data)
     except PlanError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.network.dtype import Dtype
+from planner.network.files import read_json
 from planner.network.values import choice, count, mapping, of_kind, real, several
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.workload import Workload
@@ -130,10 +131,7 @@ class Calibration:
         ValueError
             One line with the path, the field and what is wrong.
         """
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
+        data = read_json(path)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"{path}: is not a calibration; make one with planner run --calibrate")
         if data.get("schema_version") != SCHEMA_VERSION:

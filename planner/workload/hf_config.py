@@ -6,11 +6,11 @@ knows, unless it says nothing (null, false, empty).
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from planner.network.files import read_json
 from planner.workload.layers import ROPE_THETA, Architecture, Family
 from planner.workload.presets import Fields, changed, transformer
 
@@ -108,10 +108,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     ValueError
         It is no JSON object.
     """
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error}); check the file") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold an object; give a Hugging Face config.json")
     return config

@@ -278,7 +278,7 @@ def test_regions_of_another_network_price_replicated_devices(
         (["simulate", "{plan}", "--gantt", "picture.xyz"], "must end in .png"),
         (["run", "{plan}", "--data", "/no/text.txt"], "is no text file or folder of them"),
         (["run", "{plan}", "--eval-data", "/no/text.txt"], "is no text file or folder of them"),
-        (["run", "{plan}", "--weights", "/no/weights"], "cannot be read as JSON"),
+        (["run", "{plan}", "--weights", "/no/weights"], "config.json: cannot be read"),
         (["run", "{plan}", "--warmup", "-1"], "warmup is -1"),
         (["run", "{plan}", "--calibrate", "/no/folder/t.json"], "does not exist"),
         (["run", "{plan}", "--calibration", "/no/times.json"], "cannot be read"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,15 @@ from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
 
-def main() -> None:
-    path, out, steps, pace, told, *devices = sys.argv[1:]
+def main(words: Sequence[str]) -> int:
+    path, out, steps, pace, told, *devices = words
     optimizing = Optimizing(**json.loads(told))
     torch.set_num_threads(1)
     plan = load_plan(path)
     ranks = join(plan, devices)
     if ranks.rank not in plan.stage_of:
         help_others(plan, ranks, Path(out), int(steps), pace)
-        return
+        return 0
     learner = Learner(plan, ranks.rank, torch.device("cpu"), optimizing)
     worker = Worker(plan, ranks, learner, tickets=ranks.store if pace == "own" else None)
     gradients: list[np.ndarray] = []
@@ -54,6 +54,7 @@ def main() -> None:
         agreed=np.concatenate([p.detach().numpy().ravel() for p in learner.agreed().values()]),
     )
     ranks.part()
+    return 0
 
 
 def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: str) -> None:
@@ -69,6 +70,3 @@ def help_others(plan: TrainingPlan, ranks: Ranks, out: Path, steps: int, pace: s
         last=helper.gradients().numpy().copy(),
     )
     ranks.part()
-
-
-main()

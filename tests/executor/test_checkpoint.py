@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint import INDEX, CheckpointError, Checkpoints, resume  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.local import run_local, threads  # noqa: E402
 from planner.executor.optimizing import Optimizer, Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.tensor_file import (  # noqa: E402
@@ -26,26 +23,11 @@ from planner.executor.tensor_file import (  # noqa: E402
     read_tensors,
     write_tensors,
 )
+from tests.executor.forks import losses_by_step  # noqa: E402
 
 ADAMW = Optimizing().to_dict()
 PLAN = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
-
-
-def train(
-    path: Path, *more: str, ids: Sequence[str] = ("0", "1", "2", "3")
-) -> tuple[int, dict[int, float], list[str]]:
-    """Ranks by their names; exit code, losses by step, and what was said on stderr."""
-    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids]
-    events: list[str] = []
-    said: list[str] = []
-    code, _ = run_local(
-        *([*words, "--device", "cpu", "--events", *more], ids, threads(len(ids), 1)),
-        *(events.append, said.append),
-    )
-    told = [e for line in events if "loss" in (e := json.loads(line))]
-    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
-    losses.pop(None, None)
-    return code, losses, said
+IDS = PLAN.cluster.network.ids
 
 
 def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
@@ -53,15 +35,15 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(PLAN, path)
     rates = ("--warmup", "4", "--schedule", "cosine", "--schedule-steps", "18")
-    code, whole, _ = train(path, "--steps", "20", *rates)
+    code, whole, _ = losses_by_step(path, IDS, "--steps", "20", *rates)
     assert code == 0 and sorted(whole) == list(range(20))
     kept = ("--checkpoint", str(folder), "--every", "5")
-    code, first, _ = train(path, "--steps", "10", *kept, *rates)
+    code, first, _ = losses_by_step(path, IDS, "--steps", "10", *kept, *rates)
     assert code == 0
     assert sorted(p.name for p in folder.iterdir()) == ["step-000005", "step-000010"]
-    code, _, said = train(path, "--steps", "20", "--resume", str(folder))
+    code, _, said = losses_by_step(path, IDS, "--steps", "20", "--resume", str(folder))
     assert code == 2 and "--schedule cosine, this run has constant; give --schedule" in said[0]
-    code, second, said = train(path, "--steps", "20", "--resume", str(folder), *rates)
+    code, second, said = losses_by_step(path, IDS, "--steps", "20", "--resume", str(folder), *rates)
     assert code == 0, said
     assert sorted(second) == list(range(10, 20))
     assert first | second == whole
@@ -86,20 +68,20 @@ def test_resumed_on_a_text(tmp_path: Path) -> None:
     for name, words in (("a", "one line\n"), ("b", "another, and longer\n")):
         (text / name).write_text(words * 33)
     data = ("--data", str(text), "--shuffle", "12")
-    code, whole, said = train(path, "--steps", "12", *data)
+    code, whole, said = losses_by_step(path, IDS, "--steps", "12", *data)
     assert code == 0, said
     single = train_single(plan, 12, Optimizing(), Data(text, buffer=12))
     torch.set_num_threads(1)
     expected = [loss for loss, _ in islice(single, 12)]
     assert [whole[step] for step in range(12)] == pytest.approx(expected, rel=1e-5)
     kept = ("--checkpoint", str(folder), "--every", "7")
-    code, first, _ = train(path, "--steps", "7", *kept, *data)
+    code, first, _ = losses_by_step(path, IDS, "--steps", "7", *kept, *data)
     assert code == 0
-    code, second, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    code, second, said = losses_by_step(path, IDS, "--steps", "12", "--resume", str(folder), *data)
     assert code == 0, said
     assert first | second == whole
     (text / "c").write_text("more")
-    code, _, said = train(path, "--steps", "12", "--resume", str(folder), *data)
+    code, _, said = losses_by_step(path, IDS, "--steps", "12", "--resume", str(folder), *data)
     assert code == 2
     assert "was trained on 2 files, 957 bytes, bytes, 12 shuffled, this run has 3 files" in said[0]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,13 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, random_network
+from tests.executor.forks import run_plan
 
 torch = pytest.importorskip("torch")
 
 from planner.executor.checkpoint import read_shard  # noqa: E402
 from planner.executor.evaluate import forward_only  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
-from planner.executor.local import run_local, threads  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
 
 STEPS, EVERY, BATCHES, SEQUENCE = 6, 4, 3, 16
@@ -60,14 +58,9 @@ def train(plan: TrainingPlan, folder: Path, *more: str) -> list[dict[str, Any]]:
     """What rank 0 tells."""
     path = folder / "plan.json"
     save_plan(plan, path)
-    ids = list(plan.cluster.network.ids)
-    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *ids, "--events"]
-    words += ["--device", "cpu", "--steps", str(STEPS), *more]
-    events: list[str] = []
-    said: list[str] = []
-    code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
+    code, events, said = run_plan(path, plan.cluster.network.ids, "--steps", str(STEPS), *more)
     assert code == 0, said
-    return [json.loads(line) for line in events]
+    return events
 
 
 def losses_of(events: list[dict[str, Any]]) -> dict[int, float]:

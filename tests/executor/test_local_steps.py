@@ -13,7 +13,7 @@ import pytest
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
 from tests.conftest import make_plan, tiny_workload
-from tests.executor.test_checkpoint import train
+from tests.executor.forks import losses_by_step
 from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, execute
 
 torch = pytest.importorskip("torch")
@@ -184,12 +184,14 @@ def test_resumed_losses_are_the_same_to_the_last_bit(
     plan = plan.replace(sync=replace(DILOCO, delayed=delayed))
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(plan, path)
-    code, whole, said = train(path, "--steps", "20")
+    code, whole, said = losses_by_step(path, plan.cluster.network.ids, "--steps", "20")
     assert code == 0, said
     kept = ("--checkpoint", str(folder), "--every", str(done))
-    code, first, said = train(path, "--steps", str(done), *kept)
+    code, first, said = losses_by_step(path, plan.cluster.network.ids, "--steps", str(done), *kept)
     assert code == 0, said
-    code, second, said = train(path, "--steps", "20", "--resume", str(folder))
+    code, second, said = losses_by_step(
+        path, plan.cluster.network.ids, "--steps", "20", "--resume", str(folder)
+    )
     assert code == 0, said
     assert sorted(second) == list(range(done, 20)) and first | second == whole
 
@@ -223,7 +225,7 @@ def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(plan, path)
     words = ("--checkpoint", str(folder), "--every", "7", "--export", str(tmp_path / "trained"))
-    code, _, said = train(path, "--steps", "7", *words)
+    code, _, said = losses_by_step(path, plan.cluster.network.ids, "--steps", "7", *words)
     assert code == 0, said
     assert export_checkpoint(Export(tmp_path / "again", plan), plan, folder) == 7
     one, two = (

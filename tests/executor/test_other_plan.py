@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from tests.conftest import make_plan
 torch = pytest.importorskip("torch")
 
 from planner.executor.gathering import says, sources  # noqa: E402
-from planner.executor.local import run_local, threads  # noqa: E402
+from tests.executor.forks import losses_by_step  # noqa: E402
 
 HALF, ALL = 4, 8
 """Steps before the checkpoint that is gone on from, and with those after it."""
@@ -50,18 +48,7 @@ def planned(grid: list[list[int]], *, head: str = "last", **arch: Any) -> Traini
 def train(plan: TrainingPlan, path: Path, *more: str) -> tuple[int, dict[int, float], list[str]]:
     """All ranks of a plan; exit code, losses by step, and what was said on stderr."""
     save_plan(plan, path)
-    names = list(plan.cluster.network.ids)
-    words = [sys.executable, "-m", "planner.executor", str(path), "--devices", *names]
-    events: list[str] = []
-    said: list[str] = []
-    code, _ = run_local(
-        *([*words, "--device", "cpu", "--events", *more], names, threads(len(names), 1)),
-        *(events.append, said.append),
-    )
-    told = [e for line in events if "loss" in (e := json.loads(line))]
-    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
-    losses.pop(None, None)
-    return code, losses, said
+    return losses_by_step(path, plan.cluster.network.ids, *more)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ import pytest
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from tests.conftest import make_plan, random_network, tiny_workload
-from tests.executor.launch import torchrun
+from tests.executor.forks import run_ranks
 
 torch = pytest.importorskip("torch")
 
 STEPS = 20
 WHEN = ("first", "last")
 TOLERANCE = 1e-5
-RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
+RANK_MAIN = "tests.executor.rank_main"
 
 
 def execute(
@@ -31,8 +31,8 @@ def execute(
     save_plan(plan, path)
     n = len(plan.cluster)
     words = [str(path), str(folder), str(STEPS), pace, json.dumps(settings)]
-    done = torchrun(n, RANK_MAIN, *words, *devices)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_ranks(n, RANK_MAIN, *words, *devices)
+    assert done.code == 0, done.error[-3000:]
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(n)]
 
 

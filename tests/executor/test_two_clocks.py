@@ -18,7 +18,7 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
-from tests.executor.test_checkpoint import train
+from tests.executor.forks import losses_by_step
 from tests.executor.test_local_steps import apart, require_equal
 from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 
@@ -105,10 +105,10 @@ def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) 
     path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
     save_plan(plan, path)
     ids = plan.cluster.network.ids
-    code, whole, said = train(path, "--steps", "20", ids=ids)
+    code, whole, said = losses_by_step(path, ids, "--steps", "20")
     assert code == 0, said
     kept = ("--checkpoint", str(folder), "--every", str(done))
-    code, first, said = train(path, "--steps", str(done), *kept, ids=ids)
+    code, first, said = losses_by_step(path, ids, "--steps", str(done), *kept)
     assert code == 0, said
     shards = [read_shard(folder, newest(folder, range(6)), rank, plan) for rank in range(6)]
     for within, _, _ in plan.averaging:
@@ -119,7 +119,7 @@ def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) 
         ends = [shards[group.members[0]] for group in within]
         alike = all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0] if "parameter/" in n)
         assert alike is (done % 5 == 0)
-    code, second, said = train(path, "--steps", "20", "--resume", str(folder), ids=ids)
+    code, second, said = losses_by_step(path, ids, "--steps", "20", "--resume", str(folder))
     assert code == 0, said
     assert sorted(second) == list(range(done, 20)) and first | second == whole
 

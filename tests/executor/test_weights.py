@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
+from tests.executor.forks import losses_by_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,20 +204,9 @@ def test_a_rank_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.M
 
 def run_ranks(plan: TrainingPlan, folder: Path, *more: str) -> tuple[int, list[float], str]:
     """All ranks on this machine; exit code, losses, what was said on stderr."""
-    from planner.executor.local import run_local, threads
-
     save_plan(plan, folder / "plan.json")
-    ids = list(plan.cluster.network.ids)
-    words = [sys.executable, "-m", "planner.executor", str(folder / "plan.json"), "--events"]
-    words += ["--devices", *ids, "--device", "cpu", "--steps", str(STEPS), *more]
-    events: list[str] = []
-    said: list[str] = []
-    code, _ = run_local(words, ids, threads(len(ids), 1), events.append, said.append)
-    found: dict[int, float] = {}
-    for event in map(json.loads, events):
-        step = event.get({"step": "loss_step", "loss": "step"}.get(event["event"], ""))
-        if step is not None:
-            found[step] = event["loss"]
+    words = ("--steps", str(STEPS), *more)
+    code, found, said = losses_by_step(folder / "plan.json", plan.cluster.network.ids, *words)
     return code, [found[step] for step in sorted(found)], "\n".join(said)
 
 

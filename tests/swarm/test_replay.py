@@ -258,10 +258,10 @@ def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     """And one that is no text."""
-    with pytest.raises(ProblemError, match=r"cannot be read .*; check the file"):
+    with pytest.raises(ProblemError, match=r"cannot be read .*; check the path"):
         load_trace(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProblemError, match="cannot be read"):
+    with pytest.raises(ProblemError, match="is not UTF-8 text"):
         load_trace(tmp_path / "bytes.csv")
 
 

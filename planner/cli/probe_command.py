@@ -1,0 +1,96 @@
+"""``planner probe``: what a probe of links has found, as a network and a devices file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planner.cli.output import require_writable, show
+from planner.network.atomic import write_text
+from planner.network.network import Network
+from planner.network.probe_log import ALL, MBIT, LinkFinding, ProbeLog
+
+NAME = "probe"
+ABOUT = (
+    "show what 'torchrun ... -m planner.executor.probe log.jsonl --devices ...' has measured, and "
+    "write it as a network"
+)
+MOST_LINES = 12
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """The log, and what to write."""
+    sub.add_argument("log", type=Path, help="of rank 0")
+    sub.add_argument("--out", type=Path, help="network file to write, .csv, with spread and dates")
+    sub.add_argument("--devices-out", type=Path, help="devices file with up- and downloads, .csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show and write."""
+    for path in (args.out, args.devices_out):
+        require_writable(path, [".csv"])
+        if path is not None and path.resolve() == args.log.resolve():
+            raise ValueError(f"{path}: is read too; name another file")
+    log = ProbeLog.load(args.log)
+    network = log.network()
+    lines, written = _summary(log, network), []
+    for path, text in ((args.out, log.network_csv), (args.devices_out, log.devices_csv)):
+        if path is not None:
+            write_text(path, text())
+            written.append(str(path))
+    if written:
+        lines.append(f"wrote {', '.join(written)}")
+    show(args.json, _data(log, written), lines)
+    return 0
+
+
+def _summary(log: ProbeLog, network: Network) -> list[str]:
+    n = len(network)
+    links = [one for one in log.findings.values() if ALL not in one.ends]
+    missing = n * (n - 1) - len(links)
+    lines = [
+        f"{n} devices, {len(links)} of {n * (n - 1)} ordered pairs measured since "
+        f"{log.about.get('began', 'an unknown day')}" + (f"; {missing} missing" if missing else ""),
+        f"{'slowest links':<44}{'latency':>10}{'one flow':>12}{'spread':>10}{'two flows':>12}",
+    ]
+    links.sort(key=lambda one: one.rates[1][0])
+    lines += [_link_line(one) for one in links[:MOST_LINES]]
+    ends = [(one, log.findings.get((one, ALL)), log.findings.get((ALL, one))) for one in log.names]
+    lines += [f"{'whole lines':<44}{'upload':>10}{'download':>12}"]
+    lines += [f"{name:<44}{_mbit(up):>10}{_mbit(down):>12}" for name, up, down in ends[:MOST_LINES]]
+    lines.append("Mb/s; latency is half the median round trip, spread (most - least) / mean")
+    return lines
+
+
+def _link_line(found: LinkFinding) -> str:
+    mean, low, high = found.rates[1]
+    trips, two = found.round_trips_s, found.rates.get(2)
+    latency = "" if trips is None else f"{trips[1] / 2 * 1e3:.2f} ms"
+    more = "" if two is None else f"{two[0] / MBIT:.1f}"
+    return (
+        f"{f'{found.source} to {found.destination}':<44}{latency:>10}{mean / MBIT:>12.1f}"
+        f"{(high - low) / mean:>10.0%}{more:>12}"
+    )
+
+
+def _mbit(found: LinkFinding | None) -> str:
+    return "" if found is None else f"{found.rates[1][0] / MBIT:.1f}"
+
+
+def _data(log: ProbeLog, written: list[str]) -> dict[str, Any]:
+    return {
+        "about": dict(log.about),
+        "findings": [
+            {
+                "source": one.source,
+                "destination": one.destination,
+                "measured_at": one.at,
+                "latency_s": None if one.round_trips_s is None else one.round_trips_s[1] / 2,
+                "bandwidth_bytes_per_s": {str(k): v[0] for k, v in one.rates.items()},
+                "messages_s": {str(k): v for k, v in one.messages_s.items()},
+            }
+            for one in log.findings.values()
+        ],
+        "written": written,
+    }

@@ -1,0 +1,72 @@
+"""How a rank's process ends: with one line that says why, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from torch.distributed import DistError
+
+from planner.executor.binding import MissingError
+from planner.executor.connections import ConnectionLost
+from planner.executor.ending import FAILED, REFUSED, EndedError
+from planner.executor.store import StoreMissingError
+from planner.executor.watch import Watch
+
+
+def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
+    """Do a rank's work.
+
+    Parameters
+    ----------
+    name
+        Of this process's device.
+    watch
+        Of this process.
+    run
+        Its work; returns the exit code.
+
+    Returns
+    -------
+    int
+        The exit code, once others know why if it has failed.
+    """
+    try:
+        return run()
+    except EndedError:
+        return watch.leave()
+    except ConnectionLost as error:
+        return watch.fail(str(error))
+    except DistError as error:
+        said = (str(error).splitlines() or [""])[0]
+        return watch.fail(f"device {name!r} lost the store ({said})")
+    except (StoreMissingError, MissingError) as error:
+        return watch.refuse(str(error), FAILED)
+    except ValueError as error:
+        return watch.refuse(_of(name, str(error)), REFUSED)
+    except OSError as error:
+        return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once
+    except Exception as error:
+        traceback.print_exc()
+        return watch.refuse(_of(name, f"{type(error).__name__}: {error}"), FAILED)
+
+
+def leave(code: int) -> NoReturn:
+    """End at once: threads that wait for others are not waited for."""
+    with suppress(OSError):  # nobody may read any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _of(name: str, said: str) -> str:
+    """In one line, with the device's name unless it says it."""
+    said = " ".join(said.split())
+    return said if said.startswith(f"device {name!r}") else f"device {name!r}: {said}"

@@ -1,0 +1,98 @@
+"""Reading files that people hand in: bounded, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 50_000_000
+"""Of a file. A plan for a thousand devices has two million."""
+Error = type[ValueError]
+
+
+def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a file, a byte order mark left out.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    error
+        What to raise.
+    most_bytes
+        Of the file.
+
+    Returns
+    -------
+    str
+        The text, lines ending as they do.
+
+    Raises
+    ------
+    ValueError
+        One line: it cannot be read, is too large or no UTF-8 text.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            # of what has no end, no more than that
+            data = file.read(most_bytes + 1)
+    except OSError as said:
+        raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
+    except ValueError:
+        raise error(f"{path!r}: is no path; give one") from None
+    if len(data) > most_bytes:
+        raise error(f"{path}: is larger than {most_bytes / 1e6:g} MB; give a smaller file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise error(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+
+
+def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
+    """What a JSON file holds.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    error
+        What to raise.
+    most_bytes
+        Of the file.
+
+    Returns
+    -------
+    object
+        Numbers may be NaN or infinite, which fields' own rules refuse by name.
+
+    Raises
+    ------
+    ValueError
+        One line: it cannot be read, is too large or not JSON.
+    """
+    return parse_json(read_text(path, error=error, most_bytes=most_bytes), path, error=error)
+
+
+def parse_json(text: str, where: str | Path, *, error: Error = ValueError) -> Any:
+    """What JSON text says.
+
+    Parameters
+    ----------
+    text
+        The text.
+    where
+        It is from, for messages.
+    error
+        What to raise.
+
+    Raises
+    ------
+    ValueError
+        One line: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as said:
+        # an integer of thousands of digits, and what is nested too deep, are refused here too
+        raise error(f"{where}: is not JSON ({said}); correct the file") from None

@@ -1,0 +1,81 @@
+"""What one file says of links: parts of a network, which others may complete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.network.error import NetworkError
+
+Pair = tuple[str, str]
+"""Source and destination."""
+
+
+@dataclass
+class Findings:
+    """Latencies and bandwidths by pair, SI units.
+
+    Attributes
+    ----------
+    latency_s, bandwidth_bytes_per_s
+        Of ordered pairs; none where not measured.
+    """
+
+    latency_s: dict[Pair, float] = field(default_factory=dict)
+    bandwidth_bytes_per_s: dict[Pair, float] = field(default_factory=dict)
+
+    def set_latency(self, source: str, destination: str, seconds: float) -> None:
+        """Of a pair, once."""
+        _set(self.latency_s, (source, destination), seconds, "latency")
+
+    def set_bandwidth(self, source: str, destination: str, bytes_per_s: float) -> None:
+        """Of a pair, once."""
+        pair = (source, destination)
+        if bytes_per_s == 0:
+            raise NetworkError(
+                f"{source!r} to {destination!r}: a bandwidth of 0 was measured; measure it again"
+            )
+        _set(self.bandwidth_bytes_per_s, pair, bytes_per_s, "bandwidth")
+
+    def add(self, other: Findings) -> None:
+        """What another file says, too.
+
+        Raises
+        ------
+        NetworkError
+            It says something of the same pair.
+        """
+        for (a, b), seconds in other.latency_s.items():
+            self.set_latency(a, b, seconds)
+        for (a, b), rate in other.bandwidth_bytes_per_s.items():
+            self.set_bandwidth(a, b, rate)
+
+    def renamed(self, names: Mapping[str, str]) -> Findings:
+        """With other names for some devices."""
+        return Findings(
+            *(
+                {(names.get(a, a), names.get(b, b)): value for (a, b), value in found.items()}
+                for found in (self.latency_s, self.bandwidth_bytes_per_s)
+            )
+        )
+
+
+def _set(found: dict[Pair, float], pair: Pair, value: float, what: str) -> None:
+    source, destination = pair
+    if not source or not destination:
+        raise NetworkError("a device has an empty name; name both ends of every link")
+    if source == destination:
+        raise NetworkError(
+            f"{what} of {source!r} to itself: both ends have one name; give their names with a "
+            "names file"
+        )
+    if not (math.isfinite(value) and value >= 0):
+        raise NetworkError(
+            f"{what} of {source!r} to {destination!r} is {value:g}; measure it again"
+        )
+    if pair in found:
+        raise NetworkError(
+            f"{what} of {source!r} to {destination!r} is given twice; keep one of them"
+        )
+    found[pair] = value

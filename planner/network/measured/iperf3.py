@@ -1,0 +1,69 @@
+"""What ``iperf3 --json`` writes: what one run over TCP got, one or both ways.
+
+Its round trip times are those of a full link, so that it says nothing of latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.network.error import NetworkError
+from planner.network.files import parse_json
+from planner.network.measured.findings import Findings
+
+
+def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
+    """Bandwidth of a run.
+
+    Parameters
+    ----------
+    text
+        JSON of a client.
+    names
+        Of devices, by address or host name; else the client is called by its host name, and the
+        server as the client was told.
+
+    Returns
+    -------
+    Findings
+        One direction, or two of ``--bidir``: what was received.
+
+    Raises
+    ------
+    NetworkError
+        It is none, or a run that failed, in one line.
+    """
+    data = parse_json(text, "what iperf3 wrote", error=NetworkError)
+    if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
+        raise NetworkError("has no field 'start': not of iperf3; give what iperf3 --json wrote")
+    if "error" in data:
+        raise NetworkError(f"iperf3 failed: {str(data['error'])[:200]}; run it again")
+    try:
+        start, end = data["start"], data["end"]
+        test, ends = start["test_start"], start["connected"][0]
+        asked, system = str(start["connecting_to"]["host"]), str(start["system_info"]).split()
+        local, remote = str(ends["local_host"]), str(ends["remote_host"])
+        if test["protocol"] != "TCP":
+            raise NetworkError(f"was measured over {test['protocol']}; run it over TCP")
+        client = _first(names, (*system[1:2], local)) or (system[1] if len(system) > 1 else local)
+        server = _first(names, (asked, remote)) or asked
+        there, back = _rate(end["sum_received"]), end.get("sum_received_bidir_reverse")
+        found = Findings()
+        ways = (server, client) if test.get("reverse") else (client, server)
+        found.set_bandwidth(*ways, there)
+        if back is not None:
+            found.set_bandwidth(*ways[::-1], _rate(back))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise NetworkError(
+            f"has no {error}: not of an iperf3 client over TCP; give what iperf3 --json wrote"
+        ) from None
+    return found
+
+
+def _rate(part: Any) -> float:
+    return float(part["bits_per_second"]) / 8
+
+
+def _first(names: Mapping[str, str], keys: tuple[str, ...]) -> str | None:
+    return next((names[key] for key in keys if key in names), None)

@@ -1,0 +1,217 @@
+"""A network from what was measured with other tools: files of any kind, read together."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.error import NetworkError
+from planner.network.files import read_text
+from planner.network.measured.findings import Findings, Pair
+from planner.network.measured.iperf3 import read_iperf3
+from planner.network.measured.nccl_tests import read_nccl_tests
+from planner.network.measured.tables import read_table
+from planner.network.network import Network
+from planner.network.probe_log import ProbeLog
+
+Floats = NDArray[np.float64]
+KINDS = (".csv", ".json", ".txt", ".log")
+REMEDIES = {
+    "latency": ("a ping table", "--latency-ms", (1e3, "ms")),
+    "bandwidth": ("iperf3's files", "--bandwidth-gbps", (8e-9, "Gb/s")),
+}
+"""Who measures it, which option assumes it, and how it is written."""
+NAME_COLUMNS = ("address", "name")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network, and what of it was measured.
+
+    Attributes
+    ----------
+    network
+        NaN where neither measured nor assumed.
+    latencies, bandwidths
+        How many ordered pairs were measured.
+    mirrored
+        How many figures were taken from the other direction.
+    assumed
+        In words, what stands where nothing was measured.
+    """
+
+    network: Network
+    latencies: int
+    bandwidths: int
+    mirrored: int
+    assumed: tuple[str, ...]
+
+
+def read_measured(
+    paths: Sequence[str | Path],
+    *,
+    names: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    both_ways: bool = False,
+    latency_s: float | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+) -> Measured:
+    """Read what other tools have measured.
+
+    Parameters
+    ----------
+    paths
+        ``.csv`` tables of latencies, bandwidths or both, by pair or as a matrix; ``.json`` of
+        ``iperf3 --json``; ``.txt`` or ``.log`` of nccl-tests with two ranks; ``.jsonl`` of a probe.
+        A folder stands for all such files in it.
+    names
+        Of devices, by address or host, for iperf3 and nccl-tests.
+    unit
+        Of matrices whose corner does not say, such as ``rtt_ms``.
+    both_ways
+        What was measured in one direction alone holds for the other, too.
+    latency_s, bandwidth_bytes_per_s
+        Where none was measured.
+
+    Returns
+    -------
+    Measured
+        The network, and how much of it was measured.
+
+    Raises
+    ------
+    NetworkError
+        A file cannot be read, two say something of the same pair, or nothing says any latency, or
+        any bandwidth.
+    """
+    found = Findings()
+    for path in _files(paths):
+        try:
+            found.add(_read(path, names or {}, unit))
+        except NetworkError as error:
+            raise NetworkError(
+                f"{path}: {error}".replace(f"{path}: {path}: ", f"{path}: ")
+            ) from None
+    known = [*found.latency_s, *found.bandwidth_bytes_per_s]
+    ids = sorted({name for pair in known for name in pair})
+    if len(ids) < 2:
+        raise NetworkError("nothing was measured between two devices; give other files")
+    latency = _whole(ids, "latency", found.latency_s, both_ways, latency_s)
+    bandwidth = _whole(
+        ids, "bandwidth", found.bandwidth_bytes_per_s, both_ways, bandwidth_bytes_per_s
+    )
+    return Measured(
+        Network(latency.values, bandwidth.values, ids),
+        len(found.latency_s),
+        len(found.bandwidth_bytes_per_s),
+        latency.mirrored + bandwidth.mirrored,
+        latency.assumed + bandwidth.assumed,
+    )
+
+
+class _Whole(NamedTuple):
+    """A matrix of what was measured, mirrored and assumed."""
+
+    values: Floats
+    mirrored: int
+    assumed: tuple[str, ...]
+
+
+def _whole(
+    ids: Sequence[str],
+    what: str,
+    found: Mapping[Pair, float],
+    both_ways: bool,
+    otherwise: float | None,
+) -> _Whole:
+    tool, option, word = REMEDIES[what]
+    if not found and otherwise is None:
+        raise NetworkError(f"no {what} was measured; give {tool}, or assume one with {option}")
+    place = {name: k for k, name in enumerate(ids)}
+    array = np.full((len(ids), len(ids)), np.nan)
+    for (a, b), value in found.items():
+        array[place[a], place[b]] = value
+    mirrored = np.isnan(array) & ~np.isnan(array.T) & both_ways
+    array = np.where(mirrored, array.T, array)
+    missing = np.isnan(array) & ~np.eye(len(ids), dtype=bool)
+    if otherwise is None or not missing.any():
+        return _Whole(array, int(mirrored.sum()), ())
+    factor, unit = word
+    said = f"{what} of {missing.sum()} ordered pairs, {otherwise * factor:g} {unit}"
+    return _Whole(np.where(missing, otherwise, array), int(mirrored.sum()), (said,))
+
+
+def load_names(path: str | Path) -> dict[str, str]:
+    """Names of devices from a CSV with the columns ``address,name``.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    NetworkError
+        It is none, in one line.
+    """
+    rows = list(
+        csv.DictReader(io.StringIO(read_text(path, error=NetworkError)), skipinitialspace=True)
+    )
+    found: dict[str, str] = {}
+    for line, row in enumerate(rows, start=2):
+        address, name = ((row.get(column) or "").strip() for column in NAME_COLUMNS)
+        if not address or not name:
+            raise NetworkError(f"{path}, line {line}: address and name must both be given")
+        if found.setdefault(address, name) != name:
+            raise NetworkError(f"{path}, line {line}: {address!r} has two names; keep one")
+    if not found:
+        raise NetworkError(f"{path}: has no names; give a CSV with the columns address,name")
+    return found
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(one for one in path.iterdir() if one.suffix in (*KINDS, ".jsonl"))
+            if not inside:
+                raise NetworkError(f"{path}: holds no {', '.join(KINDS)} or .jsonl file")
+            files += inside
+        else:
+            files.append(path)
+    return files
+
+
+def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
+    if path.suffix == ".jsonl":
+        return _of_network(ProbeLog.load(path).network())
+    if path.suffix not in KINDS:
+        raise NetworkError(
+            f"unknown kind {path.suffix!r}; give a .csv table, iperf3's .json, nccl-tests' .txt or "
+            ".log, or a probe's .jsonl"
+        )
+    text = read_text(path, error=NetworkError)
+    if path.suffix == ".csv":
+        return read_table(text, unit).renamed(names)
+    if path.suffix == ".json":
+        return read_iperf3(text, names)
+    return read_nccl_tests(text, names)
+
+
+def _of_network(network: Network) -> Findings:
+    found = Findings()
+    missing = set(network.missing_pairs())
+    for i, j in permutations(range(len(network)), 2):
+        if (i, j) not in missing:
+            ends = network.ids[i], network.ids[j]
+            found.set_latency(*ends, float(network.latency_s[i, j]))
+            found.set_bandwidth(*ends, float(network.bandwidth_bytes_per_s[i, j]))
+    return found

@@ -1,0 +1,225 @@
+"""What a probe of links has found: lines of JSON, added to as it goes on, and a network of it.
+
+The first line says what was measured and how, every other one is a finding: of an ordered pair, or
+of a device that sends to all others at once, or receives from all.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.network.error import NetworkError
+from planner.network.files import read_text
+from planner.network.network import Network
+
+FORMAT = "planner.probe"
+SCHEMA_VERSION = 1
+ALL = "*"
+"""In place of the other end: all other devices at once."""
+COLUMNS = (
+    *("source", "destination", "latency_s", "bandwidth_bytes_per_s", "latency_high_s"),
+    *("bandwidth_low_bytes_per_s", "bandwidth_high_bytes_per_s", "two_flows_bytes_per_s"),
+    "measured_at",
+)
+MBIT = 1e6 / 8
+MOST_BYTES = 1_000_000_000
+"""Of a log; a thousand devices have a million pairs."""
+
+
+@dataclass(frozen=True)
+class LinkFinding:
+    """One direction of a pair, or ``*`` at one end.
+
+    Attributes
+    ----------
+    source, destination
+        Names of devices.
+    at
+        Date and time, UTC.
+    rates
+        By number of flows, bytes per second: mean, and of the slowest and fastest part of the time.
+    round_trips_s
+        Of the smallest message: least, median and most; None with ``*``.
+    messages_s
+        By bytes of a message, seconds from handing over to arrival: the median.
+    """
+
+    source: str
+    destination: str
+    at: str
+    rates: Mapping[int, tuple[float, float, float]]
+    round_trips_s: tuple[float, float, float] | None = None
+    messages_s: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Source and destination."""
+        return self.source, self.destination
+
+    def to_line(self) -> str:
+        """As a line of the log."""
+        return json.dumps(
+            {
+                "source": self.source,
+                "destination": self.destination,
+                "at": self.at,
+                "rates": {str(k): list(v) for k, v in self.rates.items()},
+                "round_trips_s": None if self.round_trips_s is None else list(self.round_trips_s),
+                "messages_s": {str(k): v for k, v in self.messages_s.items()},
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def of_line(cls, text: str) -> LinkFinding:
+        """From a line of the log.
+
+        Raises
+        ------
+        NetworkError
+            It is no finding.
+        """
+        try:
+            data = json.loads(text)
+            trips = data["round_trips_s"]
+            found = cls(
+                str(data["source"]),
+                str(data["destination"]),
+                str(data["at"]),
+                {int(k): _three(v) for k, v in data["rates"].items()},
+                None if trips is None else _three(trips),
+                {int(k): float(v) for k, v in data["messages_s"].items()},
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise NetworkError(f"not a finding of a probe: {text[:60]!r}; probe again") from None
+        told = [x for v in found.rates.values() for x in v] + list(found.round_trips_s or ())
+        if not all(0 < x < math.inf for x in told) or 1 not in found.rates:
+            raise NetworkError(
+                f"{found.source} to {found.destination}: rates and times must be above 0 and those "
+                "of one flow among them; probe again"
+            )
+        return found
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    least, middle, most = (float(x) for x in values)
+    return least, middle, most
+
+
+@dataclass(frozen=True)
+class ProbeLog:
+    """All that a probe has found so far.
+
+    Attributes
+    ----------
+    about
+        How it was measured: seconds of a stream, versions, when it began.
+    findings
+        By source and destination, the last of each.
+    """
+
+    about: Mapping[str, Any]
+    findings: Mapping[tuple[str, str], LinkFinding]
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProbeLog:
+        """Read a log; a last line that was cut off is left out.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Raises
+        ------
+        NetworkError
+            It is not the log of a probe, or damaged.
+        """
+        lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
+        try:
+            about = json.loads(lines[0])
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise NetworkError(f"{path}: is not the log of a probe; its first line says {FORMAT!r}")
+        if about.get("schema_version") != SCHEMA_VERSION:
+            raise NetworkError(
+                f"{path}: schema_version is {about.get('schema_version')!r}; this release reads "
+                f"{SCHEMA_VERSION}"
+            )
+        findings: dict[tuple[str, str], LinkFinding] = {}
+        for line in lines[1:-1]:  # behind the last end of a line nothing is whole
+            try:
+                found = LinkFinding.of_line(line)
+            except NetworkError as error:
+                raise NetworkError(f"{path}: {error}") from None
+            findings[found.ends] = found
+        return cls(about, findings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all devices of which something was found, in the order in which the probe had them."""
+        known = {name for pair in self.findings for name in pair}
+        first = [name for name in self.about.get("devices", ()) if name in known]
+        return tuple(dict.fromkeys([*first, *sorted(known - {ALL})]))
+
+    def network(self) -> Network:
+        """The network: half the median round trip, and what one flow gets; NaN where not measured.
+
+        Raises
+        ------
+        NetworkError
+            There are no pairs.
+        """
+        names = self.names
+        place = {name: k for k, name in enumerate(names)}
+        arrays = np.full((2, len(names), len(names)), np.nan)
+        for (source, destination), found in self.findings.items():
+            if ALL not in found.ends and found.round_trips_s is not None:
+                arrays[0, place[source], place[destination]] = found.round_trips_s[1] / 2
+                arrays[1, place[source], place[destination]] = found.rates[1][0]
+        if len(names) < 2:
+            raise NetworkError("the log has no pair of devices; let the probe go on")
+        return Network(arrays[0], arrays[1], list(names))
+
+    def network_csv(self) -> str:
+        """The network file, with spread and dates beside what `planner` reads."""
+        return _csv(COLUMNS, (_link_row(f) for f in self.findings.values() if ALL not in f.ends))
+
+    def devices_csv(self) -> str:
+        """The devices file: each device's whole up- and download."""
+        rows = []
+        for name in self.names:
+            up, down = (self.findings.get(ends) for ends in ((name, ALL), (ALL, name)))
+            rates = ("" if one is None else repr(one.rates[1][0] / MBIT) for one in (up, down))
+            rows.append((name, *rates))
+        return _csv(("name", "upload_mbps", "download_mbps"), rows)
+
+
+def _link_row(found: LinkFinding) -> tuple[str, ...]:
+    trips, (mean, low, high) = found.round_trips_s, found.rates[1]
+    two = found.rates.get(2)
+    return (
+        *found.ends,
+        *("" if trips is None else repr(trips[k] / 2) for k in (1,)),
+        repr(mean),
+        "" if trips is None else repr(trips[2] / 2),
+        *(repr(low), repr(high), "" if two is None else repr(two[0]), found.at),
+    )
+
+
+def _csv(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,173 @@
+"""Ranks that begin at once: forks of a process that has imported PyTorch already.
+
+Run as a program it waits for jobs; a fork does what ``python -m module words`` would do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = (
+    "planner.executor.__main__",
+    "planner.executor.probe.__main__",
+    "tests.executor.rank_main",
+)
+PR_SET_PDEATHSIG = 1
+END_S, LIMIT_S = 5.0, 240.0
+"""For others after the first rank has failed; for all."""
+
+
+class Done(NamedTuple):
+    """What all ranks left behind."""
+
+    code: int
+    out: str
+    error: str
+
+
+def run_ranks(ranks: int, module: str, *words: str) -> Done:
+    """So many processes that run ``module.main(words)``, told where they are as by torchrun.
+
+    Their output is that of rank 0, then that of rank 1, and so on.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"ranks": ranks, "module": module, "words": words, "folder": folder}
+        server.stdin.write(json.dumps(job | {"port": store.port}) + "\n")
+        server.stdin.flush()
+        with selectors.DefaultSelector() as ready:
+            ready.register(server.stdout, selectors.EVENT_READ)
+            if not ready.select(LIMIT_S):
+                _server.cache_clear()
+                server.kill()
+                raise AssertionError(f"ranks did not end within {LIMIT_S:g} s")
+        code = int(server.stdout.readline())
+        out, error = (
+            "".join((Path(folder) / f"{rank}.{kind}").read_text() for rank in range(ranks))
+            for kind in ("out", "err")
+        )
+    return Done(code, out, error)
+
+
+def run_plan(
+    path: Path, names: Sequence[str], *more: str
+) -> tuple[int, list[dict[str, Any]], list[str]]:
+    """All ranks of a plan's file; exit code, events, and stderr with a failure's reason once."""
+    from planner.executor.ending import PREFIX
+
+    words = [str(path), "--devices", *names, "--device", "cpu", "--events", *more]
+    done = run_ranks(len(names), "planner.executor.__main__", *words)
+    events = [json.loads(line) for line in done.out.splitlines()]
+    said = [line for line in done.error.splitlines() if not line.startswith(PREFIX)]
+    reasons = [line for line in done.error.splitlines() if line.startswith(PREFIX)]
+    return done.code, events, [*said, *reasons[:1]]
+
+
+def losses_by_step(
+    path: Path, names: Sequence[str], *more: str
+) -> tuple[int, dict[int, float], list[str]]:
+    """As `run_plan`, with losses in place of events."""
+    code, events, said = run_plan(path, names, *more)
+    told = [event for event in events if "loss" in event]
+    losses = {e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"] for e in told}
+    losses.pop(None, None)
+    return code, losses, said
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.executor.forks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def _serve() -> None:
+    import importlib
+
+    for module in MODULES:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        print(_run(json.loads(line)), flush=True)
+
+
+def _run(job: dict[str, object]) -> int:
+    """Fork all ranks; returns the first exit code that is not 0."""
+    alive = {_fork(job, rank) for rank in range(int(str(job["ranks"])))}
+    code, failed_s = 0, 0.0
+    while alive:
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done:
+            alive.discard(done)
+            if (found := os.waitstatus_to_exitcode(status)) and not code:
+                code, failed_s = found, time.monotonic()
+            continue
+        time.sleep(0.01)
+        if code and time.monotonic() - failed_s > END_S:
+            for process in alive:
+                os.kill(process, signal.SIGKILL)
+    return code
+
+
+def _fork(job: dict[str, object], rank: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number, kind in ((1, "out"), (2, "err")):
+            path = f"{job['folder']}/{rank}.{kind}"
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(job["ranks"]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(job["port"]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        code = sys.modules[str(job["module"])].main(job["words"])
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

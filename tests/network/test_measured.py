@@ -1,0 +1,169 @@
+"""What other tools wrote becomes a network, or one line says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.cli.main import main
+from planner.network.error import NetworkError
+from planner.network.measured.iperf3 import read_iperf3
+from planner.network.measured.nccl_tests import read_nccl_tests
+from planner.network.measured.reading import load_names, read_measured
+from planner.network.measured.tables import read_table
+
+DATA = Path(__file__).parents[1] / "data/measured"
+
+
+def iperf3(name: str) -> str:
+    """What iperf3 3.12 wrote between two hosts, without its intervals."""
+    return (DATA / f"iperf3_{name}.json").read_text()
+
+
+def received(name: str, field: str = "sum_received") -> float:
+    """Bytes per second."""
+    return float(json.loads(iperf3(name))["end"][field]["bits_per_second"]) / 8
+
+
+def test_iperf3_both_ways() -> None:
+    """Forward, --reverse and --bidir; names from what the file says, or from a table."""
+    there, back = ("oregon", "tokyo.example.org"), ("tokyo.example.org", "oregon")
+    assert read_iperf3(iperf3("fwd"), {}).bandwidth_bytes_per_s == {there: received("fwd")}
+    assert read_iperf3(iperf3("rev"), {}).bandwidth_bytes_per_s == {back: received("rev")}
+    names = {"10.0.0.1": "a", "10.0.0.2": "b"}
+    found = read_iperf3(iperf3("bidir"), names)
+    other = received("bidir", "sum_received_bidir_reverse")
+    assert found.bandwidth_bytes_per_s == {("a", "b"): received("bidir"), ("b", "a"): other}
+    assert found.latency_s == {}
+
+
+def test_nccl_tests() -> None:
+    """The smallest message's time and the largest one's bus bandwidth, out of place."""
+    text = (DATA / "sendrecv.txt").read_text()
+    found = read_nccl_tests(text, {"node-b": "b"})
+    for ends in (("node-a", "b"), ("b", "node-a")):
+        assert found.latency_s[ends] == pytest.approx(34.24e-6)
+        assert found.bandwidth_bytes_per_s[ends] == pytest.approx(2.23e9)
+    one_host = text.replace("node-b device  0", "node-a device  1")
+    assert ("node-a/0", "node-a/1") in read_nccl_tests(one_host, {}).latency_s
+    older = "\n".join(
+        [
+            "#   Rank  0 Pid   1320 on        x0 device  0 [0x00] V100",
+            "#   Rank  1 Pid   1321 on        x1 device  0 [0x00] V100",
+            "#       size         count      type     time   algbw   busbw  error     time   algbw",
+            "    36777216      37748744     uint8    11732    3.22    3.25  0e+00    11698    3.23",
+        ]
+    )
+    assert read_nccl_tests(older, {}).bandwidth_bytes_per_s[("x0", "x1")] == 3.25e9
+
+
+def test_tables() -> None:
+    """A row a pair with either column, and matrices with the unit in their corner."""
+    pairs = read_table("source,destination,rtt_ms\na,b,10\nb,a,-\n")
+    assert pairs.latency_s == {("a", "b"): 0.005}
+    matrix = read_table("rtt_ms,a,b\na,,10\nb,12,0\n")
+    assert matrix.latency_s == {("a", "b"): 0.005, ("b", "a"): 0.006}
+    named = read_table("to,a,b\na,0,8\nb,,0\n", "bandwidth_mbps")
+    assert named.bandwidth_bytes_per_s == {("a", "b"): 1e6}
+
+
+def test_files_complete_each_other(tmp_path: Path) -> None:
+    """A ping table and iperf3's files make a network; what is assumed is said."""
+    (tmp_path / "rtt.csv").write_text("rtt_ms,a,b,c\na,,10,20\nb,10,,30\nc,20,30,\n")
+    (tmp_path / "run.json").write_text(iperf3("bidir"))
+    names = {"10.0.0.1": "a", "10.0.0.2": "b"}
+    found = read_measured([tmp_path], names=names, bandwidth_bytes_per_s=1e6)
+    assert found.network.ids == ("a", "b", "c")
+    assert (found.latencies, found.bandwidths, found.mirrored) == (6, 2, 0)
+    assert found.assumed == ("bandwidth of 4 ordered pairs, 0.008 Gb/s",)
+    assert found.network.bandwidth_bytes_per_s[0, 1] == received("bidir")
+    assert found.network.bandwidth_bytes_per_s[2, 0] == 1e6
+    assert found.network.latency_s[1, 2] == 0.015
+    # without a default they are missing, and the device that stands in the way is named
+    part = read_measured([tmp_path], names=names).network
+    assert len(part.missing_pairs()) == 4 and "without 'c' (1 of 3)" in part.missing_words()
+    with pytest.raises(NetworkError, match="without 'c'"):
+        part.require_complete()
+    assert part.complete().ids == ("a", "b")
+
+
+def test_one_direction_stands_for_both(tmp_path: Path) -> None:
+    """Only where asked for, and where the other says nothing."""
+    (tmp_path / "half.csv").write_text(
+        "source,destination,latency_ms,bandwidth_mbps\na,b,5,8\nb,a,6,\n"
+    )
+    found = read_measured([tmp_path / "half.csv"], both_ways=True)
+    np.testing.assert_allclose(found.network.latency_s, [[0, 0.005], [0.006, 0]])
+    np.testing.assert_allclose(found.network.bandwidth_bytes_per_s[[0, 1], [1, 0]], 1e6)
+    assert found.mirrored == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "", "is empty"),
+        ("a.csv", "x,a,b\na,,1\n", "unit in its corner"),
+        ("a.csv", "rtt_ms,a,b\na,1\n", "line 2 has 2 cells"),
+        ("a.csv", "rtt_ms,a,b\na,,fast\n", "rtt_ms is 'fast'"),
+        ("a.csv", "rtt_ms,a,b\na,,nan\n", "rtt_ms is 'nan'"),
+        ("a.csv", "rtt_ms,a,b\na,,-3\n", "measure it again"),
+        ("a.csv", "rtt_ms,a,b\na,,1\na,,1\n", "given twice"),
+        ("a.csv", "source,destination\na,b\n", "no column of numbers"),
+        ("a.csv", "source,destination,rtt_ms,latency_ms\na,b,1,1\n", "several columns"),
+        ("a.csv", "source,destination,bandwidth_mbps\na,b,0\n", "a bandwidth of 0"),
+        ("a.csv", "source,destination,rtt_ms\n,b,1\n", "empty name"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.json", "[]", "not of iperf3"),
+        ("a.json", '{"start": {}, "end": {}}', "not of an iperf3 client"),
+        ("a.json", iperf3("err"), "iperf3 failed: unable to connect"),
+        ("a.json", iperf3("fwd").replace('"TCP"', '"UDP"'), "over TCP"),
+        ("a.json", iperf3("fwd").replace("tokyo.example.org", "oregon"), "to itself"),
+        ("a.txt", "", "is of 0 ranks"),
+        ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),
+        ("a.toml", "", "unknown kind"),
+    ],
+)
+def test_what_is_no_measurement_is_one_line(
+    tmp_path: Path, name: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the path, and exit code 2."""
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(NetworkError) as error:
+        read_measured([path], latency_s=0.1, bandwidth_bytes_per_s=1e6)
+    assert said in str(error.value) and str(path) in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).count(str(path)) == 1
+    assert main(["networks", str(path), "--latency-ms", "1", "--bandwidth-gbps", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a ping table to a network that plans read; nothing is overwritten that is read."""
+    rtt, out = tmp_path / "rtt.csv", tmp_path / "net.csv"
+    rtt.write_text("rtt_ms,a,b\na,,10\nb,10,\n")
+    assert main(["networks", str(rtt), "--out", str(out)]) == 2
+    assert "no bandwidth was measured" in capsys.readouterr().err and not out.exists()
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(out)]) == 0
+    assert "assumed: bandwidth of 2 ordered pairs, 1 Gb/s" in capsys.readouterr().out
+    assert pl.load_network(out).latency_s[0, 1] == 0.005
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "1", "--out", str(rtt)]) == 2
+    assert main(["networks", "--out", str(out)]) == 2
+    assert "give their files" in capsys.readouterr().err
+    assert main(["networks", str(tmp_path / "none")]) == 2
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "-1"]) == 2
+
+
+def test_names(tmp_path: Path) -> None:
+    """Two of one address are refused."""
+    path = tmp_path / "names.csv"
+    path.write_text("address, name\n10.0.0.1, a\n10.0.0.2, b\n")
+    assert load_names(path) == {"10.0.0.1": "a", "10.0.0.2": "b"}
+    for text, said in (("address,name\nx,a\nx,b\n", "two names"), ("a,b\n", "has no names")):
+        path.write_text(text)
+        with pytest.raises(NetworkError, match=said):
+            load_names(path)

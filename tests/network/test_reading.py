@@ -1,0 +1,62 @@
+"""Files from outside are read up to a limit, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner as pl
+from planner.cli.main import main
+from planner.network.error import NetworkError
+from planner.network.files import MOST_BYTES, read_json, read_text
+
+
+def test_text_without_its_mark(tmp_path: Path) -> None:
+    """And lines ending as they do."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb")
+    assert read_text(path) == "a\r\nb"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"9" * 5000, "not JSON"),
+    ],
+)
+def test_what_is_no_json_is_one_line(tmp_path: Path, data: bytes, said: str) -> None:
+    """With the path, as the error that is asked for."""
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    with pytest.raises(NetworkError, match=said) as error:
+        read_json(path, error=NetworkError)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """No more of it is read than a file may have."""
+    with pytest.raises(ValueError, match="larger than 50 MB"):
+        read_text("/dev/zero")
+    assert main(["check", "/dev/zero"]) == 2
+    assert "larger than 50 MB" in capsys.readouterr().err
+
+
+def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
+    """One of two gigabytes, of which nothing is on disk."""
+    path = tmp_path / "plan.json"
+    with path.open("wb") as file:
+        file.truncate(2_000_000_000)
+    with pytest.raises(ValueError, match="larger than"):
+        pl.load_plan(path)
+    assert MOST_BYTES < 60_000_000, "a cycle of 60 MB is refused before it is parsed"
+
+
+def test_other_words_for_no_file(tmp_path: Path) -> None:
+    """A folder, nothing, and a name that is none."""
+    for path in (tmp_path, tmp_path / "none", "a\0b"):
+        with pytest.raises(ValueError, match=r"cannot be read|is no path"):
+            read_text(path)
