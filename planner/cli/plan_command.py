@@ -485,7 +485,9 @@ def _levels_line(made: TrainingPlan) -> list[str]:
     if made.two_clocks:
         regions = sorted({len(rounds[0]) for rounds in made.averaging})
         workers = " to ".join(str(count) for count in dict.fromkeys((regions[0], regions[-1])))
-        return [f"{'':24}gradients averaged within regions in every step, {workers} to a stage"]
+        return [
+            f"{'':24}gradients averaged within regions in every step, {workers} regions to a stage"
+        ]
     two = [str(j) for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
     if not two:
         return []

@@ -42,6 +42,7 @@ from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.clock.reference import Reference
 from tests.compose.test_layouts import model
+from tests.compose.test_whole_bound import hand_made
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 
@@ -204,6 +205,26 @@ def test_no_plan_beats_the_bound_from_one_exchange_to_the_next(
             averaging=tuple(((AveragingGroup.equal(g),),) for g in plan.assignment.groups)
         )
         assert whole_step_bound_s(witness, one.replace(sync=rare.sync), bound.seconds) is None
+
+
+def test_a_device_a_region_is_as_good_as_its_bound() -> None:
+    """12 s of work a step; in every other one 2,000 bytes each way, and 1 s there and back."""
+    network = pl.Network(np.full((2, 2), 0.5), np.full((2, 2), 1000.0))
+    cluster = pl.Cluster(network, pl.Devices(100.0, 1e9))
+    nothing = Layer("nothing", 0, 0.0, 1.0, 0.0)
+    work = Workload("one", nothing, (Layer("only", 500, 100.0, 1.0, 1.0),), nothing, 8)
+    order = [[(kind, b) for b in range(k, 8, 2) for kind in "FHB"] for k in range(2)]
+    plan = hand_made(cluster, work, ((0, 1),), ((0, 1),), tuple((b % 2,) for b in range(8)), order)
+    rounds = levels([(0,), (1,)], (0.5, 0.5), Phase.WITHIN)
+    plan = plan.replace(averaging=(rounds,), sync=Sync(2, OuterOptimizer()))
+    bound = whole_bound(cluster, work, every=2, two_clocks=True)
+    assert bound is not None and bound.witness is not None
+    assert step_s(plan) == pytest.approx((12 + 15) / 2)
+    assert bound.seconds == pytest.approx((12 + 15) / 2, rel=1e-6)
+    assert whole_step_bound_s(bound.witness, plan, bound.seconds) == bound.seconds
+    wrong = whole_bound(cluster, work, 1.1, every=2, two_clocks=True)
+    assert wrong is not None and wrong.seconds > step_s(plan)
+    assert whole_step_bound_s(wrong.witness or {}, plan, wrong.seconds) != wrong.seconds
 
 
 def _vector(plan: TrainingPlan, stage: int) -> float:
