@@ -250,11 +250,16 @@ def test_bounds_on_straight_pipelines(seed: int, shape_: tuple[int, int], every:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"stages": 1, "wiring": "flow", "codec": "int8"}, {"stages": 2, "averaging": "adaptive"}],
+    [
+        {},
+        {"stages": 1, "wiring": "flow", "codec": "int8"},
+        {"stages": 2, "averaging": "adaptive"},
+        {"objective": "cost", "hour_usd": 5.0, "prices": pl.Prices(100.0)},
+    ],
 )
 def test_plans_pass_their_check(fields: dict[str, Any], tmp_path: Path) -> None:
     """Whole and straight, through a file; a plan on one clock is another one."""
-    cluster = pl.Cluster(regional_network([3, 2]), pl.Devices(1e8, 16e9))
+    cluster = pl.Cluster(regional_network([3, 2]), pl.Devices(1e8, 16e9, usd_per_hour=1.0))
     cluster = cluster.subset(range(4)) if "averaging" in fields else cluster
     work = tiny_workload(batch_samples=16)
     result = pl.plan(
