@@ -25,7 +25,7 @@ from planner.clock.program import KINDS, Program, compile_plan
 from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
-from planner.network.values import choice
+from planner.network.values import choice, of_kind
 from planner.training_plan.model import Predicted, TrainingPlan, within
 from planner.workload.workload import Workload
 
@@ -264,7 +264,11 @@ class _Setting:
         links: str,
         cores: int | None,
     ) -> _Setting:
-        cluster, workload = cluster or plan.cluster, workload or plan.workload
+        plan = of_kind(TrainingPlan, plan, "plan")
+        cluster = plan.cluster if cluster is None else cluster
+        cluster = of_kind(Cluster, cluster, "cluster")
+        workload = plan.workload if workload is None else workload
+        workload = of_kind(Workload, workload, "workload")
         if len(cluster) != len(plan.cluster):
             raise NetworkError(
                 f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}; give one "

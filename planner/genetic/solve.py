@@ -15,6 +15,7 @@ from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search, SearchParams
 from planner.genetic.tables import Ints, Tables, groups_of, tables_of
 from planner.network.network import Network
+from planner.network.values import short
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.problems.quantities import of_kind, whole
@@ -91,7 +92,8 @@ def solve_assignment(
     try:
         chosen = Method(method)
     except ValueError:
-        raise ProblemError(f"method is {method!r}; it must be one of {', '.join(Method)}") from None
+        words = ", ".join(Method)
+        raise ProblemError(f"method is {short(method)}; it must be one of {words}") from None
     of_kind(AssignmentProblem, problem)
     seed = whole("seed", seed)
     # CP-SAT comes with the methods that use it, before the clock starts

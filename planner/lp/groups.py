@@ -59,6 +59,9 @@ def rounds_needed(peers: int, group_size: int) -> int:
     return rounds
 
 
+MOST_PEERS = 10_000_000
+
+
 def group_sizes(peers: int, group_size: int) -> tuple[int, ...]:
     """Sizes of the ceil(n / m) groups of one round, as even as possible, the larger first.
 
@@ -362,8 +365,8 @@ def schedule_error(peers: int, group_size: int, rounds: int) -> float:
 def _check(peers: int, group_size: int, failure_probability: float) -> None:
     peers, group_size = whole("peers", peers), whole("group_size", group_size)
     chance = real("failure_probability", failure_probability)
-    if peers < 1:
-        raise ProblemError(f"peers is {peers}; it must be >= 1")
+    if not 1 <= peers <= MOST_PEERS:
+        raise ProblemError(f"peers is {peers}; it must be >= 1 and at most {MOST_PEERS}")
     if peers > 1 and not 2 <= group_size <= peers:
         raise ProblemError(
             f"groups of {group_size} among {peers} peers make no sense; give 2 <= group_size <= n"

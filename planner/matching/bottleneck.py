@@ -68,7 +68,7 @@ def numbers(cost: ArrayLike, *, finite: bool = False) -> NDArray[np.float64]:
     """
     try:
         matrix = np.array(cost, dtype=np.float64, order="C")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise MatchingError(
             f"cost must be a matrix of numbers, found {short(cost)}; give rows of equal length"
         ) from None

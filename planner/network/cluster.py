@@ -13,7 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS
 from planner.network.network import Network
-from planner.network.values import choice, mapping, of_kind, real, several
+from planner.network.values import (
+    LARGEST,
+    SMALLEST,
+    choice,
+    mapping,
+    of_kind,
+    real,
+    sensible,
+    several,
+    short,
+)
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +85,7 @@ class Devices:
             No such GPU, format or fraction.
         """
         if not isinstance(name, str) or name not in GPUS:
-            raise ValueError(f"no GPU {name!r} in the table; it has {', '.join(GPUS)}")
+            raise ValueError(f"no GPU {short(name)} in the table; it has {', '.join(GPUS)}")
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
         gpu = GPUS[name]
@@ -130,10 +140,11 @@ class Devices:
         full = self._array(field, n, np.float64)
         if full is None:
             return None
-        bad = np.flatnonzero(~(np.isfinite(full) & (full > 0)))
+        bad = np.flatnonzero(~(np.isfinite(full) & (full > 0) & sensible(full)))
         if len(bad):
             raise ValueError(
-                f"devices.{field} of device {bad[0]} is {full[bad[0]]:g}; it must be > 0 and finite"
+                f"devices.{field} of device {bad[0]} is {full[bad[0]]:g}; it must be > 0 and "
+                f"finite, {SMALLEST:g} to {LARGEST:g}"
             )
         return full
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from planner.network.values import short
+
 MOST_BYTES = 50_000_000
 """Of a file. A plan for a thousand devices has two million."""
 Error = type[ValueError]
@@ -39,8 +41,8 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
             data = file.read(most_bytes + 1)
     except OSError as said:
         raise error(f"{path}: cannot be read ({said.strerror}); check the path") from None
-    except ValueError:
-        raise error(f"{path!r}: is no path; give one") from None
+    except (ValueError, TypeError):
+        raise error(f"{short(path)} is no path; give one") from None
     if len(data) > most_bytes:
         raise error(f"{path}: is larger than {most_bytes / 1e6:g} MB; give a smaller file")
     try:

@@ -333,8 +333,8 @@ def from_dict(data: Any) -> Matrices:
 
     def matrix(field: str) -> list[list[float]]:
         try:
-            return [[math.nan if x is None else float(x) for x in row] for row in data[field]]
-        except (TypeError, ValueError):
+            return [[_cell(x) for x in row] for row in data[field]]
+        except (TypeError, OverflowError):
             raise NetworkError(
                 f"{field} must be a matrix of numbers, null where not measured"
             ) from None
@@ -343,6 +343,14 @@ def from_dict(data: Any) -> Matrices:
     ids = data.get("ids")
     names = [str(i) for i in range(len(latency))] if ids is None else ids
     return Matrices(latency, matrix("bandwidth_bytes_per_s"), names, data.get("regions"))
+
+
+def _cell(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
 
 
 def to_json_text(network: Matrices) -> str:

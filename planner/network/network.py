@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
-from planner.network.values import count, mapping, real, several
+from planner.network.values import LARGEST, SMALLEST, count, mapping, real, sensible, several
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -86,6 +86,9 @@ class Network:
         off = ~np.eye(n, dtype=bool)
         _reject(latency, names, off & ~(np.isnan(latency) | (latency >= 0)), "latency_s", ">= 0")
         _reject(latency, names, off & np.isinf(latency), "latency_s", "finite")
+        for array, field in ((latency, "latency_s"), (bandwidth, "bandwidth_bytes_per_s")):
+            odd = off & np.isfinite(array) & ~sensible(array)
+            _reject(array, names, odd, field, f"0 or {SMALLEST:g} to {LARGEST:g}")
         good = np.isnan(bandwidth) | ((bandwidth > 0) & np.isfinite(bandwidth))
         _reject(bandwidth, names, off & ~good, "bandwidth_bytes_per_s", "> 0 and finite")
         latency.setflags(write=False)
@@ -305,7 +308,8 @@ class Network:
         ndarray
             ``float[N, N]``, row is the source; NaN where a pair was not measured.
         """
-        seconds: Floats = self.latency_s + message_bytes / self.bandwidth_bytes_per_s
+        size = real("message_bytes", message_bytes, 0, error=NetworkError)
+        seconds: Floats = self.latency_s + size / self.bandwidth_bytes_per_s
         return seconds
 
     def subset(self, devices: Sequence[int] | Sequence[str]) -> Network:

@@ -8,10 +8,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 Kind = TypeVar("Kind")
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 Error = type[ValueError]
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of any quantity but 0, in SI units: beyond, sums and quotients of sound numbers are none."""
+
+
+def sensible(values: Any) -> NDArray[np.bool_]:
+    """Which numbers are 0, or neither smaller nor larger in size than a quantity may be."""
+    size = np.abs(np.asarray(values, dtype=float))
+    return np.asarray((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)))
 
 
 def real(field: str, value: Any, least: float = -math.inf, *, error: Error = ValueError) -> float:
@@ -43,14 +52,23 @@ def real(field: str, value: Any, least: float = -math.inf, *, error: Error = Val
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= least):
         raise error(f"{field} is {short(value)}; it must be {rule}, finite")
+    if not sensible(number):
+        raise error(f"{field} is {number:g}; it must be 0 or {SMALLEST:g} to {LARGEST:g} in size")
     return number
 
 
-def count(field: str, value: Any, least: int = 1, *, error: Error = ValueError) -> int:
+def count(
+    field: str,
+    value: Any,
+    least: int = 1,
+    most: float = math.inf,
+    *,
+    error: Error = ValueError,
+) -> int:
     """A whole number of at least ``least``; 2.0 is one, 2.5 and True are not.
 
     Parameters
@@ -59,8 +77,8 @@ def count(field: str, value: Any, least: int = 1, *, error: Error = ValueError) 
         Its name in messages.
     value
         What was given.
-    least
-        The smallest one allowed.
+    least, most
+        The smallest and the largest one allowed.
     error
         What to raise.
 
@@ -79,6 +97,8 @@ def count(field: str, value: Any, least: int = 1, *, error: Error = ValueError) 
         whole = float(value).is_integer()
     if not whole or value < least:
         raise error(f"{field} is {short(value)}; it must be a whole number of at least {least}")
+    if value > most:
+        raise error(f"{field} is {short(value)}; it must be at most {most:,.0f}")
     return int(value)
 
 

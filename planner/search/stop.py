@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import SupportsFloat
 
+from planner.network.values import short
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
 
 LEAST_S = 1e-3
@@ -138,7 +139,7 @@ def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
     """
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
-            f"stop must be a stopping rule, found {stop!r}; give one such as MaxRuntime(10)"
+            f"stop must be a stopping rule, found {short(stop)}; give one such as MaxRuntime(10)"
         )
     return stop.start(steps_per_effort)
 
@@ -190,7 +191,7 @@ class MaxRuntime(StoppingCriterion):
     def __post_init__(self) -> None:
         if not _number(self.max_runtime_s) > 0:
             raise ValueError(
-                f"max_runtime_s must be positive, found {self.max_runtime_s}; give seconds > 0"
+                f"max_runtime_s must be positive, found {short(self.max_runtime_s)}; give seconds"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -256,7 +257,9 @@ class Effort(StoppingCriterion):
 
     def __post_init__(self) -> None:
         if not 0 < _number(self.units) < math.inf:
-            raise ValueError(f"effort must be positive, found {self.units}; give a number > 0")
+            raise ValueError(
+                f"effort must be positive, found {short(self.units)}; give a number > 0"
+            )
 
     def reason(self, run: StopRun) -> str | None:
         return "effort spent" if run.iterations >= self.iterations(run.steps_per_effort) else None
@@ -279,7 +282,9 @@ class TargetGap(StoppingCriterion):
 
     def __post_init__(self) -> None:
         if not _number(self.gap) >= 0:
-            raise ValueError(f"gap must be >= 0, found {self.gap}; give a fraction such as 0.05")
+            raise ValueError(
+                f"gap must be >= 0, found {short(self.gap)}; give a fraction such as 0.05"
+            )
 
     def reason(self, run: StopRun) -> str | None:
         gap = relative_gap(run.objective, run.bound)
@@ -310,7 +315,7 @@ class AnyOf(StoppingCriterion):
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
         for rule in criteria:
             if not isinstance(rule, StoppingCriterion):
-                raise ValueError(f"AnyOf takes stopping rules, found {rule!r}")
+                raise ValueError(f"AnyOf takes stopping rules, found {short(rule)}; give one")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     def reason(self, run: StopRun) -> str | None:
@@ -337,8 +342,12 @@ def _number(value: object) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+    except (TypeError, ValueError):  # such as an array of several
+        return math.nan
 
 
 def _require_count(field: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not _number(value).is_integer() or value < least:
-        raise ValueError(f"{field} must be a whole number >= {least}, found {value}; give a count")
+        raise ValueError(
+            f"{field} must be a whole number >= {least}, found {short(value)}; give a count"
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.cluster import Cluster
+from planner.network.values import real
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
@@ -63,8 +64,8 @@ class ComputeTimes:
         ComputeTimes
             The same.
         """
-        columns = {name: tuple(float(x) for x in data[name]) for name in FIELDS}
-        costs = {name: float(data.get(name, 0.0)) for name in COSTS}
+        columns = {name: tuple(real(name, x) for x in data[name]) for name in FIELDS}
+        costs = {name: real(name, data.get(name, 0.0)) for name in COSTS}
         return cls(source=data["source"], **columns, **costs)  # type: ignore[arg-type]
 
     @classmethod

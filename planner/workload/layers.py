@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import Any
 
-from planner.network.values import choice, count, of_kind, real
+from planner.network.values import LARGEST, choice, count, of_kind, real
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Layer:
     def __post_init__(self) -> None:
         # one form of every number, so that equal workloads have equal hashes
         where = f"layer {of_kind(str, self.name, 'name of a layer')!r}"
-        parameters = count(f"{where}: parameters", self.parameters, 0)
+        parameters = count(f"{where}: parameters", self.parameters, 0, LARGEST)
         object.__setattr__(self, "parameters", parameters)
         for name in ("forward_flops", "output_bytes", "saved_bytes"):
             object.__setattr__(self, name, real(f"{where}: {name}", getattr(self, name), 0))
@@ -116,11 +116,10 @@ class Architecture:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", choice(Family, "architecture kind", self.kind))
-        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"):
-            object.__setattr__(self, name, count(f"architecture {name}", getattr(self, name)))
-        for name in ("head_size", "window", "positions"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, count(f"architecture {name}", value))
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                object.__setattr__(self, name, count(f"architecture {name}", value, 1, most))
         for name in ("norm_eps", "rope_theta"):
             object.__setattr__(self, name, real(f"architecture {name}", getattr(self, name), 0))
         for name in ("tied", "qkv_bias"):
@@ -166,6 +165,12 @@ class Architecture:
         }
 
 
+MOST = {"layers": 10_000} | dict.fromkeys(
+    ("hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"), 10**9
+)
+"""Of a model; beyond is a slip of the pen."""
+OPTIONAL = ("head_size", "window", "positions")
+MOST |= dict.fromkeys(OPTIONAL, 10**9)
 ALWAYS = 9
 """Fields of an `Architecture` that plan files have had from the beginning."""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.network.dtype import Dtype
-from planner.network.values import of_kind
+from planner.network.values import of_kind, short
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.precision import Precision
 
@@ -296,7 +296,7 @@ def preset(name: str, **changes: Any) -> Fields:
         No such preset or field.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"no workload {name!r}; choose one of {', '.join(PRESETS)}")
+        raise ValueError(f"no workload {short(name)}; choose one of {', '.join(PRESETS)}")
     return changed(PRESETS[name](name), changes)
 
 

@@ -1,0 +1,489 @@
+"""What is given damaged inputs: every file that is read, command lines, and Python calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from planner.bench._fuzz_mutations import (
+    NUMBER,
+    OBJECTS,
+    Random,
+    as_json,
+    damaged_json,
+    damaged_table,
+    damaged_text,
+)
+
+Attempt = Callable[[Random], object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of input.
+
+    Attributes
+    ----------
+    prepare
+        Makes good inputs in a folder; what it returns damages one and hands it in.
+    """
+
+    prepare: Callable[[Path], Attempt]
+
+
+class RefusedError(ValueError):
+    """A command said no, with its exit code."""
+
+
+def _file(path: Path, text: str, take: Callable[[Path], object], structure: str) -> Attempt:
+    """Half of all as damaged text, half with a value damaged."""
+    good = json.loads(text) if structure == "json" else None
+
+    def attempt(random: Random) -> object:
+        if random.random() < 0.5:
+            path.write_bytes(damaged_text(text, random))
+        elif structure == "json":
+            path.write_text(as_json(damaged_json(good, random)))
+        else:
+            path.write_text(damaged_table(text, random))
+        return take(path)
+
+    return attempt
+
+
+def _plan_text(folder: Path) -> str:
+    import planner as pl
+
+    network = pl.load_network("aws4_dtfm_regional_2022")
+    workload = pl.Workload.preset("gpt2-tiny").replace(batch_samples=8)
+    cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
+    made = pl.plan(cluster, workload, stop=pl.MaxIterations(1)).plan
+    assert made is not None
+    pl.save_plan(made, folder / "good.json")
+    return (folder / "good.json").read_text()
+
+
+def _plan(folder: Path) -> Attempt:
+    import planner as pl
+
+    return _file(folder / "plan.json", _plan_text(folder), pl.load_plan, "json")
+
+
+def _plan_rehashed(folder: Path) -> Attempt:
+    """As if whoever changed it had written the right hashes; then checked and simulated."""
+    import planner as pl
+
+    good = json.loads(_plan_text(folder))
+    path = folder / "plan.json"
+
+    def attempt(random: Random) -> object:
+        path.write_text(as_json(damaged_json(good, random)))
+        with mock.patch("planner.training_plan.file.require_hash"):
+            plan = pl.load_plan(path)
+        found = pl.check(plan, plan.cluster)
+        pl.simulate(plan, plan.cluster, plan.workload)
+        return found
+
+    return attempt
+
+
+def _network_csv(folder: Path) -> Attempt:
+    import planner as pl
+
+    path = folder / "net.csv"
+    pl.load_network("aws4_dtfm_regional_2022").save(path)
+    return _file(path, path.read_text(), lambda p: pl.load_network(p).content_hash, "csv")
+
+
+def _network_json(folder: Path) -> Attempt:
+    import planner as pl
+
+    path = folder / "net.json"
+    pl.load_network("aws4_dtfm_regional_2022").save(path)
+    return _file(path, path.read_text(), lambda p: pl.load_network(p).content_hash, "json")
+
+
+def _hf_config(folder: Path) -> Attempt:
+    import planner as pl
+    from planner.workload.hf_config import to_hf_config
+
+    texts = []
+    for name in ("gpt2-tiny", "llama-1.5b"):
+        arch = pl.Workload.preset(name).architecture
+        assert arch is not None
+        texts.append(json.dumps(to_hf_config(arch)))
+    attempts = [
+        _file(folder / f"{k}.json", text, pl.Workload.from_hf_config, "json")
+        for k, text in enumerate(texts)
+    ]
+    return lambda random: attempts[int(random.integers(len(attempts)))](random)
+
+
+def _calibration(folder: Path) -> Attempt:
+    import planner as pl
+
+    device = {"layers": [0, 6], "forward_s": 0.01, "backward_s": 0.02, "head_s": 0.001}
+    good = {
+        "format": "planner.calibration",
+        "schema_version": 1,
+        "date": "2026-01-02",
+        "software": {"cores": 2, "threads_per_rank": 1},
+        "workload": "gpt2-tiny",
+        "microbatch_samples": 1,
+        "devices": {
+            name: device
+            | {"forward_per_layer_s": 0.002, "backward_per_layer_s": 0.003, "update_s": 0.01}
+            for name in ("a", "b")
+        },
+        "link_latency_s": 1e-4,
+        "link_bandwidth_bytes_per_s": 1e9,
+    }
+    return _file(folder / "times.json", json.dumps(good), pl.Calibration.load, "json")
+
+
+def _devices(folder: Path) -> Attempt:
+    import planner as pl
+
+    text = (
+        "name,count,gpu,memory_gb,tflops,upload_mbps,download_mbps,site,site_upload_mbps,"
+        "site_download_mbps,can_compute,can_aggregate,usd_per_hour\n"
+        "Oregon,4,A100,,,,,,,,,,1.3\n"
+        "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4\n"
+    )
+    network = pl.load_network("aws8_dtfm_worldwide_2022")
+    inside = pl.Link(0.005, 2.5e8)
+    return _file(
+        folder / "devices.csv", text, lambda p: pl.load_devices(p, network, inside=inside), "csv"
+    )
+
+
+def _peers(folder: Path) -> Attempt:
+    import planner as pl
+    from planner.problems.peers_file import load_peers
+
+    text = (
+        "name,samples_per_s,upload_mbps,download_mbps,can_compute,can_aggregate\n"
+        "lab,2,200,200,yes,yes\nhome,1,50,400,yes,no\nserver,0,2500,2500,no,yes\n"
+    )
+
+    def take(path: Path) -> object:
+        problem = load_peers(path).problem(64, 1e8, None, False)
+        return pl.check(pl.solve_averaging(problem), problem)
+
+    return _file(folder / "peers.csv", text, take, "csv")
+
+
+def _paths(folder: Path) -> Attempt:
+    import planner as pl
+    from planner.problems.path_file import load_path_file
+
+    good = {
+        "transfer_s": [[0 if i == j else 1 + i + j for j in range(4)] for i in range(4)],
+        "stage_devices": [[0, 1], [2], [3]],
+        "forward_s": 1.0,
+        "backward_s": 2.0,
+        "head_s": 0.5,
+        "path_stages": 2,
+        "memory": 4,
+        "microbatches_per_start": 1,
+        "max_swaps": 1,
+    }
+
+    def take(path: Path) -> object:
+        problem = load_path_file(path).problem()
+        return pl.check(pl.solve_paths(problem, pl.MaxIterations(1)), problem)
+
+    return _file(folder / "paths.json", json.dumps(good), take, "json")
+
+
+COMMANDS = (
+    (
+        "plan",
+        "--network {net}",
+        "--workload gpt2-tiny",
+        "--effort 0.01",
+        "--batch-samples 8",
+        "--no-compare",
+        "--out {folder}/made.json",
+    ),
+    (
+        "plan",
+        "--network {net}",
+        "--workload gpt2-tiny",
+        "--stages 2",
+        "--batch-samples 8",
+        "--no-compare",
+        "--effort 0.01",
+    ),
+    (
+        "assign",
+        "--network {net}",
+        "--stages 2",
+        "--pipelines 2",
+        "--activation-bytes 1e6",
+        "--gradient-bytes 1e6",
+        "--effort 0.01",
+    ),
+    ("average", "{peers}", "--batch-samples 64", "--gradient-bytes 1e8"),
+    ("paths", "{paths}", "--effort 0.01"),
+    ("check", "{plan}"),
+    ("simulate", "{plan}", "--schedule 0"),
+    ("compare", "{plan}", "{plan}"),
+    ("export", "{plan}", "--to ranks", "--port 29500", "--pipeline 0"),
+    ("networks", "{net}", "--latency-ms 1", "--bandwidth-gbps 1"),
+    ("networks",),
+)
+WORDS = (
+    *NUMBER,
+    "-1",
+    "1e9",
+    "10000000000000000000",
+    "--json",
+    "--stages",
+    "--help",
+    "auto",
+    "/dev/null",
+    ".",
+    "--stage-sizes 0",
+    "--full-every 99999999999999999999",
+    "--path-stages 2",
+    "--recompute 0,9",
+    "--wiring flow",
+    "--averaging adaptive",
+    "--sync-every 0",
+    "--in-flight 0",
+    "--clip nan",
+    "--devices-per-region 0",
+    "--microbatch-samples 3",
+    "--sequence 0",
+    "--seconds 0",
+    "--stage-layers 1,2",
+)
+
+
+def _command_lines(folder: Path) -> Attempt:
+    import planner as pl
+    from planner.cli.main import main
+
+    net, plan = folder / "net.csv", folder / "plan.json"
+    pl.load_network("aws4_dtfm_regional_2022").save(net)
+    plan.write_text(_plan_text(folder))
+    _peers(folder)
+    (folder / "peers.csv").write_text(
+        "name,samples_per_s,upload_mbps,download_mbps\nlab,2,200,200\nhome,1,50,400\n"
+    )
+    (folder / "paths.json").write_text(
+        json.dumps(
+            {
+                "transfer_s": [[0, 1], [1, 0]],
+                "stage_devices": [[0], [1]],
+                "forward_s": 1,
+                "backward_s": 1,
+                "head_s": 1,
+                "path_stages": 2,
+                "memory": 2,
+                "microbatches_per_start": 1,
+            }
+        )
+    )
+    known = {
+        "net": str(net),
+        "plan": str(plan),
+        "peers": str(folder / "peers.csv"),
+        "paths": str(folder / "paths.json"),
+        "folder": str(folder),
+    }
+
+    def attempt(random: Random) -> object:
+        command = COMMANDS[int(random.integers(len(COMMANDS)))]
+        words = " ".join(command).format(**known).split(" ")
+        for _ in range(int(random.integers(1, 3))):
+            k = int(random.integers(1, len(words) + 1))
+            other = WORDS[int(random.integers(len(WORDS)))].split(" ")
+            words[k : k + (1 if random.random() < 0.6 else 0)] = other
+        try:
+            code = main(words)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        if code == 2:
+            raise RefusedError(" ".join(words))
+        if code not in (0, 1):
+            raise RuntimeError(f"exit code {code}: {' '.join(words)}")
+        return code
+
+    return attempt
+
+
+def _calls(folder: Path) -> Attempt:
+    """Public functions with one or two arguments that are something else."""
+    import planner as pl
+
+    eye = np.eye(4, dtype=bool)
+    latency, bandwidth = np.where(eye, 0.0, 0.05), np.where(eye, np.inf, 1e8)
+    network = pl.Network(latency, np.where(eye, 1.0, 1e8), ["a", "b", "c", "d"])
+    cluster = pl.Cluster(network, pl.Devices(1e12, 16e9))
+    work = pl.Workload.preset("gpt2-tiny").replace(batch_samples=8)
+    plan = pl.load_plan(_written(folder, _plan_text(folder)))
+    assign = pl.AssignmentProblem(network, 2, 2, 1e6, 1e6)
+    effort = pl.MaxIterations(1)
+    calls: tuple[tuple[Callable[..., object], dict[str, Any]], ...] = (
+        (
+            pl.Network,
+            {
+                "latency_s": latency,
+                "bandwidth_bytes_per_s": bandwidth,
+                "ids": list("abcd"),
+                "regions": list("aabb"),
+            },
+        ),
+        (
+            network.replicate,
+            {
+                "counts": {"a": 2, "b": 1},
+                "intra_latency_s": 0.001,
+                "intra_bandwidth_bytes_per_s": 1e9,
+            },
+        ),
+        (network.subset, {"devices": [0, 1]}),
+        (network.transfer_s, {"message_bytes": 100.0}),
+        (
+            pl.Devices,
+            {
+                "flops": 1e12,
+                "memory_bytes": 16e9,
+                "upload_bytes_per_s": 1e8,
+                "download_bytes_per_s": [1e8] * 4,
+                "usd_per_hour": 1.0,
+            },
+        ),
+        (pl.Devices.of_gpu, {"name": "V100", "utilization": 0.4}),
+        (pl.Cluster, {"network": network, "devices": pl.Devices(1e12, 16e9)}),
+        (pl.Workload.preset, {"name": "gpt2-tiny", "batch_samples": 8, "microbatch_samples": 1}),
+        (work.replace, {"batch_samples": 8, "microbatch_samples": 2}),
+        (
+            pl.AssignmentProblem,
+            {
+                "network": network,
+                "stages": 2,
+                "pipelines": 2,
+                "activation_bytes": 1e6,
+                "gradient_bytes": 1e6,
+            },
+        ),
+        (pl.solve_assignment, {"problem": assign, "stop": effort, "seed": 0, "method": "auto"}),
+        (
+            pl.AveragingProblem,
+            {
+                "samples_per_s": [1.0, 2.0],
+                "upload_bytes_per_s": [1e6, 2e6],
+                "download_bytes_per_s": [1e6, 2e6],
+                "batch_size": 8,
+                "gradient_bytes": 1e6,
+                "can_compute": [True, True],
+            },
+        ),
+        (
+            pl.PathProblem,
+            {
+                "transfer_s": np.ones((3, 3)),
+                "stage_devices": [[0], [1], [2]],
+                "forward_s": 1.0,
+                "backward_s": 1.0,
+                "head_s": 1.0,
+                "path_stages": 2,
+                "memory": 2,
+                "microbatches_per_start": 1,
+            },
+        ),
+        (pl.bottleneck_assignment, {"cost": np.arange(6.0).reshape(2, 3)}),
+        (pl.open_path, {"cost": np.arange(9.0).reshape(3, 3), "stop": effort}),
+        (pl.optimal_group_size, {"peers": 10, "failure_probability": 0.1}),
+        (
+            pl.PlanRequest,
+            {
+                "stages": 2,
+                "pipelines": 2,
+                "averaging": "equal",
+                "in_flight": 4,
+                "sync_every": 2,
+                "clip": 1.0,
+                "recompute": "none",
+                "codec": "int8",
+                "hour_usd": 1.0,
+                "objective": "cost",
+                "path_stages": None,
+                "group_size": 2,
+            },
+        ),
+        (pl.plan, {"cluster": cluster, "workload": work, "stop": effort, "seed": 0, "stages": 2}),
+        (pl.check, {"plan": plan, "problem_or_cluster": plan.cluster}),
+        (pl.simulate, {"plan": plan, "cluster": plan.cluster, "workload": plan.workload}),
+        (pl.MaxRuntime, {"max_runtime_s": 1.0}),
+        (pl.MaxIterations, {"max_iterations": 1}),
+        (pl.TargetGap, {"gap": 0.1}),
+        (pl.NoImprovement, {"max_iterations": 3}),
+        (pl.Effort, {"units": 0.01}),
+        (pl.AnyOf, {"first": effort, "second": effort}),
+        (
+            pl.Prices,
+            {"between_regions": 0.02, "between_providers": 0.09, "rules": (("a", "b", 0.1),)},
+        ),
+        (pl.load_network, {"name_or_path": "aws4_dtfm_regional_2022"}),
+        (pl.load_plan, {"path": folder / "written.json"}),
+        (pl.export_plan, {"plan": plan, "to": "ranks"}),
+    )
+
+    def attempt(random: Random) -> object:
+        function, fields = calls[int(random.integers(len(calls)))]
+        given = dict(fields)
+        for _ in range(int(random.integers(1, 3))):
+            name = list(given)[int(random.integers(len(given)))]
+            given[name] = OBJECTS[int(random.integers(len(OBJECTS)))]
+        if function is pl.AnyOf:
+            return pl.AnyOf(*given.values())
+        return _call(function, given)
+
+    return attempt
+
+
+def _call(function: Callable[..., object], given: dict[str, Any]) -> object:
+    """By position, since parameters' names are not the matter."""
+    import inspect
+
+    known = inspect.signature(function).parameters
+    names = [n for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
+    keywords = {n: v for n, v in given.items() if n in known or _takes_any(known)}
+    rest = [v for n, v in given.items() if n not in keywords]
+    free = [n for n in names if n not in keywords]
+    return function(**dict(zip(free, rest, strict=False)), **keywords)
+
+
+def _takes_any(known: Any) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "written.json"
+    path.write_text(text)
+    return path
+
+
+TARGETS = {
+    "plan": Target(_plan),
+    "plan, rehashed": Target(_plan_rehashed),
+    "network csv": Target(_network_csv),
+    "network json": Target(_network_json),
+    "hf config": Target(_hf_config),
+    "calibration": Target(_calibration),
+    "devices": Target(_devices),
+    "peers": Target(_peers),
+    "paths": Target(_paths),
+    "command lines": Target(_command_lines),
+    "calls": Target(_calls),
+}
