@@ -164,6 +164,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             plan,
             ranks.rank,
             averaging_of(plan, ranks.rank),
+            within=averaging_of(plan, ranks.rank, every_step=True),
             on_gpu=device.type == "cuda",
             calibrates=args.calibrate is not None,
         )

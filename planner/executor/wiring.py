@@ -17,7 +17,7 @@ from planner.executor.pace import pace_of
 from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, within
 
 
 class Wiring:
@@ -39,7 +39,9 @@ class Wiring:
     traffic
         Messages, by schedule of the cycle.
     averaging
-        Its groups.
+        Its groups; on two clocks those of every H-th step.
+    within
+        Its group in every step, on two clocks; else it has no rounds.
     clipping
         Its part of the norm of all gradients; None: they are not clipped, or it has none.
     tellers
@@ -53,6 +55,7 @@ class Wiring:
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in used.items()}
         self.averaging = averaging_of(plan, rank, imposed)
+        self.within = averaging_of(plan, rank, imposed, every_step=True)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
@@ -63,7 +66,7 @@ class Wiring:
     def connections(self) -> set[tuple[Purpose, int]]:
         """Purpose and other rank of each connection that this rank needs."""
         wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
-        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
+        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers | self.within.peers}
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if self._rank == 0:
@@ -116,7 +119,9 @@ class Wiring:
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
 
-def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+def averaging_of(
+    plan: TrainingPlan, rank: int, imposed: Imposed | None = None, *, every_step: bool = False
+) -> Averaging:
     """A rank's part in averaging.
 
     Parameters
@@ -127,6 +132,8 @@ def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) 
         This process.
     imposed
         What an imposed run divides times and bytes by; None: a model is trained.
+    every_step
+        What it does in every step where it averages on two clocks, instead of in every H-th.
 
     Returns
     -------
@@ -136,7 +143,9 @@ def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) 
     scale = imposed or Imposed()
     stage = plan.averaged_stage(rank)
     # in two levels not all exchange
-    rounds = [g for groups in plan.averaging[stage] for g in groups if rank in g.members]
+    inner = within(plan.averaging[stage])
+    asked = inner if every_step else plan.averaging[stage][len(inner) :]
+    rounds = [g for groups in asked for g in groups if rank in g.members]
     gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
     # imposed runs are of one machine, whose processors all ranks share
     crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
