@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
-from planner.network.values import numbers
+from planner.network.values import numbers, short
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
@@ -78,7 +78,7 @@ def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
         listed = [list(group) for group in stage_devices]
     except TypeError:
         raise ProblemError(
-            f"stage_devices must be a list of devices for every stage, found {stage_devices!r}"
+            f"stage_devices must be a list of devices for every stage, found {short(stage_devices)}"
         ) from None
     return tuple(tuple(whole("a device of stage_devices", d) for d in g) for g in listed)
 
