@@ -82,16 +82,21 @@ def make_plan(
 
 
 def levels(
-    sites: Sequence[tuple[int, ...]], between: tuple[float, ...]
+    sites: Sequence[tuple[int, ...]],
+    between: tuple[float, ...],
+    first: Phase = Phase.REDUCE,
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
-    """Sums within sites, of which as many devices hold slices as the smallest site has."""
+    """Sums within sites, of which as many devices hold slices as the smallest site has.
+
+    On two clocks with `Phase.WITHIN` first.
+    """
     slices = min(map(len, sites))
     ends = [k / slices for k in range(slices + 1)]
     every = {len(site): (True,) * len(site) for site in (*sites, sites)}
     shares = [(1 / slices,) * slices + (0.0,) * (len(site) - slices) for site in sites]
     inner = [(site, share, every[len(site)]) for site, share in zip(sites, shares, strict=True)]
     return (
-        tuple(AveragingGroup(*one, phase=Phase.REDUCE) for one in inner),
+        tuple(AveragingGroup(*one, phase=first) for one in inner),
         tuple(
             AveragingGroup(
                 tuple(site[k] for site in sites),

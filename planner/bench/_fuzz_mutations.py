@@ -93,7 +93,7 @@ def _damage(holder: Any, key: Any, random: Random) -> None:
     elif kind == 2 and isinstance(holder, dict):
         holder["unknown"] = value
     elif kind == 3 and isinstance(value, (int, float)) and not isinstance(value, bool):
-        holder[key] = value + (1, -1, 0.5, 1e9)[int(random.integers(4))]
+        holder[key] = value + (1, -1, 2, 10**9)[int(random.integers(4))]
     elif kind == 4 and isinstance(holder, list) and len(holder) > 1:
         other = int(random.integers(len(holder)))
         holder[key], holder[other] = holder[other], value

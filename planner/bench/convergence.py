@@ -64,6 +64,9 @@ class Case:
         Whether there is an outer optimizer; else H > 1 goes on from means of parameters.
     delayed
         Whether outer steps are taken a step later.
+    peers
+        ``"pipelines"``: two of two stages. Otherwise four devices with the whole model:
+        ``"devices"``, each by itself, or ``"regions"``, two of two that average gradients within.
     """
 
     every: int
@@ -71,6 +74,7 @@ class Case:
     rate: float
     outer: bool = True
     delayed: bool = False
+    peers: str = "pipelines"
 
     @property
     def key(self) -> str:
@@ -78,7 +82,8 @@ class Case:
         what = "gradients every step" if self.every == 1 else f"H = {self.every}"
         coded = "" if self.codec == "none" else f", {self.codec} boundaries"
         how = ", means of parameters" if not self.outer else ", delayed" if self.delayed else ""
-        return f"{what}{how}{coded}, rate {self.rate:g}"
+        who = {"pipelines": "", "devices": ", four devices", "regions": ", two regions of two"}
+        return f"{what}{how}{who[self.peers]}{coded}, rate {self.rate:g}"
 
     @property
     def sync(self) -> Sync:
@@ -99,6 +104,11 @@ CASES = (
     ),
     *(Case(every, "none", RATES[-1], outer=False) for every in (10, 50, 200)),
     Case(50, "none", RATES[-1], delayed=True),
+    *(
+        Case(50, "none", RATES[-1], outer, peers=peers)
+        for outer in (True, False)
+        for peers in ("devices", "regions")
+    ),
 )
 
 
@@ -159,7 +169,7 @@ def texts(folder: Path) -> tuple[int, int]:
 
 
 def plan_of(case: Case) -> TrainingPlan:
-    """Two pipelines of two stages, all links alike.
+    """Two pipelines of two stages, or four devices in two regions; all links alike.
 
     Parameters
     ----------
@@ -171,14 +181,18 @@ def plan_of(case: Case) -> TrainingPlan:
     TrainingPlan
         Its plan.
     """
-    network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9))
+    regions = ("east", "east", "west", "west")
+    network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9), regions=regions)
+    two_clocks = case.peers == "regions"
     workload = Workload.transformer(
         "small LLaMA", ARCHITECTURE, batch_samples=16, microbatch_samples=4, precision="fp32"
     )
     made = plan(
         Cluster(network, Devices(1e12, 16e9)),
         workload,
-        stages=2,
+        stages=2 if case.peers == "pipelines" else 1,
+        sync_every=case.every if two_clocks else 1,
+        within="region" if two_clocks else None,
         boundary_codec=case.codec,
         stop=MaxIterations(1),
         seed=SEED,
@@ -272,7 +286,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         f"{len(os.sched_getaffinity(0))} cores. Regenerate with `planner bench convergence`.",
         "",
         f"LLaMA of {arch.layers} layers of {arch.hidden}, {arch.sequence} bytes a sample, "
-        f"{w.batch_samples} samples a step, in fp32; two pipelines of two stages. "
+        f"{w.batch_samples} samples a step, in fp32; two pipelines of two stages where nothing "
+        "else is said. Two regions of two average gradients within in every step. "
         f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
         f"`{' '.join(SCHEDULE)}`. H > 1: Nesterov with 0.7 and 0.9.",
         "",
@@ -315,12 +330,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
+    figure, both = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained", sharey=True)
     for case, row in zip(CASES, rows, strict=True):
         axes = both[RATES.index(case.rate)]
         whole = len(row.losses) // 20 * 20
         means = np.array(row.losses[:whole]).reshape(-1, 20).mean(axis=1)
         style = "--" if case.codec != "none" else "-" if case.outer else ":"
+        style = "-." if case.peers != "pipelines" else style
         axes.plot(
             20 * np.arange(1, len(means) + 1),
             means,
@@ -332,7 +348,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set(xlabel="step", ylim=(None, 3.5), title=f"learning rate {rate:g}")
         axes.grid(alpha=0.3)
     both[0].set_ylabel("training loss, nats a byte")
-    both[1].legend()
+    # beside the curves, which it would hide
+    figure.legend(*both[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     write_picture(path, figure, dpi=120)
     plt.close(figure)
 

@@ -1,6 +1,6 @@
 """``planner bench fidelity``: predicted steps against executed ones, on emulated networks.
 
-Needs Linux and root (see ``planner emulate``). Plans of every kind on five networks: measured ones,
+Needs Linux and root (see ``planner emulate``). Plans of every kind on six networks: measured ones,
 with bandwidths or limits changed where said, so that bandwidth, latency, averaging or the devices'
 own limits decide. Compute times are imposed.
 """
@@ -93,6 +93,13 @@ def _sites() -> tuple[Cluster, Workload]:
     return Cluster(network, _devices(4e12, sites=sites, **shared)), _workload(64, 2, 1024)
 
 
+def _regions() -> tuple[Cluster, Workload]:
+    two = load_network("aws8_dtfm_worldwide_2022")
+    near = {"intra_latency_s": 5e-4, "intra_bandwidth_bytes_per_s": 3e8}
+    network = two.replicate({"Oregon": 4, "Virginia": 4}, **near)
+    return Cluster(network, _devices(4e12)), _workload(64, 2, 1024)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A network and what is trained on it."""
@@ -109,6 +116,7 @@ SETTINGS = {
         "aws8_dtfm_worldwide_2022, uploads of 15 to 60 MB/s, downloads of 22 to 90", _limits
     ),
     "sites": Setting("five devices behind a line of 60 MB/s, three behind one of 40", _sites),
+    "regions": Setting("two regions of four, 300 MB/s and 0.5 ms inside", _regions),
 }
 
 
@@ -171,6 +179,12 @@ CASES = (
     Case("sites", "1 x 8, adaptive, int8", {"stages": 1, "averaging": "adaptive", "codec": "int8"}),
     Case("sites", "2 x 4", {"stages": 2}),
     Case("sites", "everything open", {}),
+    Case(
+        "regions",
+        "2 x 4, every 4 steps, regions in each",
+        {"stages": 2, "sync_every": 4, "within": "region"},
+        Sync(4, OuterOptimizer()),
+    ),
 )
 
 

@@ -115,7 +115,7 @@ def _is_ours(error: BaseException) -> bool:
     if trace is None:
         return False
     path = trace.tb_frame.f_code.co_filename
-    code = "".join(linecache.getline(path, trace.tb_lineno + k) for k in range(-8, 1))
+    code = "".join(linecache.getline(path, trace.tb_lineno + k) for k in range(-12, 1))
     return f"{os.sep}planner{os.sep}" in path and "raise" in code
 
 

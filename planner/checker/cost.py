@@ -15,7 +15,7 @@ from planner.checker.plan_network import averaged_bytes
 from planner.checker.violation import Violation
 from planner.checker.whole_bound import whole_step_bound_s
 from planner.network.prices import Prices
-from planner.training_plan.choices import Head
+from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
 
@@ -146,7 +146,8 @@ def _sent(plan: TrainingPlan) -> dict[tuple[int, int], float]:
     for stage, rounds in enumerate(plan.averaging):
         for groups in rounds:
             for group in groups:
-                each = averaged_bytes(plan, stage, group) / plan.sync.every_steps
+                rarely = 1 if group.phase is Phase.WITHIN else plan.sync.every_steps
+                each = averaged_bytes(plan, stage, group) / rarely
                 for i, d in enumerate(group.members):
                     for j, e in enumerate(group.members):
                         add(d, e, float(each[i, j]))

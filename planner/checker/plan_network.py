@@ -142,7 +142,7 @@ def most_live(schedule: Schedule) -> int:
     return most
 
 
-def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
+def stage_parameters(plan: TrainingPlan, stage: int) -> int:
     """Of a stage, embedding with the first and head where the schedule puts it.
 
     Parameters
@@ -157,7 +157,20 @@ def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else -1
     count += w.stem.parameters if stage == 0 else 0
     count += w.head.parameters if stage == head_stage % len(plan.stage_layers) else 0
-    return count * w.gradient_bytes_per_parameter
+    return count
+
+
+def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
+    """Of a stage.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    stage
+        Its number.
+    """
+    return stage_parameters(plan, stage) * plan.workload.gradient_bytes_per_parameter
 
 
 def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Floats:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from planner.checker.plan_network import averaged_bytes, averaged_parts, mean_links
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.choices import Head
+from planner.training_plan.choices import Head, Phase
 from planner.training_plan.model import TrainingPlan
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def clock_times(plan: TrainingPlan) -> Times | None:
     if step is None:
         return None
     if every > odd:
-        rare = clock.run(several, False)
+        rare = _between(clock).run(several, True)
         assert rare is not None
         step = (odd * step + (every - odd) * _third_pass_s(rare, each)) / every
     return Times(
@@ -114,6 +114,15 @@ def paths_clock_s(plan: TrainingPlan) -> float | None:
             return None
         spans[k] = float(run.last_operation_s[0])
     return math.fsum(spans[k] for k in plan.cycle) / len(plan.cycle)
+
+
+def _between(clock: _Clock) -> _Clock:
+    """With what is averaged in all steps but the H-th: within groups, or nothing."""
+    inner = tuple(
+        tuple(groups for groups in rounds if {one.phase for one in groups} == {Phase.WITHIN})
+        for rounds in clock.plan.averaging
+    )
+    return _Clock(clock.plan.replace(averaging=inner))
 
 
 def _third_pass_s(run: Happened, each: int) -> float:

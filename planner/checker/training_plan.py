@@ -13,12 +13,11 @@ from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.cost import cost_violations
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import held_bytes
+from planner.checker.plan_network import gradient_bytes, held_bytes, stage_parameters
 from planner.checker.step_clock import clock_times, paths_clock_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
 from planner.search.certificate import Certificate, Status
-from planner.training_plan.choices import Head
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FROM_FLOPS
@@ -178,9 +177,8 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
     activations = [
         plan.workload.layers[stop - 1].output_bytes * samples for _, stop in plan.stage_layers[:-1]
     ]
-    cost = assignment_cost_s(
-        plan.assignment.groups, plan.cluster.network, activations, list(_gradients(plan).values())
-    )
+    gradients = [gradient_bytes(plan, j) for j in range(len(plan.stage_layers))]
+    cost = assignment_cost_s(plan.assignment.groups, plan.cluster.network, activations, gradients)
     yield from same(cost, certificate.objective, "eq. 1", "certificates.assignment.objective")
     if certificate.bound is not None and not 0 <= certificate.bound <= cost * (1 + TOLERANCE):
         yield Violation(
@@ -192,27 +190,11 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
         yield from grid_violations(plan.assignment, plan.cluster.network, activations)
 
 
-def _stage_parameters(plan: TrainingPlan) -> dict[int, int]:
-    """Parameters per stage, embedding with the first and head where the schedule puts it."""
-    last = len(plan.stage_layers) - 1
-    head_stage = last if plan.schedules[0].head is Head.LAST else 0
-    owned = {}
-    for j, (start, stop) in enumerate(plan.stage_layers):
-        owned[j] = sum(layer.parameters for layer in plan.workload.layers[start:stop])
-        owned[j] += plan.workload.stem.parameters if j == 0 else 0
-        owned[j] += plan.workload.head.parameters if j == head_stage else 0
-    return owned
-
-
-def _gradients(plan: TrainingPlan) -> dict[int, float]:
-    each = plan.workload.gradient_bytes_per_parameter
-    return {j: count * each for j, count in _stage_parameters(plan).items()}
-
-
 def _memory(plan: TrainingPlan) -> Iterator[Violation]:
     """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
     w = plan.workload
-    parameters, stage_of = _stage_parameters(plan), plan.stage_of
+    stage_of = plan.stage_of
+    parameters = [stage_parameters(plan, j) for j in range(len(plan.stage_layers))]
     for k, s in enumerate(plan.schedules):
         for d, order in enumerate(s.order):
             if d not in stage_of:

@@ -45,14 +45,14 @@ def whole_step_bound_s(
         number of devices and the least seconds there and back in a group of so many or more;
         ``hop_s``, ``hop_bytes_per_s``: the best of any pair; ``helped``: whether other devices may
         sum parts of gradients (they count in ``return_s`` only); ``levels``: whether stages may
-        average in two levels; ``price``: weights of FLOP/s,
-        uploads and number of devices; ``microbatch_samples``, of which microbatches are multiples;
-        ``recompute``: whether stages may; ``every_steps``: how many steps one averages, if that is
-        not each, and the bound is their mean.
+        average in two levels; ``regions``: how many there are, where they do so on two clocks;
+        ``price``: weights of FLOP/s, uploads and number of devices; ``microbatch_samples``, of
+        which microbatches are multiples; ``recompute``: whether stages may; ``every_steps``: how
+        many steps one averages, if that is not each, and the bound is their mean.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
         that the bound is about: compute times by FLOPs, all stages visited, the head last, one
-        round a stage, or two levels, in which all contribute.
+        round a stage, or two levels or two clocks, in which all contribute.
     claimed_s
         The bound that it is said to prove.
 
@@ -98,9 +98,20 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
         return False
     if plan.averages_for and witness.get("helped") is not True:
         return False
+    regions = witness.get("regions", 0)
+    if not isinstance(regions, int) or (regions > 0) != plan.two_clocks:
+        return False
+    if regions:
+        # the fewer regions, the more is sent in all
+        own = [set(plan.cluster.network.regions), *(rounds[0] for rounds in plan.averaging)]
+        alone = [len(rounds) == len(rounds[0]) == 1 for rounds in plan.averaging]
+        return max(map(len, own)) <= regions and all(
+            one or _exchanges_at_once(rounds, Phase.WITHIN)
+            for one, rounds in zip(alone, plan.averaging, strict=True)
+        )
     levels = witness.get("levels") is True
     return all(
-        (levels and _exchanges_at_once(rounds))
+        (levels and _exchanges_at_once(rounds, Phase.REDUCE))
         or (
             len(rounds) == 1
             and len(rounds[0]) == 1
@@ -110,10 +121,10 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     )
 
 
-def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase) -> bool:
     """Whether a stage averages in two levels, and every site has a part in every exchange."""
     if [{group.phase for group in groups} for groups in rounds] != [
-        {Phase.REDUCE},
+        {first},
         {Phase.EXCHANGE},
         {Phase.SPREAD},
     ]:
@@ -209,7 +220,9 @@ class _Stages:
         self.again = (False, True) if witness["recompute"] is True else (False,)
         self.wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
         self.helped = witness.get("helped") is True
-        self.levels = witness.get("levels") is True
+        self.regions = int(witness.get("regions", 0))
+        self.levels = witness.get("levels") is True or self.regions > 0
+        self.every = plan.sync.every_steps
         # from one averaging to the next, as if it were one step
         self.count = plan.workload.batch_samples * plan.sync.every_steps // self.samples
         self.last = len(plan.workload.layers)
@@ -274,6 +287,13 @@ class _Stage:
         least = of.helped or of.levels
         self.averaged = (np.where(m > 1, m, 0) if least else 2 * (m - 1)) * vector
         slowest = np.maximum(self.averaged / of.all_lines, vector / of.line)
+        if of.regions:
+            # two regions that exchange by many devices send least then, though each step a
+            # region's devices send what one with fewer would
+            slowest = 2 * vector / of.all_lines
+            near = np.minimum(m, of.regions)
+            inside = 2 * (m - near) * owned * w.gradient_bytes_per_parameter
+            self.averaged = 2 * (near - 1) * vector + of.every * inside
         self.averaging_s = np.where(m > 1, slowest + dev.back_s, 0.0)
         # the way of a first microbatch here, of the last one home, and of one through the last
         # layers and back, over one hop at least, all on the fastest device

@@ -9,7 +9,7 @@ from planner.clock.simulator import simulate, unlike_steps_s
 from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Sync, TrainingPlan
 from planner.workload.boundary_codec import BoundaryCodec
 
 ASKED_INSTEAD = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -27,7 +27,7 @@ def sync_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
         return []
     alone_s, averages_s = unlike_steps_s(plan)
     other = [h for h in ASKED_INSTEAD if h < every][-MOST_INSTEAD:]
-    instead = {h: ((h - 1) * alone_s + averages_s) / h for h in other}
+    instead = {h: Sync(h).mean_s(alone_s, averages_s) for h in other}
     data["sync"] = {
         "every_steps": every,
         "step_alone_s": alone_s,
@@ -36,9 +36,12 @@ def sync_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     }
     step = "" if outer is None else f", then {outer.optimizer}: rate {outer.learning_rate:g}"
     step += "" if outer is None else f", momentum {outer.momentum:g}"
+    between, without = (" between regions", "averaging within regions")
+    if not plan.two_clocks:
+        between, without = ("", "without averaging")
     return [
-        f"{'':24}averages every {every} steps{step}",
-        f"{'':24}{alone_s:10.4f} s without averaging, {averages_s:.4f} s with; every "
+        f"{'':24}averages{between} every {every} steps{step}",
+        f"{'':24}{alone_s:10.4f} s {without}, {averages_s:.4f} s with; every "
         + ", ".join(f"{h} {seconds:.4f} s" for h, seconds in instead.items()),
     ]
 
@@ -50,6 +53,7 @@ MEASURED: dict[str, str] = {
     "boundaries bf16": "as workloads in bf16 send them",
     "boundaries int4": "untested: no measurement of what it costs is known",
     "sync": "DiLoCo-SWARM, Table 2: perplexity 27.95 with 10, 30.15 with 50, 31.27 with 200",
+    "within": "DiLoCo with a worker a region instead of a device; no loss published by itself",
 }
 """What is known of decisions that change what is learned."""
 
@@ -65,6 +69,8 @@ def learning_lines(plan: TrainingPlan) -> list[str]:
     lines = [f"{'':24}{what}: {MEASURED[what]}" for what in found]
     if plan.sync.every_steps > 1:
         lines.append(f"{'':24}averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}")
+    if plan.two_clocks:
+        lines.append(f"{'':24}gradients within regions: {MEASURED['within']}")
     return lines
 
 

@@ -55,6 +55,7 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "gradients_as": str(plan.codec),
         "boundaries_as": str(plan.workload.boundary_codec),
         "averages_every": plan.sync.every_steps,
+        "two_clocks": plan.two_clocks,
         "wiring": str(plan.wiring),
         "clip": plan.clip,
         "hash": plan.content_hash[:12],

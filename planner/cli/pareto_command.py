@@ -21,7 +21,8 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.output import show
-from planner.compose.front import WORTH, FrontPoint, pareto
+from planner.compose.front import NOBODY, WORTH, FrontPoint, pareto
+from planner.compose.request import Within
 from planner.network.atomic import write_picture, write_text
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
@@ -57,6 +58,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help=f"between stages, of {','.join(one.value for one in BoundaryCodec)}; default none",
     )
     sub.add_argument(
+        "--within",
+        type=_words,
+        default=[NOBODY],
+        help="who averages gradients in every step where sync-every is above 1, of "
+        f"{','.join((NOBODY, *Within))}; default none",
+    )
+    sub.add_argument(
         "--worth",
         type=_numbers,
         default=list(WORTH),
@@ -90,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"{args.out}: is a file; name a folder")
     searches = len(args.sync_every) * len(args.codecs) * len(args.boundary_codecs)
-    searches *= len(dict.fromkeys(args.worth))
+    searches *= len(args.within) * len(dict.fromkeys(args.worth))
     stop_of(args)  # what is wrong with it is said before anything else
     seconds = None if args.seconds is None else args.seconds / max(searches, 1)
     workload = workload_of(args)
@@ -103,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         sync_every=args.sync_every,
         codecs=args.codecs,
         boundary_codecs=args.boundary_codecs,
+        within=args.within,
         worth=args.worth,
         stop=stop,
         seed=args.seed,
@@ -149,6 +158,7 @@ def _row(point: FrontPoint, file: str) -> dict[str, Any]:
         "sync_every": plan.sync.every_steps,
         "codec": str(plan.codec),
         "boundary_codec": str(plan.workload.boundary_codec),
+        "within": str(request.within or NOBODY),
         "hour_usd": request.hour_usd if request.objective == "cost" else None,
         "objective": str(request.objective),
         "bound": point.result.bound,
@@ -174,6 +184,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("sync_every", "averages every", str),
     ("codec", "gradients", str),
     ("boundary_codec", "boundaries", str),
+    ("within", "within", str),
 )
 
 
@@ -222,6 +233,8 @@ def _draw(points: Sequence[FrontPoint], path: Path) -> None:
 def _kind(point: FrontPoint) -> str:
     plan = point.plan
     words = [f"every {plan.sync.every_steps} steps" if plan.sync.every_steps > 1 else "every step"]
+    if point.request.within is not None:
+        words.append(f"each {point.request.within} every step")
     if plan.codec is not Codec.NONE:
         words.append(f"{plan.codec} gradients")
     if plan.workload.boundary_codec is not BoundaryCodec.NONE:

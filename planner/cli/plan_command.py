@@ -32,7 +32,16 @@ from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
-from planner.compose.request import EVEN, Objective, Order, PlanRequest, Question, Shares, Wiring
+from planner.compose.request import (
+    EVEN,
+    Objective,
+    Order,
+    PlanRequest,
+    Question,
+    Shares,
+    Wiring,
+    Within,
+)
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
@@ -125,6 +134,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="average every so many steps, with an outer optimizer (DiLoCo-SWARM); default 1",
     )
     sub.add_argument(
+        "--within",
+        choices=[one.value for one in Within],
+        help="with --sync-every: devices of a stage in one region average gradients in every step, "
+        "and regions their parameters every so many",
+    )
+    sub.add_argument(
         "--delayed", action="store_true", help="average beside the next step, with --sync-every"
     )
     sub.add_argument(
@@ -215,6 +230,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         prices=prices_of(args),
         clip=args.clip,
         sync_every=args.sync_every,
+        within=args.within,
         delayed=args.delayed,
         outer=OuterOptimizer(OuterStep.NESTEROV, args.outer_lr, args.outer_momentum),
         method=args.method,
@@ -458,6 +474,7 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
         made.codec.wire_ratio,
         every=made.sync.every_steps,
         helped_in=asked.helped_in,
+        two_clocks=made.two_clocks,
     )
     return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
 
@@ -486,6 +503,12 @@ def _recompute_line(made: TrainingPlan) -> list[str]:
 
 
 def _levels_line(made: TrainingPlan) -> list[str]:
+    if made.two_clocks:
+        regions = sorted({len(rounds[0]) for rounds in made.averaging})
+        workers = " to ".join(str(count) for count in dict.fromkeys((regions[0], regions[-1])))
+        return [
+            f"{'':24}gradients averaged within regions in every step, {workers} regions to a stage"
+        ]
     two = [str(j) for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
     if not two:
         return []

@@ -55,7 +55,8 @@ class Run:
         steps
             The schedule of every step.
         averages
-            Whether steps end with averaging: all, or each.
+            Whether steps end with averaging: all, or each. Where none does, each does so within
+            groups if the plan averages on two clocks.
         delayed
             Whether it goes on beside the next step.
         message_s
@@ -77,7 +78,11 @@ class Run:
             np.zeros(0, dtype=np.int64),
             recorded,
         )
-        return cls._of(program.pairs, program.work, program.rounds, rules)
+        rounds = program.rounds
+        if queues and len(program.within.size) and not rules.averages.any():
+            rounds = program.within
+            rules.averages[:] = True
+        return cls._of(program.pairs, program.work, rounds, rules)
 
     @classmethod
     def chosen(cls, pairs: Pairs, work: Work, room: Ints, message_s: float = 0.0) -> Run:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs, pairs_of
 from planner.clock.rounds import Rounds, compile_rounds
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import Schedule, TrainingPlan, within
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
@@ -58,11 +58,23 @@ class Work(NamedTuple):
 
 
 class Program(NamedTuple):
-    """All that the clock needs to know of a plan."""
+    """All that the clock needs to know of a plan.
+
+    Attributes
+    ----------
+    pairs, work
+        Messages' pairs, and operations.
+    rounds
+        Of a step that averages: where it does so on two clocks, those of every step before the
+        others.
+    within
+        Those of the other steps: of every step on two clocks, otherwise none.
+    """
 
     pairs: Pairs
     work: Work
     rounds: Rounds
+    within: Rounds
 
 
 def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Program:
@@ -85,8 +97,11 @@ def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Progra
     sent = message_bytes(plan, workload)
     pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
     gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    rounds = compile_rounds(plan.averaging, gradient, plan.codec, links, pairs, plan.awaits_norm)
-    return Program(pairs, work, rounds)
+    vectors = (gradient, plan.codec, links, pairs)
+    rounds = compile_rounds(plan.averaging, *vectors, plan.awaits_norm)
+    return Program(
+        pairs, work, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)
+    )
 
 
 def message_bytes(plan: TrainingPlan, workload: Workload) -> Floats:

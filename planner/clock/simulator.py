@@ -26,7 +26,7 @@ from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
 from planner.network.values import choice, of_kind
-from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.model import Predicted, TrainingPlan, within
 from planner.workload.workload import Workload
 
 PASSES = 3
@@ -158,11 +158,8 @@ def first_step_s(plan: TrainingPlan) -> float:
         Seconds.
     """
     setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
-    every = plan.sync.every_steps
-    found = setting.first_of_two_s(averages=True)
-    if every > 1:
-        found = ((every - 1) * setting.first_of_two_s(averages=False) + found) / every
-    return found
+    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.first_of_two_s(averages=False)
+    return plan.sync.mean_s(alone_s, setting.first_of_two_s(averages=True))
 
 
 def predicted_timeline(plan: TrainingPlan) -> Timeline:
@@ -189,7 +186,7 @@ def step_s(plan: TrainingPlan) -> float:
 
 
 def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
-    """Steps of a plan that averages rarely: without averaging and with.
+    """Steps of a plan that averages rarely: without averaging (but within groups) and with.
 
     Their mean, of H - 1 and one, is ``step_s``. Where averaging is delayed the latter has all that
     it costs both steps.
@@ -204,9 +201,11 @@ def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     tuple[float, float]
         Mean distances of step ends in the third pass through the cycle, in seconds.
     """
-    setting, every = _Setting.of(plan, None, None, LinkModel.QUEUED, None), plan.sync.every_steps
-    alone_s = setting.mean_step_s(averages=False)
-    return alone_s, every * setting.step_s() - (every - 1) * alone_s
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    alone_s, averages_s, some = setting.unlike_steps_s()
+    if some == plan.sync.every_steps:
+        alone_s = setting.mean_step_s(averages=False)
+    return alone_s, some * averages_s - (some - 1) * alone_s
 
 
 def cycle_steps_s(
@@ -298,21 +297,29 @@ class _Setting:
 
     def step_s(self) -> float:
         """Mean distance of step ends in the third pass through the cycle."""
-        cycle, every = list(self.plan.cycle), self.plan.sync.every_steps
+        cycle = list(self.plan.cycle)
         if not self.queues:
             alone = {k: self.run([k], False, 1) for k in set(cycle)}
             pipeline = sum(float(alone[k].times.end.max(initial=0.0)) for k in cycle) / len(cycle)
             averaging = max(averaging_s(self.plan, self.cluster, self.workload).values(), default=0)
+            inner = tuple(map(within, self.plan.averaging))
+            each = averaging_s(self.plan.replace(averaging=inner), self.cluster, self.workload)
             step = pipeline + max(self.plan.compute_times.update_s, default=0)
             if self.plan.sync.delayed:
                 averaging = max(averaging - step, 0.0)
-            return step + averaging / every
-        # steps that are alike, and those that are not: H - 1 and one, or H - 2 and two
-        some = 1 if not self.plan.sync.delayed else min(every, 2)
-        mean = self._delayed_s(some) if self.plan.sync.delayed else self.mean_step_s(averages=True)
-        if every > some:
-            mean = ((every - some) * self.mean_step_s(averages=False) + some * mean) / every
-        return mean
+            return step + self.plan.sync.mean_s(max(each.values(), default=0), averaging)
+        return self.plan.sync.mean_s(*self.unlike_steps_s())
+
+    def unlike_steps_s(self) -> tuple[float, float, int]:
+        """Mean steps of two chains, without averaging and with, and how many of H the latter are.
+
+        These are one, or where averaging is delayed two; the former is 0 where that is all of H.
+        """
+        every, delayed = self.plan.sync.every_steps, self.plan.sync.delayed
+        some = min(every, 2) if delayed else 1
+        averages_s = self._delayed_s(some) if delayed else self.mean_step_s(averages=True)
+        alone_s = 0.0 if every == some else self.mean_step_s(averages=False)
+        return alone_s, averages_s, some
 
     def mean_step_s(self, *, averages: bool) -> float:
         """Of the third pass through the cycle."""

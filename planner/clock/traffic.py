@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.clock.links import NONE, Links
 from planner.clock.program import compile_plan
 from planner.clock.rounds import group_bytes
-from planner.training_plan.choices import Codec
+from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.model import StageAveraging, TrainingPlan
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ def sent_bytes(plan: TrainingPlan) -> Floats:
     work, pairs, n = program.work, program.pairs, len(plan.cluster)
     vectors = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     averaging = zip(plan.averaging, vectors, strict=True)
-    sent = averaged_bytes(averaging, plan.codec, n) / plan.sync.every_steps
+    sent = averaged_bytes(averaging, plan.codec, n, plan.sync.every_steps)
     for schedule in plan.cycle:
         mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]
         mine = mine[work.pair[mine] != NONE]
@@ -45,9 +45,9 @@ def sent_bytes(plan: TrainingPlan) -> Floats:
 
 
 def averaged_bytes(
-    averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int
+    averaging: Iterable[tuple[StageAveraging, float]], codec: Codec, devices: int, every: int
 ) -> Floats:
-    """Bytes of one averaging of all stages.
+    """Bytes that all stages average in a step, in the mean.
 
     Parameters
     ----------
@@ -57,16 +57,19 @@ def averaged_bytes(
         How it is written on the wire.
     devices
         N.
+    every
+        H: one step in so many averages, but for groups that average within in each.
 
     Returns
     -------
     ndarray
         ``float[N, N]``, from row to column.
     """
-    sent = np.zeros((devices, devices))
+    rare, each = np.zeros((2, devices, devices))
     for rounds, vector in averaging:
         for groups in rounds:
             for group in groups:
                 index = np.array(group.members)
+                sent = each if group.phase is Phase.WITHIN else rare
                 sent[np.ix_(index, index)] += group_bytes(group, vector, codec)
-    return sent
+    return each + rare / every

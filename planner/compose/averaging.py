@@ -10,6 +10,7 @@ from planner.clock.links import Links
 from planner.clock.rounds import round_s, rounds_s
 from planner.compose.levels import two_levels
 from planner.compose.request import Shares
+from planner.compose.two_clocks import on_two_clocks
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
 from planner.training_plan.choices import Codec
@@ -26,6 +27,7 @@ def averaging_rounds(
     codec: Codec = Codec.NONE,
     *,
     levels: bool = False,
+    two_clocks: bool = False,
 ) -> StageAveraging:
     """Rounds of one stage, in which every device contributes.
 
@@ -49,6 +51,9 @@ def averaging_rounds(
     levels
         Whether to average in two levels where sites' lines make that faster
         (`planner.compose.levels`).
+    two_clocks
+        Whether to average within regions in every step, and between them once in H
+        (`planner.compose.two_clocks`).
 
     Returns
     -------
@@ -65,10 +70,6 @@ def averaging_rounds(
     M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2 and
     Appendix C.
     """
-    members = [tuple(group)]
-    rounds = [members]
-    if group_size is not None and len(group) > 1:
-        rounds = _schedule(group, min(group_size, len(group)))
     unable = [d for d in group if not np.asarray(cluster.devices.can_aggregate)[d]]
     if shares == Shares.EQUAL and unable and len(group) > 1:
         raise ProblemError(
@@ -76,12 +77,18 @@ def averaging_rounds(
             "equal; ask for averaging='adaptive'"
         )
 
-    def make(m: tuple[int, ...]) -> AveragingGroup:
+    def make(m: tuple[int, ...], size: float) -> AveragingGroup:
         if shares == Shares.EQUAL:
             return AveragingGroup.equal(m)
-        return adaptive_group(cluster, m, vector_bytes * codec.wire_ratio)
+        return adaptive_group(cluster, m, size)
 
-    made = tuple(tuple(make(m) for m in groups) for groups in rounds)
+    if two_clocks:
+        return on_two_clocks(cluster, group, make, vector_bytes, codec)
+    rounds = [[tuple(group)]]
+    if group_size is not None and len(group) > 1:
+        rounds = _schedule(group, min(group_size, len(group)))
+    size = vector_bytes * codec.wire_ratio
+    made = tuple(tuple(make(m, size) for m in groups) for groups in rounds)
     two = two_levels(cluster, group) if levels else None
     if two is None:
         return made

@@ -129,11 +129,8 @@ def straight_bound_s(question: Question, shape: Shape) -> float:
     float
         Seconds.
     """
-    every = question.request.sync_every
-    step_s = _step_s(question, shape, together=question.ends_together)
-    if every > 1:
-        step_s = ((every - 1) * _step_s(question, shape, together=False) + step_s) / every
-    return step_s
+    averages_s = _step_s(question, shape, together=question.ends_together)
+    return question.request.sync.mean_s(_step_s(question, shape, together=False), averages_s)
 
 
 def _step_s(question: Question, shape: Shape, *, together: bool) -> float:

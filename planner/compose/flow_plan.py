@@ -24,7 +24,7 @@ from planner.compose.straight import eagerly_served
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import Schedule, TrainingPlan, within
 from planner.workload.compute_times import ComputeTimes
 
 
@@ -51,8 +51,9 @@ class Prepared:
     merit, usd_per_byte, averaging_usd
         What is least; ``float[N, N]`` of messages, and what a step's averaging costs in the mean,
         where dollars count.
-    averaging_s, update_s
-        Per stage, seconds of its averaging when nothing slows it down, and its longest update.
+    averaging_s, within_s, update_s
+        Per stage, seconds of its averaging when nothing slows it down; of what of it is every
+        step's, on two clocks; and its longest update.
     """
 
     layout: Layout
@@ -69,6 +70,7 @@ class Prepared:
     usd_per_byte: Floats
     averaging_usd: float
     averaging_s: tuple[float, ...]
+    within_s: tuple[float, ...]
     update_s: tuple[float, ...]
     _rates: dict[bytes, FlowRates] = field(default_factory=dict, repr=False)
 
@@ -111,16 +113,19 @@ class Prepared:
         times, links = compute_times(asked, shape, assignment), Links.of(cluster)
         codec = Codec(question.request.codec)
         averaging = stage_averaging(asked, shape, groups)
-        averaging_s = tuple(rounds_s(rounds, size, links, codec) for rounds, size in averaging)
+        averaging_s, within_s = (
+            tuple(rounds_s(part(rounds), size, links, codec) for rounds, size in averaging)
+            for part in (tuple, within)
+        )
         merit, paid = Merit.of(question.request), np.zeros((len(cluster), len(cluster)))
         if merit.by_cost:
             paid = question.request.prices.usd_per_byte(cluster.network)
-        averaged = averaged_bytes(averaging, codec, len(cluster)) / question.request.sync_every
+        averaged = averaged_bytes(averaging, codec, len(cluster), question.request.sync_every)
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
         parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
         usd = (merit, paid, float((paid * averaged).sum()))
-        return cls(layout, *parts, *usd, averaging_s, update_s)
+        return cls(layout, *parts, *usd, averaging_s, within_s, update_s)
 
     @property
     def spreads(self) -> tuple[Spread, ...]:
@@ -181,11 +186,11 @@ class Prepared:
             for v in np.unique(at[busy]):
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
-        every = self.question.request.sync_every
-        averages = (alone + self.averaging_s).max()
-        if self.question.request.delayed:
+        sync = self.question.request.sync
+        averages, alone = (alone + self.averaging_s).max(), alone + self.within_s
+        if sync.delayed:
             averages = max(alone.max(), averages - alone.max())
-        seconds = ((every - 1) * alone.max() + averages) / every
+        seconds = sync.mean_s(alone.max(), averages)
         usd = self._messages_usd(paths)
         return Draft(self, schedule, float(seconds), slower, late, spread, usd)
 

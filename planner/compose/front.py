@@ -23,6 +23,8 @@ from planner.workload.workload import Workload
 WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
 """What an hour's wait is worth, in hours of all devices: from nothing but time to nothing but
 dollars."""
+NOBODY = "none"
+"""Averages gradients in every step."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,13 @@ class FrontPoint:
         return self.result.plan
 
     @property
-    def trains(self) -> tuple[int, str, str]:
-        """What changes training: steps between averagings, codecs of gradients and boundaries."""
-        plan = self.plan
-        return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec
+    def trains(self) -> tuple[int, str, str, str]:
+        """What changes training: steps between averagings, codecs of gradients and boundaries.
+
+        And who averages gradients in every step where there are several.
+        """
+        plan, within = self.plan, self.request.within or NOBODY
+        return plan.sync.every_steps, plan.codec, plan.workload.boundary_codec, within
 
     @property
     def step_s(self) -> float:
@@ -91,6 +96,7 @@ def pareto(
     sync_every: Sequence[int] = (1,),
     codecs: Sequence[str] = ("none",),
     boundary_codecs: Sequence[str] = ("none",),
+    within: Sequence[str] = (NOBODY,),
     worth: Sequence[float] = WORTH,
     stop: StoppingCriterion,
     seed: int = 0,
@@ -106,6 +112,8 @@ def pareto(
         Where and what to train; devices have prices.
     sync_every, codecs, boundary_codecs
         What may be asked of `PlanRequest` fields ``sync_every``, ``codec``, ``boundary_codec``.
+    within
+        Likewise, where ``sync_every`` is above 1; ``"none"``: nobody averages in every step.
     worth
         What an hour's wait is worth, in what all devices cost in an hour; infinite: time alone.
     stop
@@ -135,7 +143,7 @@ def pareto(
         if name in fields:
             raise ProblemError(f"{name} follows from worth here; leave it out")
     hours = [float(one) if one == math.inf else real("worth", one, 0) for one in worth]
-    choices = (sync_every, codecs, boundary_codecs)
+    choices = (sync_every, codecs, boundary_codecs, within)
     found, refused = list[FrontPoint](), list[tuple[str, str]]()
     for chosen, least in _asked(float(np.sum(hourly)), hours, *choices):
         try:
@@ -164,15 +172,18 @@ def _asked(
         least: dict[str, Any] = {"objective": Objective.TIME}
         if worth < math.inf:
             least = {"objective": Objective.COST, "hour_usd": worth * all_usd}
-        for every, codec, boundary in product(*choices):
-            yield {"sync_every": every, "codec": codec, "boundary_codec": boundary}, least
+        for every, codec, boundary, who in product(*choices):
+            if every == 1 and who != NOBODY and NOBODY in choices[-1]:
+                continue  # all average in every step
+            chosen = {"sync_every": every, "codec": codec, "boundary_codec": boundary}
+            yield chosen | ({} if who == NOBODY else {"within": who}), least
 
 
 def _marked(found: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Fastest first, each once; on a front is what costs less than all that are as fast."""
     unlike = {point.plan.content_hash: point for point in reversed(found)}
     order = sorted(unlike.values(), key=lambda point: (point.step_s, point.step_usd))
-    marked, least = list[FrontPoint](), dict[tuple[int, str, str], float]()
+    marked, least = list[FrontPoint](), dict[tuple[int, str, str, str], float]()
     for point in order:
         known = least.get(point.trains, math.inf)
         least[point.trains] = min(known, point.step_usd)

@@ -52,8 +52,9 @@ class Model(NamedTuple):
         Bytes of gradients on the wire over those that they have.
     microbatches
         Of a step.
-    every, delayed
-        H: one step in so many averages, beside the next if that is so.
+    every, delayed, two_clocks
+        H: one step in so many averages, beside the next if ``delayed``, and every step within
+        regions if ``two_clocks``.
     by_cost, wait_usd_per_s
         Whether dollars are estimated, and what waiting is worth.
     most_held
@@ -78,6 +79,7 @@ class Model(NamedTuple):
     microbatches: float
     every: float
     delayed: bool
+    two_clocks: bool
     by_cost: bool
     wait_usd_per_s: float
     most_held: float
@@ -100,6 +102,7 @@ class Links(NamedTuple):
     sums: Bools
     site: Ints
     line: Floats
+    region: Ints
     order: Ints
     equal: bool
     usd_per_s: Floats
@@ -130,7 +133,8 @@ class State(NamedTuple):
 class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
     place; delays, compute, rooms and dollars for a microbatch's messages by stage; by site, bytes
-    of each stage's messages over its line, bytes of averaging, and a stage's devices."""
+    of each stage's messages over its line, bytes of averaging, and a stage's devices; some of a
+    stage's devices by place, and all of them by region."""
 
     share: Floats
     left: Floats
@@ -142,6 +146,8 @@ class Scratch(NamedTuple):
     crossing: Floats
     averaged_bytes: Floats
     held: Floats
+    some: Ints
+    by_region: Floats
 
 
 @jit
@@ -326,6 +332,58 @@ def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float)
 
 
 @jit
+def two_clocks_s(
+    size: float, plain: float, row: Any, links: Any, scratch: Any, enough: float
+) -> tuple[float, float]:
+    """Seconds in which regions average ``plain`` bytes each, and then ``size`` between them.
+
+    See `planner.compose.two_clocks`; what sites' lines take beside is left aside. Nothing faster
+    than ``enough`` seconds is looked for within a region.
+    """
+    share, some, held = scratch.averaged, scratch.some, scratch.by_region
+    places, used, least, within, spread = len(row), 0, np.inf, enough, 0.0
+    held[:] = 0.0
+    for c in range(places):
+        held[links.region[c]] += row[c]
+    for r in range(len(held)):
+        if held[r] == 0:
+            continue
+        used += 1
+        able = 0.0
+        for c in range(places):
+            some[c] = row[c] if links.region[c] == r else 0
+            able += some[c] if links.sums[c] else 0
+        least = min(least, able if held[r] > 1 else 1.0)
+        within = max(within, one_round_s(plain, some, links, share, within))
+    if used == 1 or least == 0:
+        return within, 0.0
+    for c in range(places):
+        if row[c] == 0:
+            continue
+        r = links.region[c]
+        if held[r] > 1:
+            near_s = (held[r] - 1) / least * plain / links.capacity[c]
+            back_s = 0.0
+            for d in range(places):
+                if row[d] > 0 and links.region[d] == r and (c != d or row[c] > 1):
+                    near_s = max(near_s, plain / least / links.slower[c, d])
+                    back_s = max(back_s, links.there_and_back_s[c, d])
+            spread = max(spread, near_s + back_s)
+    some[:] = 0
+    for r in range(len(held)):
+        best = -1
+        for c in range(places):
+            if row[c] == 0 or links.region[c] != r:
+                continue
+            more = best == -1 or links.capacity[c] > links.capacity[best]
+            if best == -1 or (links.sums[c] and (more or not links.sums[best])):
+                best = c
+        if best >= 0:
+            some[best] = 1
+    return within, one_round_s(size / least, some, links, share, 0.0) + spread
+
+
+@jit
 def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, float]:
     """Microbatches that a device of a place holds on a stage, without and with recomputation."""
     last = j == state.stages[0] - 1
@@ -433,12 +491,24 @@ def estimate(model: Any, links: Any, state: Any, scratch: Any) -> float:
     stages = state.stages[0]
     each, messages = model.wait_usd_per_s, 0.0
     for j in range(stages):
-        row, members, averaged = state.counts[j], 0.0, 0.0
+        row, members, averaged, rare = state.counts[j], 0.0, 0.0, 0.0
+        held = scratch.by_region
+        held[:] = 0.0
         for c in range(len(row)):
             members += row[c]
+            held[links.region[c]] += row[c]
             each += row[c] * links.usd_per_s[c]
+        for c in range(len(row)):
             for d in range(len(row)):
-                averaged += row[c] * row[d] * links.usd_per_byte[c, d]
+                paid = row[c] * row[d] * links.usd_per_byte[c, d]
+                averaged += paid
+                if paid > 0:
+                    rare += paid / (held[links.region[c]] * held[links.region[d]])
+        if model.two_clocks:
+            # one device a region, as it were
+            averaged, members = rare, 0.0
+            for r in range(len(held)):
+                members += held[r] > 0
         if j < stages - 1:
             messages += model.microbatches * scratch.paid[j]
         # shares are equal, or about so
@@ -490,13 +560,18 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         if not changed:
             break
     # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
-    way, longest = 0.0, 0.0
+    way, longest, each = 0.0, 0.0, 0.0
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
         size = _stage_parameters(model, state, j) * model.gradient_bytes
         row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
         plain, enough = size / model.wire_ratio, longest - way
+        if model.two_clocks:
+            within, between = two_clocks_s(size, plain, row, links, scratch, max(each - way, 0.0))
+            each = max(each, way + within)
+            longest = max(longest, way + within + between)
+            continue
         seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
         longest = max(longest, way + seconds)
     for s in range(len(links.line)):
@@ -504,8 +579,9 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
         sent_s = scratch.averaged_bytes[s] / links.line[s]
         longest = max(longest, scratch.own_s[stages - 1] + sent_s)
     # the longest way is that through all stages
-    alone = model.microbatches * period + way
-    averages = longest - way
+    each = max(each, way)
+    alone = model.microbatches * period + each
+    averages = longest - each
     if model.delayed:
         # beside the next step
         averages = max(averages - alone, 0.0)

@@ -83,8 +83,9 @@ class Given:
         Microbatches that a device may hold; None: what memory holds.
     equal
         Whether shares of what is averaged are equal.
-    every, delayed
-        One step in so many averages, beside the next one if ``delayed``.
+    every, delayed, two_clocks
+        One step in so many averages, beside the next one if ``delayed``; with ``two_clocks`` each
+        does within regions.
     merit
         What is least.
     """
@@ -96,6 +97,7 @@ class Given:
     equal: bool = False
     every: int = 1
     delayed: bool = False
+    two_clocks: bool = False
     merit: Merit = BY_TIME
 
 
@@ -137,6 +139,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         workload.batch_samples / samples,
         float(given.every),
         given.delayed,
+        given.two_clocks,
         given.merit.by_cost,
         given.merit.wait_usd_per_s,
         math.inf if given.in_flight is None else float(given.in_flight),
@@ -194,6 +197,7 @@ class LayoutSearch:
             places.sums,
             places.site,
             places.line,
+            places.region,
             order,
             self.given.equal,
             places.usd_per_s,
@@ -215,6 +219,8 @@ class LayoutSearch:
             np.zeros((self.most, len(places.line))),
             np.zeros(len(places.line)),
             np.zeros(len(places.line)),
+            np.zeros(len(places), dtype=np.int64),
+            np.zeros(len(places)),
         )
 
     @property

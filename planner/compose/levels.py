@@ -9,6 +9,8 @@ such devices as the smallest can have, so that a device exchanges in one group.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,39 +61,58 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
         at.setdefault(sites[d], []).append(d)
     if not 1 < len(at) < len(group):
         return None
-    sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
-    holders = {
-        site: sorted((d for d in here if sums[d]), key=lambda d: -min(up[d], down[d]))
-        for site, here in at.items()
-    }
-    slices = min(map(len, holders.values()))
-    if slices == 0:
+    sums = np.asarray(cluster.devices.can_aggregate)
+    if not all(sums[here].any() for here in at.values()):
         return None
-    holders = {site: held[:slices] for site, held in holders.items()}
-    part = shares_of(np.ones(slices))
-    within = []
-    for site, here in at.items():
-        rest = tuple(d for d in here if d not in set(holders[site]))
-        shares = part + (0.0,) * len(rest)
-        within.append(((*holders[site], *rest), shares, (True,) * len(here), (True,) * len(here)))
-    ends = fraction_ends(WHOLE, part)
-    between = _exchange_shares(cluster, list(holders), list(holders.values()))
-    flags = (True,) * len(holders)
-    return (
-        tuple(AveragingGroup(*parts, phase=Phase.REDUCE) for parts in within),
-        tuple(
-            AveragingGroup(
-                tuple(held[k] for held in holders.values()),
-                between,
-                flags,
-                flags,
-                (ends[k], ends[k + 1]),
-                Phase.EXCHANGE,
-            )
-            for k in range(slices)
-        ),
-        tuple(AveragingGroup(*parts, phase=Phase.SPREAD) for parts in within),
+    held, spread = holders(cluster, list(at.values()))
+    between = _exchange_shares(cluster, list(at), held)
+    members = list(zip(*held, strict=True))
+    flags = (True,) * len(at)
+    exchange = tuple(
+        AveragingGroup(each, between, flags, flags, part, Phase.EXCHANGE)
+        for each, part in zip(members, slices(len(members)), strict=True)
     )
+    return tuple(replace(one, phase=Phase.REDUCE) for one in spread), exchange, spread
+
+
+def holders(
+    cluster: Cluster, sites: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
+    """Who of each site holds which slice between sites: as many as the smallest site can have.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    sites
+        Devices of a stage in each; some can sum, or it is one alone.
+
+    Returns
+    -------
+    list[list[int]]
+        By site, the device of each slice: those with most bandwidth.
+    tuple[AveragingGroup, ...]
+        In which they spread their slices.
+    """
+    sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
+    able = [
+        sorted((d for d in here if sums[d] or len(here) == 1), key=lambda d: -min(up[d], down[d]))
+        for here in sites
+    ]
+    count = min(map(len, able))
+    spread = []
+    for here, best in zip(sites, able, strict=True):
+        rest = tuple(d for d in here if d not in set(best[:count]))
+        shares = shares_of(np.ones(count)) + (0.0,) * len(rest)
+        flags = (True,) * len(here)
+        members = (*best[:count], *rest)
+        spread.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
+    return [best[:count] for best in able], tuple(spread)
+
+
+def slices(count: int) -> list[tuple[float, float]]:
+    """The ends of so many equal parts of a vector, as those who spread them have them."""
+    return list(pairwise(fraction_ends(WHOLE, shares_of(np.ones(count)))))
 
 
 def _exchange_shares(

@@ -56,7 +56,7 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     count[:more] += 1
     # nobody averages and updates are free: stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
-    begins, every = range(1 if first_alone else stages), question.request.sync_every
+    begins = range(1 if first_alone else stages)
 
     def step_s(after_s: Floats, together: bool) -> float:
         least = np.array([way.after_s(j, count, after_s) for j in begins])
@@ -67,9 +67,7 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     if question.request.delayed:
         return step_s(update_s, False)
     found = step_s(averages_s + update_s, question.ends_together)
-    if every > 1:
-        found = ((every - 1) * step_s(update_s, False) + found) / every
-    return found
+    return question.request.sync.mean_s(step_s(update_s, False), found)
 
 
 def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -> Floats:

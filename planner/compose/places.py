@@ -42,6 +42,8 @@ class Places:
         ``int[C]``: of whose line its devices have a part.
     line
         ``float[K]``: of every site's line out and in, the slower; empty where none is stated.
+    region
+        ``int[C]``: a number for each; of one of its devices, where it may have several.
     usd_per_s, usd_per_byte
         ``float[C]``, ``float[C, C]``: of a device and of messages; 0 without prices.
     """
@@ -57,11 +59,14 @@ class Places:
     sums: NDArray[np.bool_]
     site: Ints
     line: Floats
+    region: Ints
     usd_per_s: Floats
     usd_per_byte: Floats
 
     @classmethod
-    def of(cls, cluster: Cluster, prices: Prices | None = None) -> Places:
+    def of(
+        cls, cluster: Cluster, prices: Prices | None = None, *, by_region: bool = False
+    ) -> Places:
         """The places of the devices that can compute.
 
         Parameters
@@ -70,6 +75,8 @@ class Places:
             Every pair measured.
         prices
             Of messages, where dollars count: devices of a place are then of one region and price.
+        by_region
+            Whether they are in any case of one region.
         """
         network = cluster.network
         up, down = device_limits(cluster)
@@ -81,7 +88,8 @@ class Places:
         if prices is None or hourly is None:
             hourly = np.zeros(len(cluster))
         columns.append(np.asarray(hourly))
-        regions = [""] * len(cluster) if prices is None else network.regions
+        apart = by_region or prices is not None
+        regions = network.regions if apart else [""] * len(cluster)
         members: list[tuple[int, ...]] = []
         for alike in network.alike:
             kinds: dict[tuple[object, ...], list[int]] = {}
@@ -113,6 +121,7 @@ class Places:
             sums[first],
             links.site_of[first],
             line if np.isfinite(line).any() else line[:0],
+            np.unique(np.array(network.regions)[first], return_inverse=True)[1].astype(np.int64),
             np.asarray(hourly, dtype=float)[first] / HOUR_S,
             np.zeros_like(latency)
             if prices is None

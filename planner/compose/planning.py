@@ -102,6 +102,7 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
             recomputes=again,
             every=request.sync_every,
             helped_in=question.helped_in,
+            two_clocks=request.within is not None,
         )
     by_cost = Merit.of(request).by_cost
     if by_cost:

@@ -116,8 +116,12 @@ def stage_averaging(
     how = (request.shares, request.group_size)
     codec, costs = Codec(request.codec), shape.costs(question.workload)
     sizes = [one.gradient_bytes for one in costs]
+    levels, two = request.levels, request.within is not None
     return [
-        (averaging_rounds(cluster, group, *how, size, codec, levels=request.levels), size)
+        (
+            averaging_rounds(cluster, group, *how, size, codec, levels=levels, two_clocks=two),
+            size,
+        )
         for group, size in zip(groups, sizes, strict=True)
     ]
 

@@ -55,6 +55,12 @@ class Objective(enum.StrEnum):
     COST = "cost"
 
 
+class Within(enum.StrEnum):
+    """Whose gradients are averaged in every step where all average every H."""
+
+    REGION = "region"
+
+
 class Shares(enum.StrEnum):
     """How a gradient is divided among those that sum it."""
 
@@ -123,6 +129,10 @@ class PlanRequest:
         H: average every so many steps (DiLoCo-SWARM). In between each device takes steps of its
         own, then an outer optimizer takes one with the mean change of the parameters. What is
         learned depends on H, a step only becomes shorter with it, so that H is never chosen.
+    within
+        ``"region"``, where H > 1: devices of a stage in one region average gradients in every step
+        and so stay equal; every H, regions average how far they went. It changes what is learned:
+        there are as many that take steps of their own as regions, not as devices.
     outer
         The outer optimizer where H > 1.
     delayed
@@ -172,6 +182,7 @@ class PlanRequest:
     codec: str = Codec.NONE
     boundary_codec: str = BoundaryCodec.NONE
     sync_every: int = 1
+    within: str | None = None
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     delayed: bool = False
     objective: str = Objective.TIME
@@ -198,6 +209,8 @@ class PlanRequest:
             raise ProblemError(
                 "delayed averages changes of parameters a step later, found sync_every 1; give more"
             )
+        if self.within is not None:
+            self._require_two_clocks()
         if self.objective == Objective.TIME and self.hour_usd > 0:
             raise ProblemError(
                 f"hour_usd is {self.hour_usd:g}, what waiting is worth beside dollars; ask for "
@@ -226,6 +239,7 @@ class PlanRequest:
             "boundary_codec": choice(BoundaryCodec, "boundary_codec", self.boundary_codec),
             "path_method": choice(PathMethod, "path_method", self.path_method),
             "objective": choice(Objective, "objective", self.objective),
+            "within": None if self.within is None else choice(Within, "within", self.within),
             "hour_usd": real("hour_usd", self.hour_usd, 0, error=ProblemError),
             "head": None if self.head is None else choice(Head, "head", self.head),
             "wiring": None if self.wiring is None else choice(Wiring, "wiring", self.wiring),
@@ -285,6 +299,22 @@ class PlanRequest:
                 f"clip bounds the norm of gradients that are averaged in every step, found "
                 f"sync_every {self.sync_every}; leave one of them out"
             )
+
+    def _require_two_clocks(self) -> None:
+        if self.sync_every == 1:
+            raise ProblemError(
+                f"within '{self.within}' averages gradients where all average every H steps, found "
+                "sync_every 1; give more, or leave it out"
+            )
+        for name, given in (
+            ("delayed", self.delayed),
+            ("group_size", self.group_size),
+            ("path_stages", self.path_stages),
+        ):
+            if given:
+                raise ProblemError(
+                    f"within '{self.within}' goes without {name}; leave one of them out"
+                )
 
     def _require_straight(self) -> None:
         for name in ("full_every", "max_swaps", "stage_sizes"):
@@ -425,7 +455,7 @@ class PlanRequest:
     @property
     def levels(self) -> bool:
         """Whether stages may average in two levels where devices share a site's line."""
-        if self.group_size is not None:
+        if self.group_size is not None or self.within is not None:
             return False
         return self.averaging == Shares.ADAPTIVE or (self.averaging is None and not self.skips)
 
@@ -535,7 +565,7 @@ class Question:
         """Devices of ``given`` that may sum gradients without a stage, to save time."""
         asked = self.request
         uses = asked.shares == Shares.ADAPTIVE and asked.group_size is None and not asked.skips
-        uses = uses and asked.objective == Objective.TIME
+        uses = uses and asked.objective == Objective.TIME and asked.within is None
         if self.given is None or not uses:
             return ()
         devices = self.given.devices
@@ -546,10 +576,10 @@ class Question:
     def ends_together(self) -> bool:
         """Whether all devices of a stage end their averaging at the same time, whatever is chosen.
 
-        Not in several rounds, and not in two levels.
+        Not in several rounds, not in two levels, and not on two clocks.
         """
         levels = self.request.levels and has_levels(self.cluster)
-        return self.request.group_size is None and not levels
+        return self.request.group_size is None and self.request.within is None and not levels
 
     @property
     def helped_in(self) -> Cluster | None:
@@ -602,6 +632,8 @@ class Question:
             workload = workload.without_outer_state()
         if asked.boundary_codec != BoundaryCodec.NONE:
             workload = workload.with_boundary_codec(asked.boundary_codec)
+        if asked.within is not None:
+            _require_regions(cluster)
         gradients = workload.precision.gradients
         if asked.codec != Codec.NONE and gradients is not Dtype.FP32:
             raise ProblemError(
@@ -621,6 +653,18 @@ class Question:
         if not len(able):
             raise ProblemError("no device can compute; give one that can")
         return cls(cluster.subset(able.tolist()), workload, asked, seed, cluster)
+
+
+def _require_regions(cluster: Cluster) -> None:
+    """Several, of which one has several devices: else there is nothing to do within, or between."""
+    able = np.asarray(cluster.devices.can_compute)
+    regions = [region for region, can in zip(cluster.network.regions, able, strict=True) if can]
+    if not 1 < len(set(regions)) < len(regions):
+        found = "one region" if len(set(regions)) == 1 else "a region for each device"
+        raise ProblemError(
+            f"within 'region' goes with several regions, of which one has several devices, found "
+            f"{found}; leave it out"
+        )
 
 
 def _counts(sizes: Any) -> tuple[int, ...]:

@@ -201,6 +201,10 @@ def _equal_sizes(question: Question) -> tuple[int, ...]:
     return (pipelines,) * stages
 
 
+MOST_MICROBATCHES = 1_000_000
+"""Of a step: whoever asks for more has written a digit too many."""
+
+
 def microbatches_of(workload: Workload, pipelines: int) -> int:
     """Microbatches of a step.
 
@@ -222,6 +226,11 @@ def microbatches_of(workload: Workload, pipelines: int) -> int:
         The batch cannot be divided so.
     """
     count, left = divmod(workload.batch_samples, workload.microbatch_samples)
+    if count > MOST_MICROBATCHES:
+        raise ProblemError(
+            f"batch_samples {workload.batch_samples} are {count} microbatches; a step has at most "
+            f"{MOST_MICROBATCHES}, give a smaller batch or larger microbatches"
+        )
     if left:
         raise ProblemError(
             f"batch_samples must be a multiple of microbatch_samples, found "

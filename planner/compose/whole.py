@@ -115,7 +115,8 @@ def _given(question: Question, devices: int) -> Given:
     layers = None if request.stage_layers is None else layers_of(question, stages or 0)
     equal = request.shares == Shares.EQUAL
     parts = (stages, layers, request.recompute, request.in_flight, equal)
-    return Given(*parts, request.sync_every, request.delayed, Merit.of(request))
+    two_clocks = request.within is not None
+    return Given(*parts, request.sync_every, request.delayed, two_clocks, Merit.of(request))
 
 
 class _Search:
@@ -127,7 +128,8 @@ class _Search:
         self.question, self.stop = question, stop
         self.merit = Merit.of(question.request)
         prices = question.request.prices if self.merit.by_cost else None
-        self.places = Places.of(question.cluster, prices)
+        by_region = question.request.within is not None
+        self.places = Places.of(question.cluster, prices, by_region=by_region)
         wire = Codec(question.request.codec).wire_ratio
         given = _given(question, int(self.places.size.sum()))
         self.random = np.random.default_rng((question.seed, 1))
@@ -214,7 +216,7 @@ class _Search:
         Shares are chosen for averaging by itself; beside messages others may be faster.
         """
         plan, taken = self.best.plan, self.best.objective
-        levels = plan is not None and any(map(in_levels, plan.averaging))
+        levels = plan is not None and any(map(in_levels, plan.averaging)) and not plan.two_clocks
         words = (
             ("two levels", "one round of equal shares") if levels else ("adaptive shares", "equal")
         )

@@ -2,16 +2,16 @@
 
 Any devices take part, in any number of stages with any layers and any sizes; every microbatch goes
 through one device of each stage, wired and ordered in any way, with or without recomputation; each
-stage averages in one round of its devices or, where these share sites' lines, in two levels; all
-contribute, with any shares. Compute times by FLOPs, updates free, head and loss with the last
-stage.
+stage averages in one round of its devices or, where these share sites' lines, in two levels, or on
+two clocks; all contribute, with any shares. Compute times by FLOPs, updates free, head and loss
+with the last stage.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
 after T. What a stage of m devices must do before the next step ends is in `whole_needs`. In two
-levels T is the end of the last exchange: all sites of a stage exchange at the same moment, and
-begin their next step no earlier. A step by itself may be shorter than the bound by what it spreads
-sums faster than the one before.
+levels, and on two clocks, T is the end of the last exchange: all sites of a stage exchange at the
+same moment, and begin their next step no earlier. A step by itself may be shorter than the bound by
+what it spreads sums faster than the one before.
 
 Where one step in H averages, a step is taken for H of them, with as many microbatches, from the
 end of one that averages to the end of the next: the bound is a mean over these.
@@ -66,6 +66,7 @@ def whole_bound(
     recomputes: bool = True,
     every: int = 1,
     helped_in: Cluster | None = None,
+    two_clocks: bool = False,
 ) -> StepBound | None:
     """Seconds that no plan's step beats.
 
@@ -84,15 +85,18 @@ def whole_bound(
         H: one step in so many averages.
     helped_in
         The cluster with other devices that hold no stage but may sum gradients; None: none may.
+    two_clocks
+        Whether stages average within regions in every step, and between them in one of H.
 
     Returns
     -------
     StepBound or None
         Of the distance of two step ends; None where memory holds no split.
     """
-    fleet = Fleet.of(cluster, helped_in)
+    fleet = Fleet.of(cluster, helped_in, two_clocks=two_clocks)
     workload = _of_steps(workload, every)
-    needs = StageNeeds(fleet, workload, wire_ratio, recomputes)
+    asked = (workload, wire_ratio, recomputes, every)
+    needs = StageNeeds(fleet, *asked)
     seconds, price = _best(fleet, lambda price: _any_stage(needs, price), needs.scale_s)
     if not np.isfinite(seconds):
         return None
@@ -115,12 +119,14 @@ def whole_bound(
     names = [
         name
         for name, other in faster.items()
-        if _any_stage(StageNeeds(other, workload, wire_ratio, recomputes), price)(less_s) <= PAID
+        if _any_stage(StageNeeds(other, *asked), price)(less_s) <= PAID
     ]
     what = ", ".join(names) or "the number, memory and latencies"
     basis = f"{what} of all devices, whatever stages they are in"
     if fleet.levels:
         basis += "; for a stage in two levels, from exchange to exchange"
+    if fleet.regions:
+        basis += "; from one exchange between regions to the next"
     if every > 1:
         basis += f"; a mean over {every} steps, of which one averages"
     return StepBound(seconds / every, basis, witness)
@@ -138,6 +144,7 @@ def long_run_s(
     *,
     every: int = 1,
     helped_in: Cluster | None = None,
+    two_clocks: bool = False,
 ) -> float:
     """Seconds a step that no plan beats in the long run; a single step may.
 
@@ -146,7 +153,7 @@ def long_run_s(
 
     Parameters
     ----------
-    cluster, workload, wire_ratio, every, helped_in
+    cluster, workload, wire_ratio, every, helped_in, two_clocks
         As in `whole_bound`.
 
     Returns
@@ -154,8 +161,8 @@ def long_run_s(
     float
         Seconds; infinite where memory holds no split.
     """
-    fleet = Fleet.of(cluster, helped_in)
-    needs = StageNeeds(fleet, _of_steps(workload, every), wire_ratio, recomputes=True)
+    fleet = Fleet.of(cluster, helped_in, two_clocks=two_clocks)
+    needs = StageNeeds(fleet, _of_steps(workload, every), wire_ratio, True, every)
     lasting = needs.lasting()
 
     def prices(price: Price) -> PriceAt:

@@ -8,7 +8,10 @@ and download, a stage whose vector has v bytes
   reducers talk to all others, so to their (m - 1)-nearest. Where helpers may sum parts, members
   send m v in all at least, and a helper talks to its m-nearest. In two levels the exchange ends at
   the same time for all of a stage, and counts as the round's end: until then members send m v in
-  all at least, each v, some pair is used both ways, and all devices begin their next step later;
+  all at least, each v, some pair is used both ways, and all devices begin their next step later.
+  On two clocks too, and from the last operation to there R regions send 2 (R - 1) v, so 2 v at
+  least; in all H steps the devices of a region send 2 (m - 1) v in each beside, so that the more
+  regions there are the less is sent in all;
 - works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
   leaves; some device has its share of whole microbatches. The last operation is followed by the
   averaging, or by the way of its microbatch home;
@@ -55,6 +58,8 @@ class Fleet:
         Whether other devices may sum gradients too.
     levels
         Whether a stage may average in two levels.
+    regions
+        How many there are, where stages average on two clocks; otherwise 0.
     """
 
     flops: Floats
@@ -66,9 +71,12 @@ class Fleet:
     hop_bytes_per_s: float
     helped: bool = False
     levels: bool = False
+    regions: int = 0
 
     @classmethod
-    def of(cls, cluster: Cluster, helped_in: Cluster | None = None) -> Fleet:
+    def of(
+        cls, cluster: Cluster, helped_in: Cluster | None = None, *, two_clocks: bool = False
+    ) -> Fleet:
         """Of a cluster.
 
         Parameters
@@ -77,19 +85,23 @@ class Fleet:
             N devices, every pair measured.
         helped_in
             The cluster with other devices that hold no stage but may sum gradients; None: none may.
+        two_clocks
+            Whether stages average within regions in every step, and between them in one of H.
         """
-        n, helped, levels = len(cluster), helped_in is not None, has_levels(cluster)
+        regions = len(set(cluster.network.regions)) if two_clocks else 0
+        n, helped = len(cluster), helped_in is not None
+        levels = has_levels(cluster) and not two_clocks
         up, down = device_limits(cluster)
         if n == 1:
             columns = (cluster.flops, cluster.memory_bytes, up, down)
-            return cls(*columns, np.zeros(1), 0.0, np.inf, helped, levels)
+            return cls(*columns, np.zeros(1), 0.0, np.inf, helped, levels, regions)
         off = ~np.eye(n, dtype=bool)
         latency = cluster.network.latency_s
         away = np.sort(np.where(off, latency + latency.T, np.inf), axis=1)[:, :-1]
         nearest = away.min(axis=0)
         if helped_in is not None:
             nearest = np.minimum(nearest, _helpers_away(cluster, helped_in))
-        if levels:
+        if levels or two_clocks:
             nearest = np.full(n - 1, nearest.min())
         rate = cluster.limited_network().bandwidth_bytes_per_s
         return cls(
@@ -102,6 +114,7 @@ class Fleet:
             float(rate[off].max()),
             helped,
             levels,
+            regions,
         )
 
     @property
@@ -124,7 +137,11 @@ class Fleet:
             "return_s": [[int(k) + 1, float(self.return_s[k])] for k in rises],
             "hop_s": self.hop_s,
             "hop_bytes_per_s": _finite(self.hop_bytes_per_s),
-        } | {name: True for name in ("helped", "levels") if getattr(self, name)}
+        } | {
+            name: getattr(self, name)
+            for name in ("helped", "levels", "regions")
+            if getattr(self, name)
+        }
 
 
 def _helpers_away(cluster: Cluster, helped_in: Cluster) -> Floats:
@@ -186,6 +203,8 @@ class StageNeeds:
         Bytes of averaged gradients on the wire over those of the workload.
     recomputes
         Whether stages may recompute their activations.
+    every
+        H: how many steps this is, of which the last averages between regions.
 
     Attributes
     ----------
@@ -204,7 +223,12 @@ class StageNeeds:
     """
 
     def __init__(
-        self, fleet: Fleet, workload: Workload, wire_ratio: float, recomputes: bool
+        self,
+        fleet: Fleet,
+        workload: Workload,
+        wire_ratio: float,
+        recomputes: bool,
+        every: int = 1,
     ) -> None:
         self.fleet, self.n, self.layers = fleet, len(fleet.flops), len(workload.layers)
         self.choices = (False, True) if recomputes else (False,)
@@ -221,7 +245,7 @@ class StageNeeds:
         self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(fleet.flops.sum()) or 1.0
         self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
-        self._average()
+        self._average(every / wire_ratio)
 
     def _cost(self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]]) -> None:
         plain, again = (
@@ -268,14 +292,21 @@ class StageNeeds:
         self.turn_s = turn + 2 * (until[-1] - until[self.stops, None]) / self.fastest
         self.home_s = 2 * until[self.starts, None] / self.fastest
 
-    def _average(self) -> None:
+    def _average(self, within: float) -> None:
+        """``within``: vectors that are averaged within regions, as long as those on the wire."""
         fleet = self.fleet
-        line = np.sort(fleet.up if fleet.levels else np.minimum(fleet.up, fleet.down))[::-1]
+        apart = fleet.levels or fleet.regions > 0
+        line = np.sort(fleet.up if apart else np.minimum(fleet.up, fleet.down))[::-1]
         each = 2 * (self.m - 1)
         if fleet.helped or fleet.levels:
             each = np.where(self.m > 1, self.m, 0.0)
+        if fleet.regions:
+            used = np.minimum(self.m, fleet.regions)
+            each = 2 * (used - 1) + 2 * within * (self.m - used)
         self.averaged = each * self.vector
         round_s = np.maximum(self.averaged / line.cumsum(), self.vector / line)
+        if fleet.regions:
+            round_s = 2 * self.vector / line.cumsum()
         self.round_s = np.where(self.m > 1, round_s + self.fleet.return_s, 0.0)
         # a message home arrives, and is worked on in all stages before; a round that sends nothing
         # waits for no message

@@ -159,7 +159,9 @@ def _operations(
     done: dict[tuple[int, int, str], list[Operation]] = {}
     for step in steps:
         for op in step.operations:
-            done.setdefault(op[:3], []).append(op)
+            # on two clocks steps have unlike rounds: what they take is in `Parts`
+            if op.kind != "A" or not plan.two_clocks:
+                done.setdefault(op[:3], []).append(op)
     for (b, device, kind), (start_s, end_s) in _expected(prediction.timelines[k]).items():
         if ops := done.get((b, device, kind)):
             yield OperationPair(

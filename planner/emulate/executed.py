@@ -96,14 +96,20 @@ class Step:
         float or None
             Seconds.
         """
-        averaged = {op.device: op for op in self.operations if op.kind == "A"}
+        # on two clocks a device does so twice
+        starts_of: dict[int, float] = {}
+        ends_of: dict[int, float] = {}
+        for op in self.operations:
+            if op.kind == "A":
+                starts_of[op.device] = min(op.start_s, starts_of.get(op.device, op.start_s))
+                ends_of[op.device] = max(op.end_s, ends_of.get(op.device, op.end_s))
         found = []
         for rounds in plan.averaging:
             members = [d for groups in rounds for group in groups for d in group.members]
-            ends = [averaged[d].end_s for d in members if d in averaged]
+            ends = [ends_of[d] for d in members if d in ends_of]
             for group in rounds[0] if rounds else ():
                 # a round begins when its last member is ready
-                starts = [averaged[d].start_s for d in group.members if d in averaged]
+                starts = [starts_of[d] for d in group.members if d in starts_of]
                 if starts:
                     found.append(max(ends) - max(starts))
         return max(found, default=None)
@@ -240,7 +246,9 @@ def parts_of(
         places.setdefault(step.number % period, []).append(step)
     pipeline = [median(step.pipeline_s for step in steps) for steps in places.values()]
     averaging = []
-    for steps in places.values():
+    for place, steps in places.items():
+        if (place + 1) % plan.sync.every_steps:
+            continue  # nothing, or regions by themselves
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []
     ends = [step.end_s * speed for step in chained[WARM_PASSES * period - 1 : -1 : period]]

@@ -199,6 +199,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                     piece.plan,
                     ranks.rank,
                     averaging_of(piece.plan, ranks.rank),
+                    within=averaging_of(piece.plan, ranks.rank, every_step=True),
                     on_gpu=device.type == "cuda",
                     calibrates=args.calibrate is not None,
                 )

@@ -30,8 +30,8 @@ class Averaging:
         This process.
     rounds
         Its group in every round. One round over all gives the sum, equal on all members bit for
-        bit, and so do the rounds of two levels. In other rounds every group takes its mean; a valid
-        plan's rounds give the mean of all.
+        bit, and so do the rounds of two levels, and those of either of two clocks. In other rounds
+        every group takes its mean; a valid plan's rounds give the mean of all.
     paces, wires
         Of each round: how finely it is cut, how vectors are written.
     devices

@@ -45,7 +45,7 @@ class Compute(Operations, Protocol):
     def update(self) -> None:
         """Take the optimizer step with what `gradients` gave.
 
-        Where devices update by themselves: with this device's own.
+        Where devices update by themselves: with this device's own, or on two clocks with the sum.
         """
 
     def change(self) -> Tensor:

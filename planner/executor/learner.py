@@ -167,6 +167,7 @@ class Learner:
         self._samples: LocalSamples | RoutedSamples = LocalSamples(plan, rank)
         if plan.wiring is Wiring.STOCHASTIC:
             self._samples = RoutedSamples(plan)
+        self._on_host = False
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
@@ -207,6 +208,7 @@ class Learner:
         self._head_gradients: dict[int, Tensor] = {}
         self._samples.begin()
         self._loss = None if self.head is None else 0.0
+        self._on_host = False
         self._vector.zero_()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
@@ -239,6 +241,7 @@ class Learner:
         """All gradients in one vector on the CPU."""
         if self._host is not self._vector:
             self._host.copy_(self._vector)
+        self._on_host = True
         return self._host
 
     def update(self) -> None:
@@ -249,6 +252,8 @@ class Learner:
             scale = self._samples.scale(self._step)
             if scale is None:
                 return  # no sample says where to
+            if self._on_host:
+                self._from_host()
             self._vector.mul_(scale)
         self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()

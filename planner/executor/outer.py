@@ -8,6 +8,9 @@ Changes are weighted by samples: a device's weight is its part of the samples th
 stage in the H steps. With equal parts that is the paper's mean over devices. With others every
 sample still counts once, as it does where gradients are averaged: with plain SGD inside, an outer
 rate of 1 and H = 1, this is data parallel training.
+
+On two clocks the devices of a group that averages gradients in every step are as one: their
+gradient is the mean over the samples of all, their change, the same on each, counts by these.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, within
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
 SAMPLES = "outer/samples"
@@ -26,6 +29,8 @@ SAMPLES = "outer/samples"
 
 class LocalSamples:
     """How many microbatches go through a device, and through its stage; all from the plan.
+
+    On two clocks, through all devices with which it averages in every step.
 
     Parameters
     ----------
@@ -37,10 +42,13 @@ class LocalSamples:
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._every = plan.cycle, plan.sync.every_steps
-        stage = plan.assignment.groups[plan.stage_of[rank]]
+        j = plan.stage_of[rank]
+        stage = plan.assignment.groups[j]
+        groups = (group for groups in within(plan.averaging[j]) for group in groups)
+        as_one = next((group.members for group in groups if rank in group.members), (rank,))
         done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
         self._all = [len(s.paths) for s in plan.schedules]
-        self._own = [counts[rank] for counts in done]
+        self._own = [sum(counts[d] for d in as_one) for counts in done]
         self._stage = [sum(counts[d] for d in stage) for counts in done]
 
     def begin(self) -> None:

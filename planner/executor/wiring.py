@@ -19,7 +19,7 @@ from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.choices import Wiring as Kind
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, within
 
 
 class Wiring:
@@ -44,7 +44,9 @@ class Wiring:
         Whom it routes microbatches to and gets them from; None: paths are fixed, or it has no
         stage.
     averaging
-        Its groups.
+        Its groups; on two clocks those of every H-th step.
+    within
+        Its group in every step, on two clocks; else it has no rounds.
     clipping
         Its part of the norm of all gradients; None: they are not clipped, or it has none.
     tellers
@@ -61,6 +63,7 @@ class Wiring:
         self.traffic = {k: Traffic(schedule, rank) for k, schedule in planned.items()}
         self.places = Places(plan, rank) if routes and rank in plan.stage_of else None
         self.averaging = averaging_of(plan, rank, imposed)
+        self.within = averaging_of(plan, rank, imposed, every_step=True)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
@@ -73,7 +76,7 @@ class Wiring:
         wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
         if self.places is not None:
             wanted |= {(Purpose.PIPELINE, d) for d in self.places.neighbours}
-        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers}
+        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers | self.within.peers}
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if self._rank == 0:
@@ -126,7 +129,9 @@ class Wiring:
         return {d: float(rate) * scale for d, rate in enumerate(row) if d != me}
 
 
-def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+def averaging_of(
+    plan: TrainingPlan, rank: int, imposed: Imposed | None = None, *, every_step: bool = False
+) -> Averaging:
     """A rank's part in averaging.
 
     Parameters
@@ -137,6 +142,8 @@ def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) 
         This process.
     imposed
         What an imposed run divides times and bytes by; None: a model is trained.
+    every_step
+        What it does in every step where it averages on two clocks, instead of in every H-th.
 
     Returns
     -------
@@ -146,7 +153,9 @@ def averaging_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) 
     scale = imposed or Imposed()
     stage = plan.averaged_stage(rank)
     # in two levels not all exchange
-    rounds = [g for groups in plan.averaging[stage] for g in groups if rank in g.members]
+    inner = within(plan.averaging[stage])
+    asked = inner if every_step else plan.averaging[stage][len(inner) :]
+    rounds = [g for groups in asked for g in groups if rank in g.members]
     gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
     # imposed runs are of one machine, whose processors all ranks share
     crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))

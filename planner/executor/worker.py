@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.averaging import Averaging
 from planner.executor.beside import Beside
 from planner.executor.compute import Compute
 from planner.executor.connections import Connection, Connections, Purpose, connections_to
@@ -241,7 +242,7 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         vector = self._compute.gradients()
-        self._average(record, vector, peers, outbox)
+        self._average(record, self.wiring.averaging, vector, peers, outbox)
         if self.wiring.clipping is not None:
             if self._imposed is None:
                 record.norm = self.wiring.clipping.run(vector, norms)
@@ -251,8 +252,13 @@ class Worker:
         self._update(record)
 
     def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        """An update of this device's own and, where they are due, averaging and outer step."""
+        """An update of this device's own and, where they are due, averaging and outer step.
+
+        On two clocks with the gradient of all with whom it is as one.
+        """
         sync = self.plan.sync
+        if self.wiring.within.peers:
+            self._average(record, self.wiring.within, self._compute.gradients(), peers, outbox)
         self._update(record)
         if self._outer_to_come:
             self._end_outer(record)
@@ -262,7 +268,7 @@ class Worker:
             if sync.delayed and not record.rest:
                 self._begin_outer(vector, peers, outbox)
             else:
-                self._average(record, vector, peers, outbox)
+                self._average(record, self.wiring.averaging, vector, peers, outbox)
                 self._compute.outer_update()
         record.end_s = time.monotonic()
 
@@ -293,10 +299,17 @@ class Worker:
         if self._beside is not None:
             self._beside.wait()
 
-    def _average(self, record: StepRecord, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
-        if self.wiring.averaging.peers:
+    def _average(
+        self,
+        record: StepRecord,
+        averaging: Averaging,
+        vector: Tensor,
+        peers: Peers,
+        outbox: Outbox,
+    ) -> None:
+        if averaging.peers:
             ready = time.monotonic()
-            end = self.wiring.averaging.run(vector, peers, outbox)
+            end = averaging.run(vector, peers, outbox)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:

@@ -18,6 +18,7 @@ from planner.network.values import (
     SMALLEST,
     choice,
     mapping,
+    numbers,
     of_kind,
     real,
     sensible,
@@ -28,7 +29,7 @@ from planner.network.values import (
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Devices:
     """What the devices can do: scalars for all, or arrays of N.
 
@@ -92,6 +93,17 @@ class Devices:
         peak = gpu.peak(choice(Dtype, "dtype", dtype))
         return cls(peak * utilization, gpu.memory_bytes, usd_per_hour=gpu.usd_per_hour)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Devices):
+            return NotImplemented
+        return all(
+            _alike(getattr(self, field.name), getattr(other, field.name))
+            for field in fields_of(self)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(np.shape(getattr(self, field.name)) for field in fields_of(self)))
+
     def broadcast(self, n: int) -> Devices:
         """The same with every field an array of ``n``, validated.
 
@@ -128,7 +140,8 @@ class Devices:
         if value is None:
             return None
         try:
-            full = np.array(np.broadcast_to(np.asarray(value, dtype=kind), (n,)))
+            given = numbers(value) if kind is np.float64 else np.asarray(value, dtype=kind)
+            full = np.array(np.broadcast_to(given, (n,)))
         except (TypeError, ValueError):
             raise ValueError(
                 f"devices.{field} must be one value or {n} of them, found shape {np.shape(value)}"
@@ -173,6 +186,13 @@ class Devices:
                     raise ValueError(f"devices.{field} of {site!r} is {rate}; it must be > 0")
             fields[field] = given or None
         return fields
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Of two values of a field: mappings, names, numbers or arrays of them."""
+    if a is None or b is None or isinstance(a, dict) or isinstance(b, dict):
+        return bool(a is b or (a is not None and b is not None and a == b))
+    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
 
 
 @dataclass(frozen=True)

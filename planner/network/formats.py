@@ -121,7 +121,10 @@ def from_csv_text(text: str) -> Matrices:
         One line with what is wrong.
     """
     reader = csv.DictReader(io.StringIO(text))
-    return from_rows(reader, columns=reader.fieldnames or [])
+    try:
+        return from_rows(reader, columns=reader.fieldnames or [])
+    except csv.Error as error:
+        raise NetworkError(f"is no CSV ({error}); correct the file") from None
 
 
 def from_frame(frame: Any) -> Matrices:

@@ -19,7 +19,16 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
-from planner.network.values import LARGEST, SMALLEST, count, mapping, real, sensible, several
+from planner.network.values import (
+    LARGEST,
+    SMALLEST,
+    count,
+    mapping,
+    numbers,
+    real,
+    sensible,
+    several,
+)
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -461,7 +470,7 @@ def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
 
 def _square(field: str, values: ArrayLike) -> Floats:
     try:
-        array = np.array(values, dtype=np.float64)
+        array = numbers(values)
     except (TypeError, ValueError) as error:
         raise NetworkError(f"{field} must be an N x N array of numbers: {error}") from None
     if array.ndim != 2 or array.shape[0] != array.shape[1] or len(array) < 1:

@@ -102,6 +102,34 @@ def count(
     return int(value)
 
 
+def numbers(values: Any) -> NDArray[np.float64]:
+    """A new array of real numbers; None stands for NaN.
+
+    Parameters
+    ----------
+    values
+        Anything that NumPy makes an array of.
+
+    Returns
+    -------
+    ndarray
+        As many dimensions as ``values``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Text, truth values or complex numbers among them, or rows of unequal length.
+    """
+    array = np.asarray(values)
+    kinds = {type(x) for x in array.ravel().tolist()} if array.dtype.kind == "O" else set()
+    if array.dtype.kind not in "iufO" or kinds & {str, bytes, bool, complex}:
+        raise TypeError("text, truth values and complex numbers are none")
+    try:
+        return np.array(array, dtype=np.float64)
+    except OverflowError:
+        raise ValueError("a number is beyond 1e308") from None
+
+
 def of_kind(kind: type[Kind], value: Any, field: str, *, error: Error = ValueError) -> Kind:
     """A value of the kind that is asked for, refused if it is something else."""
     if not isinstance(value, kind):

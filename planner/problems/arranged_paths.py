@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
+from planner.network.values import numbers
 from planner.problems.error import ProblemError
 from planner.problems.group_averaging import GroupAveraging
 from planner.problems.paths import (
@@ -102,7 +103,7 @@ class ArrangedPathProblem:
         rows = {}
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):
             try:
-                given = np.asarray(value, dtype=np.float64)
+                given = numbers(value)
                 rows[name] = np.array(np.broadcast_to(given, shape), order="C")
             except (TypeError, ValueError):
                 raise ProblemError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.network.values import numbers
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, positive
 
@@ -318,7 +319,7 @@ def _flags(field: str, value: ArrayLike | None, count: int) -> NDArray[np.bool_]
 
 def _links(value: ArrayLike, count: int) -> Floats:
     try:
-        given = np.asarray(value, dtype=np.float64)
+        given = numbers(value)
         if given.shape not in ((), (count, count)):
             raise ValueError
         array = np.array(np.broadcast_to(given, (count, count)))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
+from planner.network.values import numbers
 from planner.problems.error import ProblemError
 
 Floats = NDArray[np.float64]
@@ -52,7 +53,7 @@ class GroupAveraging:
             ("line_s_per_byte", (n,)),
             ("away_s", (n, n)),
         ):
-            array = np.array(getattr(self, name), dtype=np.float64)
+            array = numbers(getattr(self, name))
             if array.shape != shape or not (np.isfinite(array) & (array >= 0)).all():
                 raise ProblemError(
                     f"{name} must be {' x '.join(map(str, shape))} finite numbers >= 0, found "

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
+from planner.network.values import numbers, short
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
@@ -19,13 +20,14 @@ from planner.workload.workload import Workload
 Floats = NDArray[np.float64]
 
 MOST = 1 << 53
+MOST_MICROBATCHES = 100_000
 """Whole numbers under this are exact as floats."""
 
 
 def transfer_matrix(transfer_s: ArrayLike) -> Floats:
     """N x N seconds, each ``>= 0`` and finite, with zeros on the diagonal; a copy."""
     try:
-        transfer = np.array(transfer_s, dtype=np.float64)
+        transfer = numbers(transfer_s)
     except (TypeError, ValueError):
         raise ProblemError(
             f"transfer_s must be N x N numbers, found a value of type {type(transfer_s).__name__}"
@@ -52,7 +54,7 @@ def link_matrix(link_s: ArrayLike | None, transfer: Floats) -> Floats | None:
         return None
     n = len(transfer)
     try:
-        link = np.array(link_s, dtype=np.float64)
+        link = numbers(link_s)
     except (TypeError, ValueError):
         raise ProblemError(
             f"link_s must be N x N numbers or None, found a value of type {type(link_s).__name__}"
@@ -76,7 +78,7 @@ def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
         listed = [list(group) for group in stage_devices]
     except TypeError:
         raise ProblemError(
-            f"stage_devices must be a list of devices for every stage, found {stage_devices!r}"
+            f"stage_devices must be a list of devices for every stage, found {short(stage_devices)}"
         ) from None
     return tuple(tuple(whole("a device of stage_devices", d) for d in g) for g in listed)
 
@@ -84,15 +86,15 @@ def device_groups(stage_devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ..
 def memory_counts(memory: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Whole numbers >= 0 of a shape, from a scalar, one per device, or all of them; a copy."""
     want = " x ".join(map(str, shape))
-    numbers = f"one number, {shape[-1]} or {want}" if len(shape) > 1 else f"one number or {want}"
+    rule = f"one number, {shape[-1]} or {want}" if len(shape) > 1 else f"one number or {want}"
     try:
-        given = np.asarray(memory, dtype=np.float64)
+        given = numbers(memory)
     except (TypeError, ValueError):
         raise ProblemError(
-            f"memory must be {numbers} of them, found a value of type {type(memory).__name__}"
+            f"memory must be {rule} of them, found a value of type {type(memory).__name__}"
         ) from None
     if given.shape not in ((), shape[-1:], shape):
-        raise ProblemError(f"memory must be {numbers} of them, found shape {given.shape}")
+        raise ProblemError(f"memory must be {rule} of them, found shape {given.shape}")
     fine = (given == np.floor(given)) & (given >= 0) & (given < MOST)
     if not fine.all():
         at = np.argwhere(~fine)[0].tolist()
@@ -194,9 +196,10 @@ class PathProblem:
             raise ProblemError(
                 f"path_stages is {path_stages}; it must be 1 to the {len(groups)} stages"
             )
-        if microbatches_per_start < 1:
+        if not 1 <= microbatches_per_start <= MOST_MICROBATCHES:
             raise ProblemError(
-                f"microbatches_per_start is {microbatches_per_start}; it must be at least 1"
+                f"microbatches_per_start is {microbatches_per_start}; it must be at least 1 and at "
+                f"most {MOST_MICROBATCHES}"
             )
         if max_swaps < 0:
             raise ProblemError(f"max_swaps is {max_swaps}; it must be >= 0")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network import values
-from planner.network.values import Choice, Kind, short
+from planner.network.values import Choice, Kind, numbers, short
 from planner.problems.error import ProblemError
 
 
@@ -38,7 +38,7 @@ def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.
         Another shape, no numbers, or one below 0 or not finite.
     """
     try:
-        given = np.asarray(value, dtype=np.float64)
+        given = numbers(value)
     except (TypeError, ValueError):
         raise ProblemError(
             f"{field} must be one number or {count} of them, found {short(value)}"

@@ -200,6 +200,7 @@ def _sync(plan: TrainingPlan) -> str:
     outer = plan.sync.outer
     rows = [
         ["averages every", f"{plan.sync.every_steps} steps" + " delayed" * plan.sync.delayed],
+        ["gradients every step", _every_step(plan)],
         ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
         ["gradients as", str(plan.codec)],
         ["boundaries as", str(plan.workload.boundary_codec)],
@@ -209,6 +210,12 @@ def _sync(plan: TrainingPlan) -> str:
         ["longest averaging", f"{plan.predicted.averaging_s:.4g} s"],
     ]
     return _table(["what", "value"], [[escape(c) for c in row] for row in rows])
+
+
+def _every_step(plan: TrainingPlan) -> str:
+    if plan.two_clocks:
+        return "averaged within regions"
+    return "each device's own" if plan.sync.local_steps else "averaged"
 
 
 def _cost(plan: TrainingPlan) -> str:

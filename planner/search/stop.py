@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from planner.network.values import short
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
 
 LEAST_S = 1e-3
@@ -139,7 +138,7 @@ def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
     """
     if not isinstance(stop, StoppingCriterion):
         raise ValueError(
-            f"stop must be a stopping rule, found {short(stop)}; give one such as MaxRuntime(10)"
+            f"stop must be a stopping rule, found {_shown(stop)}; give one such as MaxRuntime(10)"
         )
     return stop.start(steps_per_effort)
 
@@ -191,7 +190,7 @@ class MaxRuntime(StoppingCriterion):
     def __post_init__(self) -> None:
         if not _number(self.max_runtime_s) > 0:
             raise ValueError(
-                f"max_runtime_s must be positive, found {short(self.max_runtime_s)}; give seconds"
+                f"max_runtime_s must be positive, found {_shown(self.max_runtime_s)}; give seconds"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -258,7 +257,7 @@ class Effort(StoppingCriterion):
     def __post_init__(self) -> None:
         if not 0 < _number(self.units) < math.inf:
             raise ValueError(
-                f"effort must be positive, found {short(self.units)}; give a number > 0"
+                f"effort must be positive, found {_shown(self.units)}; give a number > 0"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -283,7 +282,7 @@ class TargetGap(StoppingCriterion):
     def __post_init__(self) -> None:
         if not _number(self.gap) >= 0:
             raise ValueError(
-                f"gap must be >= 0, found {short(self.gap)}; give a fraction such as 0.05"
+                f"gap must be >= 0, found {_shown(self.gap)}; give a fraction such as 0.05"
             )
 
     def reason(self, run: StopRun) -> str | None:
@@ -315,7 +314,7 @@ class AnyOf(StoppingCriterion):
             raise ValueError("AnyOf needs at least one criterion, found none; pass MaxRuntime(...)")
         for rule in criteria:
             if not isinstance(rule, StoppingCriterion):
-                raise ValueError(f"AnyOf takes stopping rules, found {short(rule)}; give one")
+                raise ValueError(f"AnyOf takes stopping rules, found {_shown(rule)}; give one")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     def reason(self, run: StopRun) -> str | None:
@@ -346,8 +345,14 @@ def _number(value: object) -> float:
         return math.nan
 
 
+def _shown(value: object) -> str:
+    """For a message of one line."""
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else f"a {type(value).__name__}"
+
+
 def _require_count(field: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not _number(value).is_integer() or value < least:
         raise ValueError(
-            f"{field} must be a whole number >= {least}, found {short(value)}; give a count"
+            f"{field} must be a whole number >= {least}, found {_shown(value)}; give a count"
         )

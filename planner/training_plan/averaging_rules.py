@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import WHOLE, AveragingGroup, TrainingPlan, in_levels
+from planner.training_plan.model import (
+    WHOLE,
+    AveragingGroup,
+    TrainingPlan,
+    in_levels,
+    within,
+)
 from planner.training_plan.shares import fraction_ends
 
 Floats = NDArray[np.float64]
@@ -76,17 +82,45 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
         if not wrong:
             yield from _weights_contradictions(plan, j)
     yield from _helpers_contradictions(plan)
+    yield from _clock_contradictions(plan)
+
+
+def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
+    """All stages average on two clocks or none, and what is rarer than gradients are changes."""
+    if not plan.two_clocks:
+        return
+    other = [j for j, rounds in enumerate(plan.averaging) if not within(rounds)]
+    if other:
+        yield (
+            f"averaging.stages[{other[0]}]: has no groups that average within in every step, other "
+            "stages have; give all of them some, or none"
+        )
+    if not plan.sync.local_steps or plan.sync.delayed:
+        what = "delayed" if plan.sync.delayed else "gradients of all in every step"
+        yield (
+            "averaging.stages: groups that average within in every step go with changes that are "
+            f"averaged every so many, not delayed, found sync of {what}; give every_steps above 1, "
+            "or leave phase out"
+        )
 
 
 def _phase_contradictions(rounds: Sequence[Sequence[AveragingGroup]], where: str) -> Iterator[str]:
-    """Averaging in two levels is three rounds: reduce, exchange, spread."""
+    """Averaging in two levels is three rounds: reduce or within, exchange, spread.
+
+    Or a round within alone, where that is all of the stage.
+    """
     phases = [{group.phase for group in groups} for groups in rounds]
-    levels = phases == [{Phase.REDUCE}, {Phase.EXCHANGE}, {Phase.SPREAD}]
+    between = [{Phase.EXCHANGE}, {Phase.SPREAD}]
+    levels = phases in (
+        [{Phase.REDUCE}, *between],
+        [{Phase.WITHIN}, *between],
+        [{Phase.WITHIN}],
+    )
     if not levels and any(each != {Phase.ALL} for each in phases):
         found = [sorted(map(str, each)) for each in phases]
         yield (
-            f"{where}: phases must be reduce, exchange, spread, a round each, or none stated, "
-            f"found {found}; correct phase"
+            f"{where}: phases must be reduce, exchange, spread, or within in place of reduce, a "
+            f"round each, or none stated, found {found}; correct phase"
         )
         return
     for r, groups in enumerate(rounds):
@@ -143,6 +177,9 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
         place[d] for d in group if any(k == "B" for s in plan.schedules for k, _ in s.order[d])
     ]
     levels = in_levels(rounds)
+    if within(rounds):
+        # who averages within has what they all have: the first of them stands for it
+        has_gradient = [place[g.members[0]] for g in rounds[0]]
     for weights in _weights_in_levels(rounds, place) if levels else [_weights(rounds, place)]:
         off = np.abs(weights[:, has_gradient] - 1)
         if off.size and off.max() > WEIGHT_TOLERANCE:
@@ -179,7 +216,10 @@ def _weights_in_levels(
     cuts = {end for groups in rounds for g in groups for end in fraction_ends(g.slice, g.shares)}
     for begin in sorted(cuts)[:-1]:
         weights = np.eye(len(place))
-        for groups in rounds:
+        for g in (g for groups in within(rounds) for g in groups):
+            # whoever gives it away, it is the change of all of them
+            weights[[place[d] for d in g.members]] = weights[place[g.members[0]]]
+        for groups in rounds[len(within(rounds)) :]:
             for g in groups:
                 ends = np.array(fraction_ends(g.slice, g.shares))
                 if not ends[0] <= begin < ends[-1]:

@@ -37,7 +37,10 @@ class OuterStep(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """What a group's round does: all of an averaging, or one part of it in two levels."""
+    """What a group's round does: all of an averaging, or one part of it in two levels.
+
+    On two clocks the first level is every step's, and the others are those of every H-th.
+    """
 
     ALL = "all"
     REDUCE = "reduce"
@@ -46,6 +49,8 @@ class Phase(enum.StrEnum):
     """Those who hold sums of a slice average them."""
     SPREAD = "spread"
     """Each member gives everybody the share that it holds."""
+    WITHIN = "within"
+    """Gradients, summed in every step and given back, so that the members stay equal."""
 
 
 class Codec(enum.StrEnum):

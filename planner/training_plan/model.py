@@ -167,7 +167,8 @@ class AveragingGroup:
         shares are shares of.
     phase
         What its round does. Averaging in two levels is a round of groups that reduce, one of groups
-        that exchange, one of groups that spread.
+        that exchange, one of groups that spread. On two clocks groups average gradients `within` in
+        every step, and what is exchanged and spread are changes of parameters.
 
     Raises
     ------
@@ -289,6 +290,22 @@ def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
     return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
 
 
+def within(rounds: Sequence[Sequence[AveragingGroup]]) -> StageAveraging:
+    """Rounds of a stage in which gradients are averaged in every step of H.
+
+    Parameters
+    ----------
+    rounds
+        Of the stage.
+
+    Returns
+    -------
+    StageAveraging
+        Empty where it averages on one clock.
+    """
+    return tuple(tuple(groups) for groups in rounds if groups and groups[0].phase is Phase.WITHIN)
+
+
 @dataclass(frozen=True)
 class OuterOptimizer:
     """DiLoCo's outer step; the defaults are those of DiLoCo-SWARM's Table 3.
@@ -337,10 +354,12 @@ class Sync:
 
     Where H > 1 each device updates by itself in every step, with the mean gradient of the samples
     that went through it; it takes no step where none did, and keeps the state of its optimizer for
-    itself. After every H steps the changes of the parameters, old minus new, are averaged in the
-    plan's rounds. A device's weight is its part of the samples that went through its stage in these
-    H steps (equal parts: the paper's mean). The outer optimizer goes on from the old parameters
-    with that mean for a gradient, alike on all devices of the stage.
+    itself. Devices of a group that averages `within` do so as one: with the mean gradient of the
+    samples that went through any of them, so that they stay equal. After every H steps the changes
+    of the parameters, old minus new, are averaged in the plan's rounds. A device's weight is its
+    part of the samples that went through its stage in these H steps (equal parts: the paper's
+    mean). The outer optimizer goes on from the old parameters with that mean for a gradient, alike
+    on all devices of the stage.
 
     Attributes
     ----------
@@ -384,6 +403,26 @@ class Sync:
     def local_steps(self) -> bool:
         """Whether devices update by themselves, and average their changes."""
         return self.every_steps > 1 or self.outer is not None
+
+    def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
+        """Seconds of a step in the mean over H steps.
+
+        Parameters
+        ----------
+        alone_s
+            Of a step without this averaging; any where there is none.
+        averages_s
+            Of each of the others.
+        averaging
+            How many of H these are.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        h = self.every_steps
+        return ((h - averaging) * alone_s + averaging * averages_s) / h
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; what says nothing is left out: not delayed."""
@@ -548,6 +587,14 @@ class TrainingPlan:
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TrainingPlan):
+            return NotImplemented
+        return self is other or self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
     def __repr__(self) -> str:
         return (
             f"TrainingPlan({self.workload.name!r}, {len(self.cluster)} devices, "
@@ -563,6 +610,11 @@ class TrainingPlan:
     def stage_of(self) -> dict[int, int]:
         """Stage of each device."""
         return {d: j for j, group in enumerate(self.assignment.groups) for d in group}
+
+    @property
+    def two_clocks(self) -> bool:
+        """Whether groups average gradients in every step, and one another's changes every H."""
+        return any(map(within, self.averaging))
 
     def averaged_stage(self, device: int) -> int:
         """The stage whose gradients a device averages: the one it holds, or helps.

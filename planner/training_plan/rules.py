@@ -188,6 +188,12 @@ def _routing_contradictions(plan: TrainingPlan) -> Iterator[str]:
             "one, or let wiring be fixed"
         )
         return
+    if plan.two_clocks:
+        yield (
+            "averaging.stages: devices that choose paths know how many samples they had, not those "
+            "with whom they average in every step of H, found groups that average "
+            "'within'; let all average every H steps, or let wiring be fixed"
+        )
     stage_of, every = plan.stage_of, list(range(len(plan.stage_layers)))
     for b, path in enumerate(plan.schedules[0].paths):
         stages = [stage_of.get(d) for d in path]

@@ -18,6 +18,15 @@ FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
 
 
+LINK = ("link_latency_s", "link_bandwidth_bytes_per_s")
+
+
+def _range(name: str, layers: Any) -> tuple[int, int]:
+    start, stop = layers[:2]
+    what = f"layers of {name!r}"
+    return count(what, start, 0), count(what, stop)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What ``planner run --calibrate`` measured on the actual devices.
@@ -146,21 +155,16 @@ class Calibration:
                 str(data["date"]),
                 data["software"],
                 str(data["workload"]),
-                int(data["microbatch_samples"]),
+                count("microbatch_samples", data["microbatch_samples"]),
                 {
-                    name: {field: float(entry[field]) for field in FIELDS}
+                    name: {field: real(f"{field} of {name!r}", entry[field]) for field in FIELDS}
                     for name, entry in data["devices"].items()
                 },
-                {
-                    name: (int(entry["layers"][0]), int(entry["layers"][1]))
-                    for name, entry in data["devices"].items()
-                },
-                float(data["link_latency_s"]),
-                float(data["link_bandwidth_bytes_per_s"]),
-                float(data.get("operation_s", 0.0)),
-                float(data.get("message_s", 0.0)),
+                {name: _range(name, entry["layers"]) for name, entry in data["devices"].items()},
+                **{field: real(field, data[field]) for field in LINK},
+                **{field: real(field, data.get(field, 0.0)) for field in COSTS},
                 # files that do not say it are of releases that computed in fp32
-                data.get("compute", Dtype.FP32),
+                compute=data.get("compute", Dtype.FP32),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(

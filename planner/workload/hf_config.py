@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.network.files import read_json
+from planner.network.values import real, short
 from planner.workload.layers import ROPE_THETA, Architecture, Family
 from planner.workload.presets import Fields, changed, transformer
 
@@ -211,8 +212,8 @@ class _Getter:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ValueError(f"{self._path}: {name} is {value!r}; it must be a number above 0")
-        return float(value)
+            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a number above 0")
+        return real(f"{self._path}: {name}", value)
 
 
 def _gpt2(get: _Getter) -> Architecture:

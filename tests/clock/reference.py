@@ -95,7 +95,7 @@ class Reference:
 
     plan: TrainingPlan
     steps: list[int]
-    averages: bool
+    averages: bool | list[bool]
     now: float = 0.0
     queue: dict[Pair, list[Message]] = field(default_factory=dict)
     flying: list[tuple[float, tuple[int, int, int]]] = field(default_factory=list)
@@ -153,8 +153,13 @@ class Reference:
             self.working[d] = (self.now + seconds + times.operation_s, (t, b, k))
             self.op_times[t, kind, b, d] = (self.now, self.now + seconds + times.operation_s)
             return True
-        mine = [g for g, (_, _, group) in enumerate(self.groups) if d in group.members]
-        if self.averages and self.round_of[d] < len(mine):
+        averages = self.averages if isinstance(self.averages, bool) else self.averages[t]
+        mine = [
+            g
+            for g, (_, _, group) in enumerate(self.groups)
+            if d in group.members and (averages or group.phase == "within")
+        ]
+        if self.round_of[d] < len(mine):
             g = mine[self.round_of[d]]
             members = self.in_round.setdefault(g, set())
             members.add(d)
@@ -162,7 +167,7 @@ class Reference:
             if len(members) == len(group.members):
                 self.begin_round(g)
             return True
-        if self.averages and not self.has_norm(t, d):
+        if averages and not self.has_norm(t, d):
             return self.asks_for_norm(t, d)
         if times.update_s[d] > 0:
             self.working[d] = (self.now + times.update_s[d], None)

@@ -36,7 +36,7 @@ def test_no_point_of_a_front_is_beaten() -> None:
     assert len({point.plan.content_hash for point in points}) == len(points)
     assert [p.step_s for p in points] == sorted(p.step_s for p in points)
     kinds = {point.trains for point in points}
-    assert kinds == {(h, codec, "none") for h in (1, 5) for codec in ("none", "int8")}
+    assert kinds == {(h, codec, "none", "none") for h in (1, 5) for codec in ("none", "int8")}
 
     def beaten(one: FrontPoint, by: FrontPoint) -> bool:
         no_worse = by.step_s <= one.step_s and by.step_usd <= one.step_usd
@@ -49,6 +49,25 @@ def test_no_point_of_a_front_is_beaten() -> None:
             assert point.on_front != any(beaten(point, other) for other in some)
             assert pl.check(point.plan) == []
         assert some[0].on_front and min(some, key=lambda p: p.step_usd).on_front
+
+
+def test_regions_that_average_in_every_step() -> None:
+    """Another way to train, where not all average in every step anyway."""
+    front = pl.pareto(
+        cluster(),
+        tiny_workload(batch_samples=16),
+        sync_every=(1, 5),
+        within=("none", "region"),
+        worth=(math.inf,),
+        stop=pl.Effort(0.2),
+    )
+    assert front.refused == ()
+    kinds = {point.trains: point.plan.two_clocks for point in front.points}
+    assert kinds == {(1, *["none"] * 3): False, (5, *["none"] * 3): False} | {
+        (5, "none", "none", "region"): True
+    }
+    with pytest.raises(pl.ProblemError, match="found sync_every 1"):
+        pl.pareto(cluster(), tiny_workload(), within=("region",), stop=pl.Effort(0.1))
 
 
 def test_what_cannot_be_asked() -> None:
@@ -94,6 +113,7 @@ def test_the_command_writes_table_picture_and_plans(
         (["--worth", "inf,x"], "must be numbers >= 0 such as inf,1,0, found 'inf,x'"),
         (["--codecs", "int9"], "codec 'int9' is unknown"),
         (["--sync-every", "0"], "sync_every is 0; it must be at least 1"),
+        (["--within", "site"], "within 'site' is unknown; choose one of region"),
         (["--prices", "none.csv"], "none.csv: cannot be read"),
         (["--effort", "-1"], "effort"),
     ],

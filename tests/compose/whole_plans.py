@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.clock.simulator import simulate_cycle
 from planner.compose.levels import two_levels
+from planner.compose.two_clocks import on_two_clocks
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
@@ -89,10 +90,11 @@ def whole_plan(
     recompute: tuple[bool, ...] = (),
     codec: Codec = Codec.NONE,
     levels: bool = True,
+    two_clocks: bool = False,
 ) -> TrainingPlan | None:
     """A plan with random wiring, order and shares; None where memory does not hold it.
 
-    ``levels``: stages may average in two.
+    ``levels``: stages may average in two. ``two_clocks``: all do so within regions and between.
     """
     used = sorted(d for group in groups for d in group)
     place = {d: k for k, d in enumerate(used)}
@@ -121,7 +123,10 @@ def whole_plan(
         assignment=AssignmentPlan.of_groups(groups),
         stage_layers=layers,
         schedules=(Schedule("any", Head.LAST, paths, order),),
-        averaging=tuple(_rounds(part, group, rng, levels) for group in groups),
+        averaging=tuple(
+            _on_two_clocks(part, group, rng) if two_clocks else _rounds(part, group, rng, levels)
+            for group in groups
+        ),
         predicted=Predicted(0.0, 0.0, 0.0),
         certificates={},
         recompute=again,
@@ -142,6 +147,12 @@ def _rounds(
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
     two = two_levels(cluster, group) if levels and rng.random() < 0.5 else None
     return two or ((_group(group, rng),),)
+
+
+def _on_two_clocks(
+    cluster: Cluster, group: tuple[int, ...], rng: np.random.Generator
+) -> tuple[tuple[AveragingGroup, ...], ...]:
+    return on_two_clocks(cluster, group, lambda who, _: _group(who, rng), 1.0, Codec.NONE)
 
 
 def _group(members: tuple[int, ...], rng: np.random.Generator) -> AveragingGroup:

@@ -69,7 +69,8 @@ def train_apart(
 
     Every device has a stage and an optimizer of its own; the outer one is PyTorch's. A device's
     loss is divided by the samples that went through it, changes are weighted by such samples.
-    Delayed, the outer step follows the inner one of the next step, or the last one.
+    Delayed, the outer step follows the inner one of the next step, or the last one. Devices whose
+    gradients are averaged in every step are each a model of its own too, with the same gradient.
     """
     arch = require_executable(plan)
     w, sync = plan.workload, plan.sync
@@ -90,6 +91,10 @@ def train_apart(
     batches = microbatches_of(plan, SYNTHETIC)
     seen = dict.fromkeys(held, 0)
     left: dict[int, list[Tensor]] = {}
+    groups = [g for rounds in plan.averaging for some in rounds for g in some]
+    team = {d: (d,) for d in held} | {
+        d: g.members for g in groups if g.phase == "within" for d in g.members
+    }
 
     def outer_step() -> None:
         """Take it; where a device has moved on since its change was taken, that is added."""
@@ -123,13 +128,15 @@ def train_apart(
             loss = _computed(modules[end][1], plan, x, tokens[:, 1:]) / arch.sequence
             torch.autograd.backward(loss)
             total += float(loss.detach()) / w.batch_samples
+        made = {d: [p.grad.clone() for p in own if p.grad is not None] for d, own in held.items()}
         for d, own in held.items():
             seen[d] += local[d]
-            if not local[d]:
+            together = sum(local[e] for e in team[d])
+            if not together:
                 continue
-            for parameter in own:
-                assert parameter.grad is not None
-                parameter.grad /= local[d]
+            for k, parameter in enumerate(own):
+                total_of = sum((made[e][k] for e in team[d]), torch.zeros_like(parameter))
+                parameter.grad = total_of / together
             optimizing.set_rate(inner[d], step)
             inner[d].step()
         if left:

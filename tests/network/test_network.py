@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import planner as pl
 from planner.network.error import NetworkError
 from planner.network.network import Network
 
@@ -109,3 +112,35 @@ def test_hash_follows_measurements_and_ids_only(line4: Network) -> None:
     faster = line4.bandwidth_bytes_per_s.copy()
     faster[0, 1] = np.nextafter(100, 200)
     assert line4.replace(bandwidth_bytes_per_s=faster).content_hash != line4.content_hash
+
+
+def test_what_is_no_real_number_is_refused() -> None:
+    """Text, truth values and complex numbers lose nothing silently."""
+    good = np.ones((2, 2))
+    some: list[Any] = [
+        [["1", "1"], ["1", "1"]],
+        good * 1j,
+        good > 0,
+        [[1, "x"], [1, 1]],
+        [[1], [1, 2]],
+    ]
+    for bad in some:
+        with pytest.raises(NetworkError, match="latency_s must be an N x N array of numbers"):
+            pl.Network(bad, good)
+    assert np.isnan(pl.Network([[0, None], [1, 0]], good).latency_s[0, 1])
+
+
+def test_clusters_are_equal_to_their_copies() -> None:
+    """Whatever their fields hold; and differ where one value does."""
+    network = pl.load_network("aws4_dtfm_regional_2022")
+    n = len(network)
+    sites = tuple("ab"[k % 2] for k in range(n))
+    for devices in (
+        pl.Devices.of_gpu("V100"),
+        pl.Devices(np.arange(1.0, n + 1), 1e9, upload_bytes_per_s=1e6),
+        pl.Devices(1.0, 1.0, sites=sites, site_upload_bytes_per_s={"a": 1e6}),
+    ):
+        cluster = pl.Cluster(network, devices)
+        assert cluster == copy.deepcopy(cluster) and hash(cluster) == hash(copy.deepcopy(cluster))
+        assert cluster != pl.Cluster(network, replace(devices, memory_bytes=2e9))
+        assert cluster.devices != 3

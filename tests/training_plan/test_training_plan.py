@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.training_plan import schema
+from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import OuterOptimizer, Routing, Schedule, Sync, TrainingPlan
@@ -390,6 +391,10 @@ def test_what_stochastic_wiring_cannot_begin_with() -> None:
     assert "device 2 (2) is on none" in next(contradictions(lone))
     short = with_paths(plan, tuple((path[0],) for path in paths))
     assert "must visit all stages in order" in next(contradictions(short))
+    (group,) = plan.averaging[0][0]
+    every_step = ((replace(group, phase=Phase.WITHIN),), (replace(group, phase=Phase.EXCHANGE),))
+    two_clocks = plan.replace(averaging=(every_step, plan.averaging[1]), sync=Sync(4))
+    assert any("every step of H" in said for said in contradictions(two_clocks))
 
 
 def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> TrainingPlan:
@@ -401,3 +406,12 @@ def with_paths(plan: TrainingPlan, paths: tuple[tuple[int, ...], ...]) -> Traini
         for kind, d in bare.chain(b):
             order[d].append((kind, b))
     return plan.replace(schedules=(replace(bare, order=tuple(map(tuple, order))),))
+
+
+def test_a_plan_is_equal_to_its_copy(tmp_path: Path) -> None:
+    """Written and read, or copied; another one is not."""
+    plan = make_plan([[0, 1], [2, 3]])
+    save_plan(plan, tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert plan == again == copy.deepcopy(plan) and hash(plan) == hash(again)
+    assert plan != make_plan([[0, 2], [1, 3]]) and plan != 3

@@ -1,0 +1,152 @@
+"""Gradients within regions every step, parameters between them every H: as one process does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.compose.flow_plan import Prepared
+from planner.compose.layout import Layout
+from planner.compose.places import Places
+from planner.compose.request import PlanRequest, Question
+from planner.network.cluster import Cluster, Devices
+from planner.training_plan.choices import Phase
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from tests.conftest import levels, make_plan, regional_network, tiny_workload
+from tests.executor.forks import losses_by_step
+from tests.executor.test_local_steps import apart, require_equal
+from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
+
+torch = pytest.importorskip("torch")
+
+from planner.executor.connections import Purpose  # noqa: E402
+from planner.executor.outer import LocalSamples  # noqa: E402
+from planner.executor.wiring import Wiring, averaging_of  # noqa: E402
+
+RARE = Sync(5, OuterOptimizer())
+EPS = 1e-5
+"""AdamW's: sums in another order round otherwise, and with less it makes steps of that."""
+
+
+def straight(
+    kind: str = "gpt2", head: str = "last", batch: int = 8, *, tied: bool = False
+) -> TrainingPlan:
+    """Two pipelines of two stages in each of two regions."""
+    work = tiny_workload(kind, tied=tied, batch_samples=batch)
+    grid = [[0, 1], [3, 2], [4, 5], [6, 7]]
+    plan = make_plan(grid, workload=work, head=head, network=regional_network([4, 4]))
+    rounds = [
+        levels([tuple(group[:2]), tuple(group[2:])], (0.25, 0.75), Phase.WITHIN)
+        for group in plan.assignment.groups
+    ]
+    return plan.replace(averaging=tuple(rounds), sync=RARE)
+
+
+def flow(codec: str = "none") -> TrainingPlan:
+    """Microbatches from every device to every other; regions have one or two of a stage."""
+    # so slow that computing, not the way, decides
+    cluster = Cluster(regional_network([3, 3], 2), Devices(1e7, 16e9))
+    request = PlanRequest(sync_every=5, within="region", network_name="regions", codec=codec)
+    question = Question.of(cluster, tiny_workload(batch_samples=12), request, 0, {})
+    layout = Layout.of([[2, 1], [1, 2]], [0, 2, 4], [False, True])
+    return Prepared.of(question, Places.of(cluster, by_region=True), layout, 2.0).draft().plan()
+
+
+CASES: dict[str, Callable[[], TrainingPlan]] = {
+    "straight": lambda: straight(),
+    "straight, unequal samples": lambda: straight(batch=7),
+    "straight, tied, head first": lambda: straight("llama", "first", tied=True),
+    "flow": flow,
+    "means of parameters": lambda: straight().replace(sync=Sync(4)),
+    "every step": lambda: straight().replace(sync=Sync(1, OuterOptimizer(learning_rate=0.9))),
+}
+QUICK = ("flow",)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> None:
+    """20 steps; a region's devices agree to the last bit after each, regions after every H-th."""
+    plan = CASES[case]()
+    settings: dict[str, Any] = {"learning_rate": 1e-3}
+    if "llama" in plan.workload.name:
+        settings = dict(SETTINGS)
+    settings["eps"] = EPS
+    ranks, losses = require_equal(plan, tmp_path, **settings)
+    assert STEPS % plan.sync.every_steps == 0
+    for group in plan.assignment.groups:
+        for what in ("agreed", "parameters"):
+            assert len({ranks[d][what].tobytes() for d in group}) == 1
+    assert losses[-1] < losses[0] - 0.1
+    # it is another training than that of the mean gradient, and that of devices by themselves
+    alone = plan.replace(
+        averaging=tuple(((AveragingGroup.equal(group),),) for group in plan.assignment.groups)
+    )
+    gradients = alone.replace(sync=Sync(), workload=plan.workload.without_outer_state())
+    usual, _ = single(gradients, **settings)
+    by_themselves, _ = apart(alone, **settings)
+    for other in (usual, by_themselves):
+        assert np.abs(np.array(other) / losses - 1).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("done", [pytest.param(7, marks=pytest.mark.slow), 10])
+def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) -> None:
+    """Within a period of H = 5, and after an outer step; regions differ within, devices do not."""
+    from planner.executor.checkpoint import newest, read_shard
+
+    plan = flow()
+    path, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
+    save_plan(plan, path)
+    ids = plan.cluster.network.ids
+    code, whole, said = losses_by_step(path, ids, "--steps", "20")
+    assert code == 0, said
+    kept = ("--checkpoint", str(folder), "--every", str(done))
+    code, first, said = losses_by_step(path, ids, "--steps", str(done), *kept)
+    assert code == 0, said
+    shards = [read_shard(folder, newest(folder, range(6)), rank, plan) for rank in range(6)]
+    for within, _, _ in plan.averaging:
+        for group in within:
+            one, *others = (shards[d] for d in group.members)
+            for other in others:
+                assert all(torch.equal(one[name], other[name]) for name in one)
+        ends = [shards[group.members[0]] for group in within]
+        alike = all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0] if "parameter/" in n)
+        assert alike is (done % 5 == 0)
+    code, second, said = losses_by_step(path, ids, "--steps", "20", "--resume", str(folder))
+    assert code == 0, said
+    assert sorted(second) == list(range(done, 20)) and first | second == whole
+
+
+def test_whose_samples_count() -> None:
+    """Those of a region's devices together, for what gradients are divided by and changes weigh."""
+    plan = straight(batch=7)
+    samples = [LocalSamples(plan, rank) for rank in range(8)]
+    visits = [sum(d in path for path in plan.schedules[0].paths) for d in range(8)]
+    assert [visits[d] for d in plan.assignment.groups[0]] == [2, 2, 2, 1]
+    for group in plan.assignment.groups:
+        assert [samples[d].scale(0) for d in group] == pytest.approx([7 / 4, 7 / 4, 7 / 3, 7 / 3])
+        assert [samples[d].weight(4) for d in group] == pytest.approx([4 / 7, 4 / 7, 3 / 7, 3 / 7])
+
+
+def test_what_a_rank_does_when() -> None:
+    """Its region's group in every step, with gradients as they are; slices in every H-th, coded."""
+    plan = flow("int8")
+    for rank in range(6):
+        each, rare = averaging_of(plan, rank, every_step=True), averaging_of(plan, rank)
+        assert [group.phase for group in each.rounds] == [Phase.WITHIN]
+        assert [str(wire) for wire in each.wires] == ["fp32"]
+        assert [group.phase for group in rare.rounds][-1] is Phase.SPREAD
+        wires = {
+            group.phase: str(wire) for group, wire in zip(rare.rounds, rare.wires, strict=True)
+        }
+        assert wires.get(Phase.EXCHANGE, "int8") == "int8" and wires[Phase.SPREAD] == "fp32"
+        wiring = Wiring(plan, rank, None, False)
+        talks = {d for purpose, d in wiring.connections if purpose is Purpose.AVERAGING}
+        assert talks == each.peers | rare.peers
