@@ -76,19 +76,20 @@ def fuzz(target: Target, seed: int, numbers: Sequence[int]) -> Tally:
         What became of them.
     """
     tally = Tally()
-    with tempfile.TemporaryDirectory() as folder, _memory(MOST_BYTES):
+    with tempfile.TemporaryDirectory() as folder:
         attempt = target.prepare(Path(folder))
-        for number in numbers:
-            began = time.perf_counter()
-            said = _outcome(lambda k=number: attempt(np.random.default_rng([seed, k])))  # type: ignore[misc]
-            tally.slowest_s = max(tally.slowest_s, time.perf_counter() - began)
-            if said is None:
-                tally.taken += 1
-            elif said == "":
-                tally.refused += 1
-            else:
-                tally.findings.append(f"{number}: {said}")
-                tally.kinds[said.split(" ")[0]] += 1
+        with _memory(MOST_BYTES):
+            for number in numbers:
+                began = time.perf_counter()
+                said = _outcome(lambda k=number: attempt(np.random.default_rng([seed, k])))  # type: ignore[misc]
+                tally.slowest_s = max(tally.slowest_s, time.perf_counter() - began)
+                if said is None:
+                    tally.taken += 1
+                elif said == "":
+                    tally.refused += 1
+                else:
+                    tally.findings.append(f"{number}: {said}")
+                    tally.kinds[said.split(" ")[0]] += 1
     return tally
 
 
