@@ -28,6 +28,7 @@ from planner.compose.request import Order, Question
 from planner.network.cluster import Cluster
 from planner.network.network import Network
 from planner.problems import ProblemError
+from planner.training_plan.model import Routing
 
 
 class Outermost(enum.StrEnum):
@@ -321,6 +322,8 @@ def open_question(question: Question) -> Question:
         For straight pipelines.
     """
     request = question.request.replace(
+        wiring=None,
+        routing=Routing(),
         stages="auto",
         pipelines=None,
         stage_sizes=None,

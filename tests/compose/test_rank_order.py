@@ -164,6 +164,13 @@ def test_asked_size_averaging_and_recomputation_stay() -> None:
     assert best(twice).step_s > best(ranks_by_region(question_of(4))).step_s
 
 
+@pytest.mark.parametrize("wiring", ["flow", "stochastic"])
+def test_a_plan_of_any_wiring_is_compared(wiring: str) -> None:
+    """Ranks are straight whatever was asked for."""
+    asked, usual = question_of(4, wiring=wiring), question_of(4)
+    assert best(ranks_by_region(asked)).step_s == best(ranks_by_region(usual)).step_s
+
+
 def test_recomputation_where_memory_is_short() -> None:
     """What does not fit keeps its stages' inputs only, then it is refused."""
     (keeps,), (again,) = (split_costs(tiny_workload(), ((0, 4),), 0, (r,)) for r in (False, True))
