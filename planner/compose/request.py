@@ -16,7 +16,7 @@ from planner.network.prices import Prices
 from planner.network.values import real
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
-from planner.problems.quantities import choice, of_kind, whole
+from planner.problems.quantities import choice, of_kind, seed_of, whole
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import OuterOptimizer, Routing, Sync
 from planner.workload.boundary_codec import BoundaryCodec
@@ -645,8 +645,7 @@ class Question:
                 "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
                 "devices file"
             )
-        if whole("seed", seed) < 0:
-            raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
+        seed = seed_of(seed)
         able = np.flatnonzero(np.asarray(cluster.devices.can_compute))
         if len(able) == len(cluster):
             return cls(cluster, workload, asked, seed)

@@ -16,7 +16,7 @@ from planner.exports.stage_modules import megatron_options, torchtitan_toml
 from planner.exports.torch_pipelining import pipelining_csv
 from planner.exports.trace import chrome_trace
 from planner.network.atomic import write_text
-from planner.network.values import of_kind
+from planner.network.values import of_kind, short
 from planner.training_plan.model import TrainingPlan
 
 
@@ -85,7 +85,7 @@ def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **o
     """
     of_kind(TrainingPlan, plan, "plan", error=ExportError)
     if not isinstance(to, str) or to not in FORMATS:
-        raise ExportError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
+        raise ExportError(f"there is no format {short(to)}; choose one of {', '.join(FORMATS)}")
     chosen = FORMATS[to]
     for name in options:
         if name not in chosen.reads:

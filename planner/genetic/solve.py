@@ -18,7 +18,7 @@ from planner.network.network import Network
 from planner.network.values import short
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
-from planner.problems.quantities import of_kind, whole
+from planner.problems.quantities import of_kind, seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
@@ -95,7 +95,7 @@ def solve_assignment(
         words = ", ".join(Method)
         raise ProblemError(f"method is {short(method)}; it must be one of {words}") from None
     of_kind(AssignmentProblem, problem)
-    seed = whole("seed", seed)
+    seed = seed_of(seed)
     # CP-SAT comes with the methods that use it, before the clock starts
     from planner.genetic.auto import Auto, prove_by_classes
     from planner.genetic.classes import interchangeable

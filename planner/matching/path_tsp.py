@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from planner.matching.bottleneck import MatchingError, numbers
-from planner.problems.quantities import whole
+from planner.problems.quantities import seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxRuntime, StoppingCriterion, started
@@ -90,7 +90,7 @@ def open_path(
     run = started(rule, max(1.0, STEPS_PER_EFFORT / len(matrix) ** 3))
     exact = len(matrix) <= EXACT_NODES
     method = "held-karp" if exact else "local-search+cp-sat"
-    best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=whole("seed", seed))
+    best: Incumbent[Order] = Incumbent(run, matrix, method=method, seed=seed_of(seed))
     if exact:
         found, least = _held_karp(matrix)
         order = _canonical(matrix, tuple(int(i) for i in found))

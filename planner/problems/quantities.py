@@ -106,8 +106,16 @@ def real(field: str, value: Any) -> float:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
             raise TypeError
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ProblemError(f"{field} must be a number, found {short(value)}") from None
+
+
+def seed_of(value: Any) -> int:
+    """A seed: a whole number of at least 0."""
+    seed = whole("seed", value)
+    if seed < 0:
+        raise ProblemError(f"seed is {seed}; it must be a whole number >= 0")
+    return seed
 
 
 def of_kind(kind: type[Kind], value: Any, field: str = "problem") -> Kind:
