@@ -8,7 +8,7 @@ the input's number, by which `--only` makes it again.
 from __future__ import annotations
 
 import argparse
-import linecache
+import ast
 import os
 import resource
 import signal
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -116,8 +117,20 @@ def _is_ours(error: BaseException) -> bool:
     if trace is None:
         return False
     path = trace.tb_frame.f_code.co_filename
-    code = "".join(linecache.getline(path, trace.tb_lineno + k) for k in range(-12, 1))
-    return f"{os.sep}planner{os.sep}" in path and "raise" in code
+    return f"{os.sep}planner{os.sep}" in path and any(
+        first <= trace.tb_lineno <= last for first, last in _raises(path)
+    )
+
+
+@cache
+def _raises(path: str) -> tuple[tuple[int, int], ...]:
+    """First and last lines of a file's ``raise`` statements, as they are when first asked for."""
+    tree = ast.parse(Path(path).read_text())
+    return tuple(
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+    )
 
 
 def _words(error: BaseException) -> str:

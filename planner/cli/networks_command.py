@@ -9,6 +9,7 @@ from planner.cli.output import require_writable, show
 from planner.network.catalogue import list_networks, load_network
 from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.network.measured.tables import UNITS
+from planner.network.values import real
 
 NAME = "networks"
 ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
@@ -56,15 +57,18 @@ def _make(args: argparse.Namespace) -> int:
     for path in args.measured:
         if args.out is not None and args.out.resolve() == path.resolve():
             raise ValueError(f"--out {args.out}: is read too; name another file")
+    latency, bandwidth = (
+        None if (given := getattr(args, name)) is None else real(f"--{name}", given, 0) * factor
+        for name, factor in (("latency_ms", 1e-3), ("bandwidth_gbps", 1e9 / 8))
+    )
     made = read_measured(
         args.measured,
         names=None if args.names is None else load_names(args.names),
         unit=args.unit,
         both_ways=args.both_ways,
-        latency_s=None if args.latency_ms is None else args.latency_ms * 1e-3,
-        bandwidth_bytes_per_s=None
-        if args.bandwidth_gbps is None
-        else args.bandwidth_gbps * 1e9 / 8,
+        latency_s=latency,
+        bandwidth_bytes_per_s=bandwidth,
+        leave_out=[path for path in (args.names, args.out) if path is not None],
     )
     lines = _lines(made)
     if args.out is not None:

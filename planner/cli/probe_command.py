@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
         require_writable(path, [".csv"])
         if path is not None and path.resolve() == args.log.resolve():
             raise ValueError(f"{path}: is read too; name another file")
+    if args.out and args.devices_out and args.out.resolve() == args.devices_out.resolve():
+        raise ValueError(f"{args.out}: is named for both files; name two")
     log = ProbeLog.load(args.log)
     network = log.network()
     lines, written = _summary(log, network), []

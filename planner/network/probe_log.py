@@ -51,6 +51,8 @@ class LinkFinding:
         Of the smallest message: least, median and most; None with ``*``.
     messages_s
         By bytes of a message, seconds from handing over to arrival: the median.
+    peers
+        With ``*``: how many there were.
     """
 
     source: str
@@ -59,6 +61,7 @@ class LinkFinding:
     rates: Mapping[int, tuple[float, float, float]]
     round_trips_s: tuple[float, float, float] | None = None
     messages_s: Mapping[int, float] = field(default_factory=dict)
+    peers: int = 0
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -75,6 +78,7 @@ class LinkFinding:
                 "rates": {str(k): list(v) for k, v in self.rates.items()},
                 "round_trips_s": None if self.round_trips_s is None else list(self.round_trips_s),
                 "messages_s": {str(k): v for k, v in self.messages_s.items()},
+                "peers": self.peers,
             },
             allow_nan=False,
         )
@@ -98,10 +102,12 @@ class LinkFinding:
                 {int(k): _three(v) for k, v in data["rates"].items()},
                 None if trips is None else _three(trips),
                 {int(k): float(v) for k, v in data["messages_s"].items()},
+                int(data["peers"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (*(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError),):
             raise NetworkError(f"not a finding of a probe: {text[:60]!r}; probe again") from None
         told = [x for v in found.rates.values() for x in v] + list(found.round_trips_s or ())
+        told += found.messages_s.values()
         if not all(0 < x < math.inf for x in told) or 1 not in found.rates:
             raise NetworkError(
                 f"{found.source} to {found.destination}: rates and times must be above 0 and those "
@@ -169,8 +175,10 @@ class ProbeLog:
     def names(self) -> tuple[str, ...]:
         """Of all devices of which something was found, in the order in which the probe had them."""
         known = {name for pair in self.findings for name in pair}
-        first = [name for name in self.about.get("devices", ()) if name in known]
-        return tuple(dict.fromkeys([*first, *sorted(known - {ALL})]))
+        begun = self.about.get("devices")
+        first = [one for one in begun if isinstance(one, str)] if isinstance(begun, list) else []
+        later = [name for pair in self.findings for name in pair if name != ALL]
+        return tuple(dict.fromkeys([*(name for name in first if name in known), *later]))
 
     def network(self) -> Network:
         """The network: half the median round trip, and what one flow gets; NaN where not measured.

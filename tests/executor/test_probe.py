@@ -107,6 +107,14 @@ def test_all_is_measured_and_what_is_known_is_not_measured_again(tmp_path: Path)
     assert set(ProbeLog.load(log).findings) == ends
     assert "3 of 3 rounds" in done.error
 
+    # with another device, lines carry more: they are measured again, pairs are not
+    done = probe(log, names=(*NAMES, "d"))
+    assert done.code == 0 and "11 of 11 rounds" in done.error, done.error
+    more = ProbeLog.load(log)
+    assert more.names == (*NAMES, "d") and more.findings["a", "b"] == found.findings["a", "b"]
+    assert {one.peers for ends, one in more.findings.items() if ALL in ends} == {3}
+    again = log.read_text().splitlines(keepends=True)
+
     done = probe(log, "--seconds", "0.2")
     assert done.code != 0 and "give the same options" in done.error
     assert log.read_text() == "".join(again)
@@ -133,6 +141,6 @@ def test_rates_are_added_over_peers() -> None:
     """A line's rate is that of all who share it."""
     from planner.executor.probe.measure import line_of
 
-    found = line_of("a", True, [Rate(1.0, 0.5, 2.0), Rate(3.0, 2.5, 4.0)])
+    found = line_of("a", True, [Rate(1.0, 0.5, 2.0), Rate(3.0, 2.5, 4.0)], 2)
     assert found.ends == ("a", ALL) and found.rates == {1: (4.0, 3.0, 6.0)}
     assert json.loads(found.to_line())["round_trips_s"] is None

@@ -67,6 +67,7 @@ def test_tables() -> None:
     assert pairs.latency_s == {("a", "b"): 0.005}
     matrix = read_table("rtt_ms,a,b\na,,10\nb,12,0\n")
     assert matrix.latency_s == {("a", "b"): 0.005, ("b", "a"): 0.006}
+    assert read_table("rtt_ms,a,b\na,,10\n", "bandwidth_mbps").latency_s == {("a", "b"): 0.005}
     named = read_table("to,a,b\na,0,8\nb,,0\n", "bandwidth_mbps")
     assert named.bandwidth_bytes_per_s == {("a", "b"): 1e6}
 
@@ -108,6 +109,19 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.csv", "", "is empty"),
         ("a.csv", "x,a,b\na,,1\n", "unit in its corner"),
         ("a.csv", "rtt_ms,a,b\na,1\n", "line 2 has 2 cells"),
+        ("a.csv", "rtt_ms;a;b\na;;1\n", "separate cells by commas"),
+        ("a.csv", "source,destination,rtt_ms\na,b\n", "line 2 has 2 cells"),
+        ("a.csv", "rtt_ms,a,b\ra,,1\r", "is no CSV"),
+        (
+            "a.json",
+            iperf3("fwd").replace('"bits_per_second": ', '"bits_per_second": 1e400, "x": '),
+            "",
+        ),
+        (
+            "a.txt",
+            (DATA / "sendrecv.txt").read_text().replace("sum      -1", "        -1"),
+            "cells",
+        ),
         ("a.csv", "rtt_ms,a,b\na,,fast\n", "rtt_ms is 'fast'"),
         ("a.csv", "rtt_ms,a,b\na,,nan\n", "rtt_ms is 'nan'"),
         ("a.csv", "rtt_ms,a,b\na,,-3\n", "measure it again"),
@@ -119,7 +133,7 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.json", "{", "is not JSON"),
         ("a.json", "[" * 100_000, "is not JSON"),
         ("a.json", "[]", "not of iperf3"),
-        ("a.json", '{"start": {}, "end": {}}', "not of an iperf3 client"),
+        ("a.json", '{"start": {}, "end": {}}', "lacks what an iperf3 client"),
         ("a.json", iperf3("err"), "iperf3 failed: unable to connect"),
         ("a.json", iperf3("fwd").replace('"TCP"', '"UDP"'), "over TCP"),
         ("a.json", iperf3("fwd").replace("tokyo.example.org", "oregon"), "to itself"),
@@ -156,6 +170,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "give their files" in capsys.readouterr().err
     assert main(["networks", str(tmp_path / "none")]) == 2
     assert main(["networks", str(rtt), "--bandwidth-gbps", "-1"]) == 2
+    assert main(["networks", str(rtt), "--bandwidth-gbps", "nan"]) == 2
+    # in a folder, names and what was written before are no measurements
+    (tmp_path / "names.csv").write_text("address,name\na,x\n")
+    words = ["networks", str(tmp_path), "--names", str(tmp_path / "names.csv")]
+    assert main([*words, "--bandwidth-gbps", "1", "--out", str(out)]) == 0
+    assert pl.load_network(out).ids == ("b", "x")
 
 
 def test_names(tmp_path: Path) -> None:

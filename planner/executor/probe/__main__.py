@@ -82,8 +82,11 @@ def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
     for option in ("seconds", "warm", "messages", "wait"):
         if not 0 < getattr(args, option) < math.inf:
             raise ValueError(f"--{option} is {getattr(args, option):g}; give seconds above 0")
-    if int(os.environ.get("LOCAL_RANK", "0")) >= len(args.devices):
-        raise ValueError("--devices names fewer devices than this node has processes; name each")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", len(args.devices)))
+    if here != len(args.devices):
+        raise ValueError(
+            f"--devices names {len(args.devices)}, this node has {here} processes; name each once"
+        )
     if ALL in args.devices or "" in args.devices:
         raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
     pace = Pace(args.seconds, args.warm, args.messages)
@@ -124,9 +127,13 @@ def _known(
                 f"{path}: was measured with {before}, not {asdict(pace)}; give the same options, "
                 "or another file"
             )
-        found = list(known.findings)
+        # to fewer others, a device's line may have carried less
+        others = ranks.world - 1
+        found = [e for e, one in known.findings.items() if ALL not in e or one.peers >= others]
         whole = path.read_bytes()
-        if not whole.endswith(b"\n"):  # the end of a process cut a line off
+        if b"\n" not in whole:
+            path.write_bytes(whole + b"\n")
+        elif not whole.endswith(b"\n"):  # the end of a process cut a line off
             with path.open("r+b") as file:
                 file.truncate(whole.rfind(b"\n") + 1)
     else:
@@ -175,7 +182,7 @@ def _measured(
         rate = measure_device(rank, work.device, work.up, ranks.world, opened, pace)
         told = ranks.share(f"found/{number}", json.dumps(rate and [rate.mean, rate.low, rate.high]))
         rates = [Rate(*found) for text in told if (found := json.loads(text)) is not None]
-        yield line_of(names[work.device], work.up, rates)
+        yield line_of(names[work.device], work.up, rates, ranks.world - 1)
         return
     mine = next((pair for pair in work.pairs if rank in pair), None)
     text = "" if mine is None else measure_pair(rank, mine, opened, pace).to_json()

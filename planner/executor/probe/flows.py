@@ -159,16 +159,17 @@ def receive(flows: Mapping[int, Flow], warm_s: float, seconds: float) -> Rate:
         for other, flow in flows.items():
             for stream in flow.streams:
                 ready.register(stream, selectors.EVENT_READ, other)
-        begin_s: float | None = None
+        next_s: float | None = None
         while len(marks) <= SLICES:
             for key, _ in ready.select():
                 taken[key.data] += _take(key.fileobj, room)
             now = time.perf_counter()
-            if begin_s is None:
-                begin_s = now + warm_s
-            # marks are where bytes have come, so that a slice holds whole ones
-            if now >= begin_s + len(marks) * seconds / SLICES:
+            if next_s is None:
+                next_s = now + warm_s
+            # marks are where bytes have come, and none is short because the one before was late
+            if now >= next_s:
                 marks.append((now, sum(taken.values())))
+                next_s = now + seconds / SLICES
         for flow in flows.values():
             send_all(flow.words, memoryview(ENOUGH))
         _take_rest(flows, ready, taken, room)

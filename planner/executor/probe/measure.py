@@ -160,11 +160,11 @@ def measure_device(
     return receive(flows, pace.warm_s, pace.seconds)
 
 
-def line_of(name: str, up: bool, rates: Iterable[Rate]) -> LinkFinding:
-    """A device's whole up- or download from what each rank received."""
+def line_of(name: str, up: bool, rates: Iterable[Rate], peers: int) -> LinkFinding:
+    """A device's whole up- or download, shared by so many, from what each rank received."""
     mean, low, high = (sum(parts) for parts in zip(*map(astuple, rates), strict=True))
     ends = (name, ALL) if up else (ALL, name)
-    return LinkFinding(*ends, _now(), {1: (mean, low, high)})
+    return LinkFinding(*ends, _now(), {1: (mean, low, high)}, peers=peers)
 
 
 def _now() -> str:

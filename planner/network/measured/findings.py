@@ -53,12 +53,12 @@ class Findings:
 
     def renamed(self, names: Mapping[str, str]) -> Findings:
         """With other names for some devices."""
-        return Findings(
-            *(
-                {(names.get(a, a), names.get(b, b)): value for (a, b), value in found.items()}
-                for found in (self.latency_s, self.bandwidth_bytes_per_s)
-            )
-        )
+        found = Findings()
+        for (a, b), seconds in self.latency_s.items():
+            found.set_latency(names.get(a, a), names.get(b, b), seconds)
+        for (a, b), rate in self.bandwidth_bytes_per_s.items():
+            found.set_bandwidth(names.get(a, a), names.get(b, b), rate)
+        return found
 
 
 def _set(found: dict[Pair, float], pair: Pair, value: float, what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from planner.network.error import NetworkError
 from planner.network.files import parse_json
 from planner.network.measured.findings import Findings
+from planner.network.values import real
 
 
 def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
@@ -54,15 +55,15 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
         found.set_bandwidth(*ways, there)
         if back is not None:
             found.set_bandwidth(*ways[::-1], _rate(back))
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError):
         raise NetworkError(
-            f"has no {error}: not of an iperf3 client over TCP; give what iperf3 --json wrote"
+            "lacks what an iperf3 client over TCP tells; give what iperf3 --json wrote"
         ) from None
     return found
 
 
 def _rate(part: Any) -> float:
-    return float(part["bits_per_second"]) / 8
+    return real("bits_per_second", part["bits_per_second"], 0, error=NetworkError) / 8
 
 
 def _first(names: Mapping[str, str], keys: tuple[str, ...]) -> str | None:

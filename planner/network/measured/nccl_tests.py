@@ -72,10 +72,12 @@ def _row(found: re.Match[str], columns: str) -> _Row:
     """By the names above the columns, of which some versions have fewer."""
     names, cells = columns.split(), found["rest"].split()
     try:
+        if len(names) != len(cells):
+            raise IndexError
         took, rate = (float(cells[names.index(name)]) for name in ("time", "busbw"))
     except (ValueError, IndexError):
         raise NetworkError(
-            f"size {found['size']}: no time or busbw where the header has them; give all that the "
-            "test printed"
+            f"size {found['size']}: cells are not those of the header, with time and busbw; give "
+            "all that the test printed"
         ) from None
     return _Row(int(found["size"]), took * MICRO, rate * GIGA)

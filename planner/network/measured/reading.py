@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
 from planner.network.files import read_text
+from planner.network.formats import FORMAT
 from planner.network.measured.findings import Findings, Pair
 from planner.network.measured.iperf3 import read_iperf3
 from planner.network.measured.nccl_tests import read_nccl_tests
@@ -63,6 +64,7 @@ def read_measured(
     both_ways: bool = False,
     latency_s: float | None = None,
     bandwidth_bytes_per_s: float | None = None,
+    leave_out: Sequence[Path] = (),
 ) -> Measured:
     """Read what other tools have measured.
 
@@ -80,6 +82,8 @@ def read_measured(
         What was measured in one direction alone holds for the other, too.
     latency_s, bandwidth_bytes_per_s
         Where none was measured.
+    leave_out
+        Files in folders that are no measurements.
 
     Returns
     -------
@@ -93,7 +97,7 @@ def read_measured(
         any bandwidth.
     """
     found = Findings()
-    for path in _files(paths):
+    for path in _files(paths, leave_out):
         try:
             found.add(_read(path, names or {}, unit))
         except NetworkError as error:
@@ -162,9 +166,11 @@ def load_names(path: str | Path) -> dict[str, str]:
     NetworkError
         It is none, in one line.
     """
-    rows = list(
-        csv.DictReader(io.StringIO(read_text(path, error=NetworkError)), skipinitialspace=True)
-    )
+    text = read_text(path, error=NetworkError)
+    try:
+        rows = list(csv.DictReader(io.StringIO(text), skipinitialspace=True))
+    except csv.Error as error:
+        raise NetworkError(f"{path}: is no CSV ({error}); correct the file") from None
     found: dict[str, str] = {}
     for line, row in enumerate(rows, start=2):
         address, name = ((row.get(column) or "").strip() for column in NAME_COLUMNS)
@@ -177,11 +183,16 @@ def load_names(path: str | Path) -> dict[str, str]:
     return found
 
 
-def _files(paths: Iterable[str | Path]) -> list[Path]:
+def _files(paths: Iterable[str | Path], leave_out: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(one for one in path.iterdir() if one.suffix in (*KINDS, ".jsonl"))
+            kinds, others = (*KINDS, ".jsonl"), {one.resolve() for one in leave_out}
+            inside = sorted(
+                one
+                for one in path.iterdir()
+                if one.suffix.lower() in kinds and one.resolve() not in others
+            )
             if not inside:
                 raise NetworkError(f"{path}: holds no {', '.join(KINDS)} or .jsonl file")
             files += inside
@@ -191,17 +202,20 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
-    if path.suffix == ".jsonl":
-        return _of_network(ProbeLog.load(path).network())
-    if path.suffix not in KINDS:
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        return _of_network(ProbeLog.load(path).network()).renamed(names)
+    if kind not in KINDS:
         raise NetworkError(
             f"unknown kind {path.suffix!r}; give a .csv table, iperf3's .json, nccl-tests' .txt or "
             ".log, or a probe's .jsonl"
         )
     text = read_text(path, error=NetworkError)
-    if path.suffix == ".csv":
+    if kind == ".csv":
         return read_table(text, unit).renamed(names)
-    if path.suffix == ".json":
+    if kind == ".json" and FORMAT in text[:200]:
+        return _of_network(Network.load(path)).renamed(names)
+    if kind == ".json":
         return read_iperf3(text, names)
     return read_nccl_tests(text, names)
 

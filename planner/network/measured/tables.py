@@ -36,7 +36,10 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     NetworkError
         It is neither, in one line.
     """
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise NetworkError(f"is no CSV ({error}); correct the file") from None
     if not rows:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
     header = [cell.strip() for cell in rows[0]]
@@ -55,7 +58,11 @@ def _pairs(header: list[str], body: list[list[str]]) -> Findings:
     if not columns:
         raise NetworkError(f"has no column of numbers; name one of {', '.join(UNITS)}")
     for line, row in enumerate(body, start=2):
-        cells = dict(zip(header, row, strict=False))
+        if len(row) != len(header):
+            raise NetworkError(
+                f"line {line} has {len(row)} cells, the header {len(header)}; fill the row"
+            )
+        cells = dict(zip(header, row, strict=True))
         source, destination = (cells.get(end, "") for end in ENDS)
         for column in columns:
             _set(found, column, source, destination, cells.get(column, ""), f"line {line}")
@@ -64,7 +71,12 @@ def _pairs(header: list[str], body: list[list[str]]) -> Findings:
 
 def _matrix(header: list[str], body: list[list[str]], unit: str | None) -> Findings:
     corner = header[0]
-    unit = unit or corner
+    unit = corner if corner in UNITS else unit
+    if len(header) < 3:
+        raise NetworkError(
+            f"has a header of {len(header)} cells: {header[0][:40]!r}; separate cells by commas, "
+            "and name two devices at least"
+        )
     if unit not in UNITS:
         raise NetworkError(
             f"has neither columns source and destination nor a unit in its corner, found "
