@@ -182,6 +182,52 @@ def _peers(folder: Path) -> Attempt:
     return _file(folder / "peers.csv", text, take, "csv")
 
 
+def _probe_log(folder: Path) -> Attempt:
+    import planner as pl
+    from planner.network.probe_log import ALL, FORMAT, LinkFinding
+
+    rates, trips = {1: (1e6, 9e5, 2e6), 2: (1e6, 1e6, 1e6)}, (0.01, 0.02, 0.03)
+    lines = [json.dumps({"format": FORMAT, "schema_version": 1, "devices": ["a", "b"]})]
+    for ends, back in ((("a", "b"), trips), (("b", "a"), trips), (("a", ALL), None)):
+        lines.append(LinkFinding(*ends, "2026-01-02", rates, back, {1024: 0.1}, 1).to_line())
+    text = "\n".join(lines) + "\n"
+    return _file(folder / "log.jsonl", text, lambda p: pl.load_network(p).content_hash, "csv")
+
+
+def _measured(folder: Path) -> Attempt:
+    """Tables, iperf3's and nccl-tests' files, with a name for a host."""
+    from planner.network.measured.reading import read_measured
+
+    part = {"bits_per_second": 1e9}
+    run = {
+        "start": {
+            "connected": [{"local_host": "10.0.0.1", "remote_host": "10.0.0.2"}],
+            "system_info": "Linux a 6.1",
+            "connecting_to": {"host": "b"},
+            "test_start": {"protocol": "TCP", "reverse": 0},
+        },
+        "end": {"sum_received": part, "sum_received_bidir_reverse": part},
+    }
+    ranks = "".join(
+        f"#  Rank  {k} Group  0 Pid 1 on {h} device 0 [0] A100\n" for k, h in enumerate("ab")
+    )
+    row = "  {}  2  float  sum  -1  {}  0.1  0.2  0  30.0  0.1  0.2  0\n"
+    columns = f"#  size  count  type  redop  root {2 * '  time  algbw  busbw  #wrong'}\n"
+    nccl = ranks + columns + row.format(8, 30.0) + row.format(1024, 40.0)
+
+    def take(path: Path) -> object:
+        made = read_measured([path], names={"a": "x"}, latency_s=0.1, bandwidth_bytes_per_s=1e6)
+        return made.network.content_hash
+
+    attempts = [
+        _file(folder / "pairs.csv", "source,destination,rtt_ms\na,b,1\nb,a,2\n", take, "csv"),
+        _file(folder / "matrix.csv", "bandwidth_mbps,a,b\na,,1\nb,2,\n", take, "csv"),
+        _file(folder / "run.json", json.dumps(run), take, "json"),
+        _file(folder / "nccl.txt", nccl, take, "csv"),
+    ]
+    return lambda random: attempts[int(random.integers(len(attempts)))](random)
+
+
 def _paths(folder: Path) -> Attempt:
     import planner as pl
     from planner.problems.path_file import load_path_file
@@ -491,6 +537,8 @@ TARGETS = {
     "hf config": Target(_hf_config),
     "calibration": Target(_calibration),
     "devices": Target(_devices),
+    "probe log": Target(_probe_log),
+    "measured": Target(_measured),
     "peers": Target(_peers),
     "paths": Target(_paths),
     "command lines": Target(_command_lines),

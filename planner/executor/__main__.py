@@ -178,7 +178,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
-    first, checkpoints, evaluation, learner, peak = 0, None, None, None, None
+    first, checkpoints, evaluation, learner, peak, export = 0, None, None, None, None, None
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     works: Compute
@@ -210,7 +210,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         require_memory(ranks, claims_of(ranks, need, device))
         peak = peak_flops(plan, ranks, device)
         if args.export is not None:
-            Export(args.export, plan, args.weights)  # what cannot be written is said now
+            export = Export(args.export, plan, args.weights)
         if ranks.rank in plan.stage_of:
             learner = computing(plan)
         require_same_data(ranks, "--data", None if learner is None else learner.data)
@@ -249,8 +249,8 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             done = _steps(args, progress, worker, walk, checkpoints, evaluation, routes)
             steps = [*steps, *done] if args.record is not None else done
     plan = pieces[-1].plan
-    if args.export is not None:
-        export_trained(Export(args.export, plan, args.weights), ranks, learner)
+    if export is not None:
+        export_trained(export.of(plan), ranks, learner)
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
@@ -68,6 +69,12 @@ class Export:
             raise WeightsError(
                 f"{folder}: cannot be written to ({error.strerror}); name another folder"
             ) from None
+
+    def of(self, plan: TrainingPlan) -> Export:
+        """To the same folder, where devices have moved since: by those who hold stages now."""
+        other = copy.copy(self)
+        other._plan = plan
+        return other
 
     def writes(self, rank: int) -> bool:
         """Whether a rank writes its stage: the first device of each does."""

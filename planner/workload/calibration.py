@@ -157,7 +157,9 @@ class Calibration:
                 str(data["workload"]),
                 count("microbatch_samples", data["microbatch_samples"]),
                 {
-                    name: {field: real(f"{field} of {name!r}", entry[field]) for field in FIELDS}
+                    name: {
+                        field: real(f"device {name!r}: {field}", entry[field]) for field in FIELDS
+                    }
                     for name, entry in data["devices"].items()
                 },
                 {name: _range(name, entry["layers"]) for name, entry in data["devices"].items()},
