@@ -266,7 +266,7 @@ class PlanRequest:
             changes["clip"] = real("clip", self.clip, 0, error=ProblemError)
             if changes["clip"] == 0:
                 raise ProblemError("clip is 0; give the largest norm, above 0, or leave it out")
-        if self.stages != "auto":
+        if not (isinstance(self.stages, str) and self.stages == "auto"):
             changes["stages"] = _whole_or_none("stages", self.stages)
         if self.stage_sizes is not None:
             changes["stage_sizes"] = _counts(self.stage_sizes)

@@ -146,7 +146,7 @@ def mapping(field: str, value: Any, *, error: Error = ValueError) -> dict[Any, A
 
 def several(field: str, value: Any, *, error: Error = ValueError) -> tuple[Any, ...]:
     """The items of a list, a tuple or any other iterable; the letters of a text."""
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
         raise error(f"{field} must be a list, found {short(value)}; give one entry each")
     return tuple(value)
 
