@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from typing import Any
 
@@ -126,8 +125,3 @@ def damaged_table(text: str, random: Random) -> str:
         elif rows[r]:
             rows[r][c] = TOKENS[int(random.integers(len(TOKENS)))]
     return "\n".join(",".join(row) for row in rows) + "\n"
-
-
-def as_json(data: Any) -> str:
-    """With what JSON does not have, as other writers write it."""
-    return json.dumps(data)

@@ -17,7 +17,6 @@ from planner.bench._fuzz_mutations import (
     NUMBER,
     OBJECTS,
     Random,
-    as_json,
     damaged_json,
     damaged_table,
     damaged_text,
@@ -51,7 +50,7 @@ def _file(path: Path, text: str, take: Callable[[Path], object], structure: str)
         if random.random() < 0.5:
             path.write_bytes(damaged_text(text, random))
         elif structure == "json":
-            path.write_text(as_json(damaged_json(good, random)))
+            path.write_text(json.dumps(damaged_json(good, random)))
         else:
             path.write_text(damaged_table(text, random))
         return take(path)
@@ -85,7 +84,7 @@ def _plan_rehashed(folder: Path) -> Attempt:
     path = folder / "plan.json"
 
     def take(data: object) -> object:
-        path.write_text(as_json(data))
+        path.write_text(json.dumps(data))
         with mock.patch("planner.training_plan.file.require_hash"):
             plan = pl.load_plan(path)
         found = pl.check(plan, plan.cluster)

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Tally:
         )
 
 
-def fuzz(target: Target, seed: int, numbers: Sequence[int]) -> Tally:
+def fuzz(target: Target, seed: int, numbers: Sequence[int], most_s: int = MOST_S) -> Tally:
     """Try some inputs of a target.
 
     Parameters
@@ -70,6 +69,8 @@ def fuzz(target: Target, seed: int, numbers: Sequence[int]) -> Tally:
         What takes them.
     seed, numbers
         Which.
+    most_s
+        Of one input.
 
     Returns
     -------
@@ -82,7 +83,7 @@ def fuzz(target: Target, seed: int, numbers: Sequence[int]) -> Tally:
         with _memory(MOST_BYTES):
             for number in numbers:
                 began = time.perf_counter()
-                said = _outcome(lambda k=number: attempt(np.random.default_rng([seed, k])))  # type: ignore[misc]
+                said = _outcome(partial(attempt, np.random.default_rng([seed, number])), most_s)
                 tally.slowest_s = max(tally.slowest_s, time.perf_counter() - began)
                 if said is None:
                     tally.taken += 1
@@ -94,11 +95,11 @@ def fuzz(target: Target, seed: int, numbers: Sequence[int]) -> Tally:
     return tally
 
 
-def _outcome(attempt: Callable[[], object]) -> str | None:
+def _outcome(attempt: Callable[[], object], most_s: int) -> str | None:
     """None: taken; empty: refused; else what went wrong."""
     out = StringIO()
     try:
-        with _alarm(MOST_S), redirect_stdout(out), redirect_stderr(out):
+        with _alarm(most_s), redirect_stdout(out), redirect_stderr(out):
             attempt()
     except (SystemExit, KeyboardInterrupt):
         raise
@@ -225,6 +226,3 @@ def _again(names: Sequence[str], seed: int, number: int) -> int:
             TARGETS[name].prepare(Path(folder))(np.random.default_rng([seed, number]))
         print(f"{name} {number}: taken")
     return 0
-
-
-__all__: list[Any] = ["fuzz", "main"]

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.measured:
         return _make(args)
     for option in OPTIONS:
-        if getattr(args, option):
+        if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option.replace('_', '-')} is for measurements; give their files")
     named = list_networks()
     rows = [f"{name:<32}{len(load_network(name)):>4}  {about}" for name, about in named.items()]
@@ -58,8 +58,11 @@ def _make(args: argparse.Namespace) -> int:
         if args.out is not None and args.out.resolve() == path.resolve():
             raise ValueError(f"--out {args.out}: is read too; name another file")
     latency, bandwidth = (
-        None if (given := getattr(args, name)) is None else real(f"--{name}", given, 0) * factor
-        for name, factor in (("latency_ms", 1e-3), ("bandwidth_gbps", 1e9 / 8))
+        None if given is None else real(option, given, 0) * factor
+        for option, given, factor in (
+            ("--latency-ms", args.latency_ms, 1e-3),
+            ("--bandwidth-gbps", args.bandwidth_gbps, 1e9 / 8),
+        )
     )
     made = read_measured(
         args.measured,

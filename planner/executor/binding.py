@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 from torch.distributed import DistNetworkError, DistStoreError
@@ -168,11 +169,8 @@ def join(
         )
     watch = watch or Watch(name, Ending())
     watch.patience_s = patience_s
-    address = StoreAddress.of_environment()
-    serves = rank == 0 and not address.by_starter
-    store, serves = _connect(address, wait_s, serves, names[0])
     told = {"plan": plan.content_hash[:12], "settings": settings}
-    return _meet(address, store, serves, rank, names, told, watch, wait_s)
+    return _meet(_enter(rank, names[0], wait_s), rank, names, told, watch, wait_s)
 
 
 def join_by_name(
@@ -217,23 +215,34 @@ def join_by_name(
             f"RANK and WORLD_SIZE must say who this is, found {error}; start with torchrun"
         ) from None
     watch.patience_s = patience_s
-    address = StoreAddress.of_environment()
-    serves = rank == 0 and not address.by_starter
-    store, serves = _connect(address, wait_s, serves, "of rank 0")
+    entered = _enter(rank, "rank 0", wait_s)
+    store = entered.store
     store.set(f"name/{rank}", name)
-    _wait_for_all(store, rank, [f"of rank {r}" for r in range(world)], wait_s)
+    _wait_for_all(store, rank, [f"rank {r}" for r in range(world)], wait_s)
     names = tuple(store.get(f"name/{r}").decode() for r in range(world))
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice is not None:
         raise BindingError(f"device {twice!r} is claimed by two processes; name each device once")
-    told = {"settings": settings}
-    return _meet(address, store, serves, rank, names, told, watch, wait_s)
+    return _meet(entered, rank, names, {"settings": settings}, watch, wait_s)
+
+
+class _Entered(NamedTuple):
+    """The store, and whether this process serves it."""
+
+    address: StoreAddress
+    store: Store
+    serves: bool
+
+
+def _enter(rank: int, first: str, wait_s: float) -> _Entered:
+    """Reach the store where the environment says it is; ``first``: whose rank 0 is."""
+    address = StoreAddress.of_environment()
+    serves = rank == 0 and not address.by_starter
+    return _Entered(address, *_connect(address, wait_s, serves, first))
 
 
 def _meet(
-    address: StoreAddress,
-    store: Store,
-    serves: bool,
+    entered: _Entered,
     rank: int,
     names: tuple[str, ...],
     told: Mapping[str, str],
@@ -241,6 +250,7 @@ def _meet(
     wait_s: float,
 ) -> Ranks:
     """All ranks that have names, each watched by another one."""
+    address, store, serves = entered
     world, name = len(names), names[rank]
     watch.server = "whoever started the ranks" if address.by_starter else f"device {names[0]!r}"
     watch.begin(address, serves=serves)

@@ -11,11 +11,14 @@ import planner as pl
 from planner.bench._fuzz_targets import TARGETS, Attempt, Target
 from planner.bench.fuzz import fuzz, main
 
+PATIENT_S = 600
+"""A busy machine proves nothing about an input."""
+
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_some_of_each(name: str) -> None:
     """`planner bench fuzz` tries thousands."""
-    tally = fuzz(TARGETS[name], 1, range(20 if name == "command lines" else 60))
+    tally = fuzz(TARGETS[name], 1, range(20 if name == "command lines" else 60), PATIENT_S)
     assert tally.findings == []
     assert tally.refused
 
@@ -29,7 +32,7 @@ def test_the_good_ones_are_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(targets + "damaged_json", lambda good, _: good)
     monkeypatch.setattr(targets + "damaged_table", lambda text, _: text)
     monkeypatch.setattr(targets + "damaged_text", lambda text, _: text.encode())
-    tally = fuzz(TARGETS[name], 0, range(4))
+    tally = fuzz(TARGETS[name], 0, range(4), PATIENT_S)
     assert (tally.taken, tally.refused, tally.findings) == (4, 0, [])
 
 
@@ -49,7 +52,7 @@ def test_what_is_neither_is_found() -> None:
 
         return attempt
 
-    tally = fuzz(Target(prepare), 0, range(40))
+    tally = fuzz(Target(prepare), 0, range(40), PATIENT_S)
     assert tally.taken and len(tally.findings) + tally.refused + tally.taken == 40
     assert {"ValueError", "KeyError"} <= set(tally.kinds)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.network.error import NetworkError
 from planner.network.files import read_text
-from planner.network.formats import FORMAT
+from planner.network.formats import FORMAT, from_json_text
 from planner.network.measured.findings import Findings, Pair
 from planner.network.measured.iperf3 import read_iperf3
 from planner.network.measured.nccl_tests import read_nccl_tests
@@ -214,7 +214,7 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
     if kind == ".csv":
         return read_table(text, unit).renamed(names)
     if kind == ".json" and FORMAT in text[:200]:
-        return _of_network(Network.load(path)).renamed(names)
+        return _of_network(Network(*from_json_text(text))).renamed(names)
     if kind == ".json":
         return read_iperf3(text, names)
     return read_nccl_tests(text, names)
