@@ -11,41 +11,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
-import sysconfig
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from planner.bench._small_llama import (
+    SEED,
+    means,
+    said_of,
+    said_of_texts,
+    small_llama,
+    texts,
+    train,
+)
+from planner.bench._stamp import stamp
 from planner.compose.planning import plan
-from planner.executor.local import run_local, threads
 from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
-from planner.training_plan.file import save_plan
 from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
-from planner.workload.layers import Architecture, Family
-from planner.workload.workload import Workload
 
-SEED = 0
-STEPS, EVERY, BATCHES = 1000, 200, 64
-HELD_OUT = 20
-"""One file of so many."""
-LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3"}
+STEPS, EVERY, LAYERS = 1000, 200, 4
+WIDTH = 20
+LIBRARIES = ("planner", "numpy", "torch")
 RATES = (4e-4, 2e-3)
-SCHEDULE = ("--warmup", "50", "--schedule", "cosine")
-SHUFFLE = 16384
-ARCHITECTURE = Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 128, False)
-WAIT_S = "180"
 
 
 @dataclass(frozen=True)
@@ -137,37 +132,6 @@ class Row:
     seconds: float
 
 
-def texts(folder: Path) -> tuple[int, int]:
-    """Write ``train.txt`` and ``held.txt``; returns their bytes.
-
-    Parameters
-    ----------
-    folder
-        Where to.
-
-    Returns
-    -------
-    tuple[int, int]
-        Of both.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not LEFT_OUT & set(path.relative_to(root).parts)
-    ]
-    parts: dict[str, list[str]] = {"train": [], "held": []}
-    for k, path in enumerate(files):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        parts["held" if k % HELD_OUT == 0 else "train"].append(text)
-    sizes = []
-    for name, several in parts.items():
-        whole = "".join(several).encode()
-        (folder / f"{name}.txt").write_bytes(whole)
-        sizes.append(len(whole))
-    return sizes[0], sizes[1]
-
-
 def plan_of(case: Case) -> TrainingPlan:
     """Two pipelines of two stages, or four devices in two regions; all links alike.
 
@@ -184,12 +148,9 @@ def plan_of(case: Case) -> TrainingPlan:
     regions = ("east", "east", "west", "west")
     network = Network(np.full((4, 4), 1e-3), np.full((4, 4), 1e9), regions=regions)
     two_clocks = case.peers == "regions"
-    workload = Workload.transformer(
-        "small LLaMA", ARCHITECTURE, batch_samples=16, microbatch_samples=4, precision="fp32"
-    )
     made = plan(
         Cluster(network, Devices(1e12, 16e9)),
-        workload,
+        small_llama(LAYERS),
         stages=2 if case.peers == "pipelines" else 1,
         sync_every=case.every if two_clocks else 1,
         within="region" if two_clocks else None,
@@ -201,7 +162,7 @@ def plan_of(case: Case) -> TrainingPlan:
     return made.replace(sync=case.sync)
 
 
-def train(case: Case, folder: Path, steps: int) -> Row:
+def row_of(case: Case, folder: Path, steps: int) -> Row:
     """Run one training.
 
     Parameters
@@ -223,42 +184,12 @@ def train(case: Case, folder: Path, steps: int) -> Row:
     RuntimeError
         It failed.
     """
-    made, path = plan_of(case), folder / "plan.json"
-    save_plan(made, path)
-    ids = made.cluster.network.ids
-    command = [
-        *(sys.executable, "-m", "planner.executor", str(path), "--events", "--device", "cpu"),
-        *("--devices", *ids, "--steps", str(steps), "--wait", WAIT_S),
-        *("--data", str(folder / "train.txt"), "--shuffle", str(SHUFFLE)),
-        *("--eval-data", str(folder / "held.txt"), "--eval-batches", str(BATCHES)),
-        *("--eval-every", str(EVERY), *SCHEDULE, "--schedule-steps", str(steps)),
-        *("--learning-rate", str(case.rate)),
-    ]
-    lines: list[str] = []
-    begin = time.monotonic()
-    code, reason = run_local(
-        command, ids, threads(len(ids), 1), lines.append, lambda line: print(line, file=sys.stderr)
-    )
-    if code:
-        raise RuntimeError(f"{case.key}: {reason}")
-    events: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    losses = {
-        e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"]
-        for e in events
-        if "loss" in e and e["event"] in ("step", "loss")
-    }
-    found = {str(e["steps"]): e["perplexity"] for e in events if e["event"] == "evaluated"}
-    (devices,) = (e["devices"] for e in events if e["event"] == "devices")
-    return Row(
-        case.key,
-        found,
-        [losses[step] for step in range(steps)],
-        sum(size for one in devices for size in one["sent_bytes"].values()),
-        time.monotonic() - begin,
-    )
+    made = train(plan_of(case), folder, steps, EVERY, case.rate)
+    found = {str(e["steps"]): e["perplexity"] for e in made.evaluated}
+    return Row(case.key, found, made.losses, made.sent_bytes, made.seconds)
 
 
-def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
+def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: str) -> str:
     """The dated report as Markdown.
 
     Parameters
@@ -269,6 +200,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         Bytes that are trained on and held out.
     picture
         Its file.
+    before
+        The machine's load before.
 
     Returns
     -------
@@ -276,20 +209,15 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
         Markdown.
     """
     today = datetime.now(UTC).date().isoformat()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("planner", "numpy", "torch"))
-    arch, w = ARCHITECTURE, plan_of(CASES[0]).workload
     steps = list(rows[0].perplexity)
     lines = [
         f"# Rare averaging and 8-bit boundaries, {today}",
         "",
-        f"Python {platform.python_version()}, {packages}; {platform.machine()}, "
-        f"{len(os.sched_getaffinity(0))} cores. Regenerate with `planner bench convergence`.",
+        f"{stamp(before, LIBRARIES)} Regenerate with `planner bench convergence`.",
         "",
-        f"LLaMA of {arch.layers} layers of {arch.hidden}, {arch.sequence} bytes a sample, "
-        f"{w.batch_samples} samples a step, in fp32; two pipelines of two stages where nothing "
-        "else is said. Two regions of two average gradients within in every step. "
-        f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
-        f"`{' '.join(SCHEDULE)}`. H > 1: Nesterov with 0.7 and 0.9.",
+        f"{said_of(small_llama(LAYERS))}; two pipelines of two stages where nothing else is said. "
+        "Two regions of two average gradients within in every step. "
+        f"{said_of_texts(sizes)} H > 1: Nesterov with 0.7 and 0.9.",
         "",
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
         "devices agree, but for the delayed, whose outer step is then to come. MB are what all "
@@ -316,7 +244,7 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Training loss by step, as means over 20 steps.
+    """Training loss by step, as means over `WIDTH` steps.
 
     Parameters
     ----------
@@ -333,13 +261,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure, both = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained", sharey=True)
     for case, row in zip(CASES, rows, strict=True):
         axes = both[RATES.index(case.rate)]
-        whole = len(row.losses) // 20 * 20
-        means = np.array(row.losses[:whole]).reshape(-1, 20).mean(axis=1)
+        curve = means(row.losses, WIDTH)
         style = "--" if case.codec != "none" else "-" if case.outer else ":"
         style = "-." if case.peers != "pipelines" else style
         axes.plot(
-            20 * np.arange(1, len(means) + 1),
-            means,
+            WIDTH * np.arange(1, len(curve) + 1),
+            curve,
             style,
             label=case.key.rsplit(", ", 1)[0],
             linewidth=1.2,
@@ -375,6 +302,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.steps < EVERY or args.steps % EVERY:
         raise ValueError(f"--steps is {args.steps}; give a multiple of {EVERY}")
+    before = f"{os.getloadavg()[0]:.1f}"
     kept: dict[str, Row] = {}
     if args.results is not None and args.results.exists():
         kept = {row.key: row for row in map(_row, args.results.read_text().splitlines())}
@@ -382,7 +310,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
         sizes = texts(Path(name))
         for case in CASES:
-            row = kept.get(case.key) or train(case, Path(name), args.steps)
+            row = kept.get(case.key) or row_of(case, Path(name), args.steps)
             if args.results is not None and case.key not in kept:
                 with args.results.open("a") as file:
                     file.write(json.dumps(asdict(row)) + "\n")
@@ -391,7 +319,7 @@ def main(argv: Sequence[str]) -> int:
             rows.append(row)
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
-    write_text(args.out, report(rows, sizes, picture.name))
+    write_text(args.out, report(rows, sizes, picture.name, before))
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from planner.checker.dispatch import check
-from planner.cli.arguments import positive, seconds
+from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.executor.data.options import Data
@@ -41,7 +41,12 @@ ABOUT = "run a plan on this machine, one local process a device"
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, steps, what to train on, what to measure."""
     sub.add_argument("plan", type=Path)
-    sub.add_argument("--steps", type=positive, default=10)
+    sub.add_argument(
+        "--steps",
+        type=count,
+        default=10,
+        help="in all; none, or as many as were done before: only --eval-data is evaluated",
+    )
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
     sub.add_argument("--checkpoint", type=Path, help="write checkpoints into this folder")

@@ -288,10 +288,10 @@ def _checkpoints(
     first, settings = 0, optimizing.to_dict()
     if args.resume is not None:
         first = resume(args.resume, plan, ranks, learner, settings)
-        if first >= args.steps:
+        if first > args.steps or (first == args.steps and args.eval_data is None):
             raise ValueError(
                 f"--steps is {args.steps}, but {first} were done; give the number of all steps, "
-                "with those that were done"
+                "with those that were done, or as many and --eval-data to evaluate alone"
             )
     if args.checkpoint is None:
         return first, None
@@ -318,15 +318,21 @@ def _steps(
             routes.after(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
-        for found in evaluation.after(record.step) if evaluation is not None else ():
-            if worker.rank == 0:
-                progress.evaluated(found)
+        _evaluate(evaluation, record.step, worker.rank, progress)
         if checkpoints is not None and checkpoints.due(record.step):
             worker.settle()
             checkpoints.after(record.step)
+    if not records:
+        _evaluate(evaluation, args.steps - 1, worker.rank, progress)
     if worker.rank == 0:
         progress.end(worker.losses)
     return records
+
+
+def _evaluate(evaluation: Evaluation | None, step: int, rank: int, progress: Progress) -> None:
+    for found in evaluation.after(step) if evaluation is not None else ():
+        if rank == 0:
+            progress.evaluated(found)
 
 
 def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: StepRecord) -> None:

@@ -77,7 +77,7 @@ class Evaluation:
     batches
         Each of as many samples as a step has.
     steps
-        That the run will do.
+        That the run will do; none: what was done before is evaluated once.
 
     Raises
     ------
@@ -99,12 +99,13 @@ class Evaluation:
     ) -> None:
         self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
         self._every, self._batches, self._stop = every, batches, steps.stop
+        last = steps or (steps.stop - 1,)
         reads = learner is not None and learner.data is not None
         self._data = microbatches_of(plan, data) if reads else None
         require_same_data(ranks, "--eval-data", self._data)
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
         self._traffic = [Traffic(s, ranks.rank, forward=True) for s in self._schedules]
-        self._times = sum(self._due(step) for step in steps)
+        self._times = sum(self._due(step) for step in last)
         self._held = ExitStack()
         self._serial = 0
 

@@ -194,7 +194,7 @@ class Worker:
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
-        if self._outer_to_come:
+        if self._outer_to_come and walk:
             self._end_outer(record)
         if routed is not None:
             routed.finish()

@@ -120,6 +120,35 @@ def test_held_out_loss_equals_one_process(name: str, tmp_path: Path) -> None:
     assert found[0]["loss"] != found[-len(used)]["loss"]
     plain = train(plan, tmp_path, "--learning-rate", "1e-2")
     assert losses_of(plain) == losses_of(events)
+    if name == "skipping":
+        # what was trained is evaluated along any plan's paths, without another step
+        assert evaluated_alone([[0], [1], [2]], tmp_path, kept, options) == pytest.approx(
+            [found[-1]["loss"]], rel=1e-5
+        )
+
+
+def evaluated_alone(
+    groups: list[list[int]], folder: Path, kept: Path, options: Sequence[str]
+) -> list[float]:
+    """Held-out losses of a checkpoint, along the paths of another plan."""
+    other = make_plan(groups, workload=bytes_workload())
+    events = train(other, folder, *options, "--resume", str(kept))
+    assert not [e for e in events if e["event"] in ("step", "loss")]
+    assert {e["steps"] for e in events if e["event"] == "evaluated"} == {STEPS}
+    return [e["loss"] for e in events if e["event"] == "evaluated"]
+
+
+def test_the_beginning_is_evaluated_too(tmp_path: Path) -> None:
+    """No step at all: parameters that the seed has made, or weights from a file."""
+    (tmp_path / "held.txt").write_text(TEXT)
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]], workload=bytes_workload()), path)
+    more = ["--eval-data", str(tmp_path / "held.txt"), "--eval-batches", "2"]
+    code, events, said = run_plan(path, ("0", "1"), "--steps", "0", *more)
+    assert code == 0, said
+    (event,) = (e for e in events if e["event"] == "evaluated")
+    assert event["steps"] == 0
+    assert event["loss"] == pytest.approx(math.log(256), rel=0.02)
 
 
 @pytest.mark.parametrize("name", PLANS)
