@@ -29,7 +29,7 @@ from planner.training_plan.model import AveragingGroup
 
 LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""
-CASES = ((8, 50_000_000), (8, 5_000_000), (8, 500_000), (2, 50_000_000))
+CASES = ((4, 50_000_000), (8, 50_000_000), (8, 5_000_000), (8, 500_000), (2, 50_000_000))
 """Ranks, and values of the vector."""
 LIMIT_S = 600
 

@@ -1,0 +1,282 @@
+"""``planner bench overhead``: one device under the executor against a plain PyTorch loop.
+
+The same model, batch and precision, the two in turns, each a process of its own. With ``--device
+cuda`` on a GPU, in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from planner.bench._stamp import stamp
+from planner.compose.planning import plan
+from planner.executor.local import run_local
+from planner.network.atomic import write_text
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+from planner.search.stop import MaxIterations
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+
+SEED = 0
+WARM, STEPS = 3, 15
+"""Steps left out at the beginning of a run, and those after them."""
+LIMIT_S = 1800
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is trained.
+
+    Attributes
+    ----------
+    name
+        For people.
+    architecture
+        The model.
+    samples, microbatch
+        Of a step, and of a microbatch.
+    """
+
+    name: str
+    architecture: Architecture
+    samples: int
+    microbatch: int
+
+    def plan(self, precision: str) -> TrainingPlan:
+        """One stage on one device.
+
+        Parameters
+        ----------
+        precision
+            ``"fp32"`` or ``"bf16"``.
+
+        Returns
+        -------
+        TrainingPlan
+            Its plan.
+        """
+        workload = Workload.transformer(
+            self.name,
+            self.architecture,
+            batch_samples=self.samples,
+            microbatch_samples=self.microbatch,
+            precision=precision,
+        )
+        cluster = Cluster(Network(np.zeros((1, 1)), np.ones((1, 1))), Devices(1e12, 1e12))
+        made = plan(cluster, workload, stages=1, stop=MaxIterations(1), seed=SEED).plan
+        assert made is not None
+        return made
+
+
+CASES = {
+    "cpu": (
+        Case("llama, 4 layers of 64", Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 64), 16, 4),
+        Case(
+            "llama, 4 layers of 256", Architecture(Family.LLAMA, 4, 256, 8, 8, 688, 2048, 128), 8, 2
+        ),
+        Case(
+            "gpt2, 6 layers of 384", Architecture(Family.GPT2, 6, 384, 6, 6, 1536, 8192, 256), 8, 2
+        ),
+    ),
+    "cuda": (
+        Case("gpt2-medium", Architecture(Family.GPT2, 24, 1024, 16, 16, 4096, 50257, 1024), 32, 8),
+        Case(
+            "llama, 16 layers of 2048",
+            *(Architecture(Family.LLAMA, 16, 2048, 16, 16, 5504, 32000, 1024), 16, 4),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of a step, by way and run; losses of the first run."""
+
+    case: Case
+    seconds: dict[str, list[float]]
+    losses: dict[str, list[float]]
+
+    @property
+    def ratio(self) -> float:
+        """Executor over plain: the median of pairs."""
+        pairs = zip(self.seconds["executor"], self.seconds["plain"], strict=True)
+        return statistics.median(ours / plain for ours, plain in pairs)
+
+
+def measure(case: Case, device: str, repeats: int) -> Row:
+    """Run both ways in turns.
+
+    Parameters
+    ----------
+    case
+        Which.
+    device
+        ``"cpu"`` or ``"cuda"``.
+    repeats
+        Of each.
+
+    Returns
+    -------
+    Row
+        What was measured.
+    """
+    seconds: dict[str, list[float]] = {"plain": [], "executor": []}
+    losses: dict[str, list[float]] = {}
+    made = case.plan("fp32" if device == "cpu" else "bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        save_plan(made, path)
+        for k in range(repeats):
+            # first the one, then the other
+            ways = ("plain", "executor") if k % 2 == 0 else ("executor", "plain")
+            for way in ways:
+                found = _executor(made, path, device) if way == "executor" else _plain(path, device)
+                seconds[way].append(statistics.median(found[0][WARM:]))
+                losses.setdefault(way, found[1])
+    return Row(case, seconds, losses)
+
+
+def _plain(path: Path, device: str) -> tuple[list[float], list[float]]:
+    words = [str(path), "--steps", str(WARM + STEPS), "--device", device]
+    done = subprocess.run(
+        [sys.executable, "-m", "planner.bench._plain_loop", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the plain loop failed: {done.stderr[-500:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["seconds"], found["losses"]
+
+
+def _executor(made: TrainingPlan, path: Path, device: str) -> tuple[list[float], list[float]]:
+    words = ["--devices", *made.cluster.network.ids, "--steps", str(WARM + STEPS)]
+    lines: list[str] = []
+    code, reason = run_local(
+        [
+            sys.executable,
+            "-m",
+            "planner.executor",
+            str(path),
+            *words,
+            "--device",
+            device,
+            "--events",
+        ],
+        made.cluster.network.ids,
+        dict(os.environ),
+        lines.append,
+        lambda line: print(line, file=sys.stderr),
+    )
+    if code:
+        raise RuntimeError(f"the executor failed: {reason}")
+    events = [json.loads(line) for line in lines]
+    steps = [e for e in events if e["event"] == "step"]
+    losses = {e.get("loss_step", e["step"]): e["loss"] for e in events if "loss" in e}
+    return [e["took_s"] for e in steps], [losses[t] for t in range(len(steps))]
+
+
+def report(rows: Sequence[Row], device: str, repeats: int, before: str) -> str:
+    """The dated report as Markdown.
+
+    Parameters
+    ----------
+    rows
+        What was measured.
+    device
+        Where.
+    repeats
+        Of each way.
+    before
+        The load when the benchmark began.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    lines = [
+        f"# One device against a plain loop, {datetime.now(UTC).date().isoformat()}",
+        "",
+        f"{stamp(before, ('planner', 'numpy', 'torch'))} Computed on {_processor(device)}.",
+        "",
+        f"Regenerate with `planner bench overhead --device {device} --repeats {repeats}`. The same "
+        "model, batch and optimizer: the executor with the plan of one device, and a loop of 20 "
+        "lines of PyTorch whose tokens are made beforehand, in turns; "
+        + ("fp32. " if device == "cpu" else "bf16, the loop under autocast. ")
+        + f"A run's figure is the median of {STEPS} steps after {WARM}; the ratio is the median of "
+        "the runs' ratios, with the least and the most. Losses: the largest relative difference.",
+        "",
+        "| model | parameters | plain | executor | ratio | losses |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        plain, ours = (statistics.median(row.seconds[way]) for way in ("plain", "executor"))
+        each = [a / b for a, b in zip(row.seconds["executor"], row.seconds["plain"], strict=True)]
+        pairs = zip(row.losses["plain"], row.losses["executor"], strict=True)
+        off = max(abs(a - b) / abs(a) for a, b in pairs)
+        size = row.case.plan("fp32").workload.parameters / 1e6
+        lines.append(
+            f"| {row.case.name}, {row.case.samples} samples in {row.case.microbatch}s | "
+            f"{size:.1f}M | {1e3 * plain:.1f} ms | {1e3 * ours:.1f} ms | "
+            f"{row.ratio:.3f} ({min(each):.3f} to {max(each):.3f}) | {off:.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _processor(device: str) -> str:
+    if device == "cpu":
+        return f"{platform.machine()}, all cores"
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure all cases and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    parser = argparse.ArgumentParser(prog="planner bench overhead", description=__doc__)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-overhead-{today}.md")
+    parser.add_argument("--device", choices=list(CASES), default="cpu")
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args(argv)
+    before = f"{os.getloadavg()[0]:.1f}"
+    rows = []
+    for case in CASES[args.device]:
+        rows.append(measure(case, args.device, args.repeats))
+        print(f"{case.name}: {rows[-1].ratio:.3f}", flush=True)
+    write_text(args.out, report(rows, args.device, args.repeats, before))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
