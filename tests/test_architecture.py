@@ -75,12 +75,15 @@ def test_imports_follow_the_arrows(name: str) -> None:
         assert used - {room} <= allowed, f"{name} imports {sorted(used - {room} - allowed)}"
 
 
-def test_executor_takes_timeline_and_router_alone() -> None:
+def test_executor_takes_timeline_router_and_moves_alone() -> None:
     """It carries out plans; what they cost is none of its business."""
     used = set().union(*(GRAPH[name] for name in MODULES if name.startswith("planner.executor")))
     assert {name for name in used if name.startswith("planner.clock")} == {"planner.clock.timeline"}
-    # and the router, which the simulator of queues has too
-    assert {name for name in used if name.startswith("planner.swarm")} == {"planner.swarm.routing"}
+    # and the router and the policies, which the simulators have too
+    assert {name for name in used if name.startswith("planner.swarm")} == {
+        "planner.swarm.routing",
+        "planner.swarm.deciding",
+    }
 
 
 def test_the_router_stands_alone() -> None:

@@ -54,7 +54,9 @@ Floats = NDArray[np.float64]
 WORKERS, PIPELINE = 8, 4
 MICROBATCHES = 48
 IN_FLIGHT = (8, 32)
-REST, SPEED = 3, 4.0
+REST = 3
+SPEED = {"GPT-3": 4.0, "xxlarge": 2.0}
+"""Its messages are larger: what this machine carries is half as much."""
 SWITCH_S = 2e-3
 """By which latencies vary in the simulator where there are none: without any difference alike peers
 stay in step for ever, as no machines do."""
@@ -250,8 +252,10 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
         f"As in Table 2, simulated, but for {WORKERS} workers, two of every stage, and steps from "
         f"rest of {MICROBATCHES} microbatches each: samples a second and worker in the part of a "
         "step before it averages. Executed: `python -m planner.executor` on eight devices of an "
-        f"emulated network ([emulate.md](emulate.md), speed {SPEED:g}), imposed compute times; "
-        f"median of {REST} steps after one. Simulated: the same steps in the simulator of queues, "
+        "emulated network ([emulate.md](emulate.md)), at "
+        + ", ".join(f"{speed:g} times the speed for {name}" for name, speed in SPEED.items())
+        + f", imposed compute times; median of {REST} steps after one. Simulated: the same steps "
+        "in the simulator of queues, "
         "with the same bounds on what devices hold; where there is none, latency varies by "
         f"{SWITCH_S * 1e3:g} ms, or alike peers would stay in step for ever (fixed, on the clock "
         "without jitter: in brackets). Trainers are on the first stage's devices. Routers begin "
@@ -285,7 +289,7 @@ def table_2_executed(say: Callable[[str], None]) -> list[str]:
                 done = MICROBATCHES * samples / WORKERS
                 for name, routing in KINDS.items():
                     seconds, _ = simulated(plan, routing, REST + 1, jitter_s or SWITCH_S)
-                    ran = run(wired(plan, routing), REST + 1, SPEED, jitter_s)
+                    ran = run(wired(plan, routing), REST + 1, SPEED[model], jitter_s)
                     rates[name].append(done / ran.pipeline_s)
                     clock = f" ({done / plan.predicted.pipeline_s:.3f})" if routing is None else ""
                     busy.append(ran.busy)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from planner.bench._swarm_executed import flow_executed, shares_executed, table_2_executed
 from planner.bench._swarm_law import table_1
+from planner.bench._swarm_moved import moves_executed
 from planner.bench._swarm_moves import figure_7, scale, table_5
 from planner.bench._swarm_wiring import flow, shares, table_2
 from planner.emulate.namespaces import require_linux_root
@@ -20,7 +21,7 @@ from planner.network.atomic import write_text
 
 PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
 """Tables 1, 2 and 5, Figure 7, and what the paper has no table of."""
-EXECUTED = ("2x", "sharesx", "flowx")
+EXECUTED = ("2x", "sharesx", "movesx", "flowx")
 """Over an emulated network, as root; only where asked for."""
 
 
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         "scale": lambda: scale(args.seeds[0], say),
         "2x": lambda: table_2_executed(say),
         "sharesx": lambda: shares_executed(say),
+        "movesx": lambda: moves_executed(say),
         "flowx": lambda: flow_executed(say),
     }
     before = f"{os.getloadavg()[0]:.1f}"

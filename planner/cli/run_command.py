@@ -22,9 +22,11 @@ from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.executor.data.options import Data
 from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.executor.work import summary
+from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.moving import Move
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
@@ -71,6 +73,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="DEVICE:STAGE@STEPS",
         help="where devices choose: after so many steps this device goes to this stage",
     )
+    sub.add_argument(
+        "--rebalance",
+        type=positive,
+        metavar="STEPS",
+        help="where devices choose: after every so many steps a device may go to another stage, by "
+        "what all were seen to take",
+    )
+    sub.add_argument(
+        "--rebalance-rule",
+        choices=list(Rule),
+        help="whoever wins most for the rest of the run (planned, the default), or SWARM's "
+        "Algorithm 2",
+    )
     sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     sub.add_argument(
         "--patience",
@@ -102,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
         args.resume,
         args.routes,
         tuple(args.move),
+        args.rebalance,
+        args.rebalance_rule,
     )
     return launch(asked, as_json=args.json)
 
@@ -134,6 +151,8 @@ class LocalRun:
         Where the paths that devices chose go.
     moves
         Devices that go to another stage, and when.
+    rebalance, rebalance_rule
+        Steps between two decisions of who goes to another stage, and by which rule.
     """
 
     plan: Path
@@ -151,6 +170,8 @@ class LocalRun:
     resume: Path | None = None
     routes: Path | None = None
     moves: tuple[str, ...] = ()
+    rebalance: int | None = None
+    rebalance_rule: str | None = None
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -244,6 +265,10 @@ class _Steps:
                 f"{_number(event['loss'], '.4f')}, perplexity "
                 f"{_number(event['perplexity'], '.4g')}"
             )
+        elif event["event"] == "move":
+            move = Move(event["device"], event["stage"], event["steps"])
+            decision = Decision(move, event["before_per_s"], event["after_per_s"])
+            self._say(decision.said(event["fits"]))
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
@@ -346,6 +371,8 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--trace", asked.trace),
         ("--device", asked.device),
         ("--patience", asked.patience),
+        ("--rebalance", asked.rebalance),
+        ("--rebalance-rule", asked.rebalance_rule),
         ("--checkpoint", asked.checkpoint),
         ("--every", asked.every),
         ("--resume", asked.resume),

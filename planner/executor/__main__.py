@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from planner.executor.helper import Helper
 from planner.executor.hf_export import Export, export_trained
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, require_executable
-from planner.executor.memory import claims_of, need_of, require_memory
+from planner.executor.memory import Need, claims_of, need_of, require_memory
 from planner.executor.optimizing import Optimizing
 from planner.executor.options import (
     FILES,
@@ -45,6 +45,7 @@ from planner.executor.pieces import pieces_of
 from planner.executor.process import leave, run_rank
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
+from planner.executor.rebalancing import Rebalancing, require_movable
 from planner.executor.records import RouteLog, StepRecord, write_records
 from planner.executor.report import device_reports, peak_flops
 from planner.executor.watch import PATIENCE_S, Watch
@@ -52,13 +53,14 @@ from planner.executor.wiring import averaging_of
 from planner.executor.work import Work
 from planner.executor.worker import Worker
 from planner.network.atomic import write_text
+from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
 EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "move"),
+    *("own_pace", "move", "rebalance", "rebalance_rule"),
     *NUMBERS,
 )
 """Options that all ranks must be given alike."""
@@ -124,6 +126,20 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="where devices choose paths: after so many steps this device goes to this stage, and "
         "takes its state from a device there",
     )
+    parser.add_argument(
+        "--rebalance",
+        type=int,
+        metavar="STEPS",
+        help="where devices choose paths: after every so many steps a device may go to another "
+        "stage, by what all were seen to take",
+    )
+    parser.add_argument(
+        "--rebalance-rule",
+        choices=list(Rule),
+        default=Rule.PLANNED,
+        help="whoever wins most for the rest of the run, or SWARM's Algorithm 2; default "
+        "%(default)s",
+    )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
@@ -154,9 +170,12 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     for option in NO_MODEL if args.impose else ():
         if getattr(args, option):
             raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
-    for option in NO_MOVES if args.move else ():
+    moving = "move" if args.move else None if args.rebalance is None else "rebalance"
+    for option in NO_MOVES if moving else ():
         if getattr(args, option):
-            raise ValueError(f"--move goes without --{option.replace('_', '-')}; leave one out")
+            raise ValueError(f"--{moving} goes without --{option.replace('_', '-')}; leave one out")
+    if args.move and args.rebalance is not None:
+        raise ValueError("--move says who moves and --rebalance decides it; leave one out")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -167,6 +186,8 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     optimizing, data, held_out = optimizing_of(args), data_of(args), eval_data_of(args)
     plan = load_plan(args.plan)
     pieces = pieces_of(plan, args.move, args.steps)
+    if args.rebalance is not None:
+        require_movable(plan, args.rebalance)
     ranks = join(
         plan,
         args.devices,
@@ -189,23 +210,23 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         weights = args.weights if args.resume is None else None
         return Learner(on, ranks.rank, device, optimizing, data=data, weights=weights)
 
+    def needed(on: TrainingPlan, rank: int) -> Need:
+        """What a rank holds by a plan."""
+        return need_of(
+            on,
+            rank,
+            averaging_of(on, rank),
+            within=averaging_of(on, rank, every_step=True),
+            on_gpu=device.type == "cuda",
+            calibrates=args.calibrate is not None,
+        )
+
     if imposed is not None:
         works = ImposedCompute(plan, ranks.rank, imposed)
     else:
         require_executable(plan)
         need = max(
-            (
-                need_of(
-                    piece.plan,
-                    ranks.rank,
-                    averaging_of(piece.plan, ranks.rank),
-                    within=averaging_of(piece.plan, ranks.rank, every_step=True),
-                    on_gpu=device.type == "cuda",
-                    calibrates=args.calibrate is not None,
-                )
-                for piece in pieces
-            ),
-            key=lambda need: need.total,
+            (needed(piece.plan, ranks.rank) for piece in pieces), key=lambda need: need.total
         )
         require_memory(ranks, claims_of(ranks, need, device))
         peak = peak_flops(plan, ranks, device)
@@ -233,8 +254,24 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     work = None if args.impose else Work(plan, peak)
     progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
     steps: list[StepRecord] = []
+    rebalancing = None
+    if args.rebalance is not None:
+
+        def fits(on: TrainingPlan, rank: int) -> bool:
+            """By the plan's own figures, which all ranks have alike; without a model all do."""
+            return imposed is not None or needed(on, rank).total <= float(
+                on.cluster.memory_bytes[rank]
+            )
+
+        def told(decision: Decision, fits: bool) -> None:
+            if ranks.rank == 0:
+                progress.moves(decision, fits)
+
+        how = (args.rebalance, Rule(args.rebalance_rule), args.steps)
+        rebalancing = Rebalancing(plan, *how, ranks, fits, told)
     with evaluation or nullcontext():
-        for part, piece in enumerate(pieces):
+        for part, piece in enumerate(pieces if rebalancing is None else rebalancing.pieces()):
+            plan = piece.plan
             if piece.move is not None:
                 if imposed is not None:
                     works = ImposedCompute(piece.plan, ranks.rank, imposed)
@@ -243,12 +280,15 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
                 hand_over(ranks, piece.giver, piece.taker, learner, piece.begin)
                 if checkpoints is not None:
                     checkpoints = checkpoints.of(piece.plan, learner)
-                worker = Worker(piece.plan, ranks, works, imposed=imposed, part=part)
+            if part:
+                # who has not moved, and whose peers have not, goes on with what it has learnt
+                router = worker.router if piece.move is None else None
+                worker = Worker(piece.plan, ranks, works, imposed=imposed, part=part, router=router)
             rest, begin = (0, piece.begin) if part else (args.rest, first)
             walk = worker.steps(piece.end - begin, rest, begin)
-            done = _steps(args, progress, worker, walk, checkpoints, evaluation, routes)
+            watchers = [one.after for one in (routes, rebalancing) if one is not None]
+            done = _steps(args, progress, worker, walk, checkpoints, evaluation, watchers)
             steps = [*steps, *done] if args.record is not None else done
-    plan = pieces[-1].plan
     if export is not None:
         export_trained(export.of(plan), ranks, learner)
     if args.record is not None:
@@ -306,7 +346,7 @@ def _steps(
     walk: Iterator[StepRecord],
     checkpoints: Checkpoints | None,
     evaluation: Evaluation | None,
-    routes: RouteLog | None,
+    watchers: Sequence[Callable[[StepRecord], None]],
 ) -> list[StepRecord]:
     """Run all; rank 0 tells of each as it ends."""
     records: list[StepRecord] = []
@@ -314,8 +354,8 @@ def _steps(
         if args.record is None:
             records.clear()
         records.append(record)
-        if routes is not None:
-            routes.after(record)
+        for watch in watchers:
+            watch(record)
         if worker.rank == 0:
             progress.step(record, worker.losses)
         _evaluate(evaluation, record.step, worker.rank, progress)

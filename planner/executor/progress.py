@@ -11,6 +11,7 @@ from planner.executor.evaluate import Evaluated
 from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
 from planner.executor.work import Work, summary
+from planner.swarm.deciding import Decision
 
 
 @dataclass
@@ -84,6 +85,29 @@ class Progress:
             paths=found.paths,
             loss=found.loss,
             perplexity=found.perplexity,
+        )
+
+    def moves(self, decision: Decision, fits: bool) -> None:
+        """A device goes to another stage, or would if it had the memory.
+
+        Parameters
+        ----------
+        decision
+            Who, where to, and what for.
+        fits
+            Whether it does.
+        """
+        move = decision.move
+        self._ended_s = 0.0
+        self._say(
+            decision.said(fits),
+            event="move",
+            steps=move.after,
+            device=move.device,
+            stage=move.stage,
+            fits=fits,
+            before_per_s=decision.before,
+            after_per_s=decision.after,
         )
 
     def _rates(self, record: StepRecord, took_s: float) -> tuple[dict[str, float], str]:

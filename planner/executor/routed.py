@@ -118,8 +118,8 @@ class Routed:
         Over the same.
     failure
         Errors of all threads.
-    speed
-        The plan's times are divided by it.
+    router
+        With what this device knows of its peers, and learns of them.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Routed:
         connections: Mapping[int, socket.socket],
         outbox: Outbox,
         failure: Failure,
-        speed: float = 1.0,
+        router: Router[int],
     ) -> None:
         self._rank, self._compute, self._outbox, self._failure = rank, compute, outbox, failure
         self._places = Places(plan, rank)
@@ -141,7 +141,7 @@ class Routed:
         # guards all below, which threads of neighbours change
         self._changed = threading.Condition()
         failure.on_failure(self._wake)
-        self._router = router_of(plan, rank, speed)
+        self._router = router
         self._asked: dict[tuple[int, int, int], float] = {}
         self._backward: deque[Mail] = deque()
         self._forward: defaultdict[int, deque[Mail]] = defaultdict(deque)

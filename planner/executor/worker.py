@@ -20,11 +20,12 @@ from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.routed import Routed
+from planner.executor.routed import Routed, router_of
 from planner.executor.tickets import Tickets
 from planner.executor.transport import Failure, Inbox, Outbox
 from planner.executor.warmth import grow_windows, kept_warm, leaves_the_machine
 from planner.executor.wiring import Wiring
+from planner.swarm.routing import Router
 from planner.training_plan.choices import Wiring as Kind
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -52,6 +53,8 @@ class Worker:
         stage, whose microbatches any device can do alone.
     part
         Number of this one among workers of one run.
+    router
+        What an earlier worker with the same plan has learnt; None: what the plan says.
 
     Attributes
     ----------
@@ -65,6 +68,8 @@ class Worker:
         That went through this rank, forth and back.
     sent_bytes
         By rank, what averaging and the pipeline sent there so far.
+    router
+        What this device has learnt of its peers, where it chooses among them.
 
     Raises
     ------
@@ -81,11 +86,13 @@ class Worker:
         imposed: Imposed | None = None,
         tickets: Store | None = None,
         part: int = 0,
+        router: Router[int] | None = None,
     ) -> None:
         if tickets is not None and len(plan.assignment.groups) > 1:
             raise PlanError(
                 f"assignment.groups: own pace needs whole models, found "
-                f"{len(plan.assignment.groups)} stages; plan one stage"
+                f"{len(plan.assignment.groups)} stages; plan one stage, or several with --wiring "
+                "stochastic, where devices take microbatches at their own pace too"
             )
         if tickets is not None and plan.wiring is Kind.STOCHASTIC:
             raise PlanError(
@@ -102,6 +109,7 @@ class Worker:
         self.losses: Losses | None = None
         self.began_s = 0.0
         self.microbatches = 0
+        self.router = router
         self._part = part
         self._connections: Connections = {}
         self._compute, self._imposed = compute, imposed
@@ -220,8 +228,10 @@ class Worker:
         """What routes microbatches, where the plan does not."""
         if self.wiring.places is None:
             return None
-        speed = 1.0 if self._imposed is None else self._imposed.speed
-        return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, speed)
+        if self.router is None:
+            speed = 1.0 if self._imposed is None else self._imposed.speed
+            self.router = router_of(self.plan, self.rank, speed)
+        return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, self.router)
 
     def _operations(
         self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox

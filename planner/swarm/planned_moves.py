@@ -51,6 +51,8 @@ class PlannedMoves:
         Microbatches that a byte must win.
     hysteresis
         The part of H's microbatches that a set of moves must win.
+    one_at_a_time
+        Whether one peer moves at most: all that could are tried, without any programme.
     """
 
     every_s: float
@@ -59,6 +61,7 @@ class PlannedMoves:
     state_bytes: float = 0.0
     price: float = 0.0
     hysteresis: float = 0.0
+    one_at_a_time: bool = False
 
     def moves(self, stages: Stages) -> list[Move]:
         """The best moves of all; of equals the fewest.
@@ -79,7 +82,9 @@ class PlannedMoves:
         now = self.value(stages, *_nothing(stages))
         if self.horizon_s * bound - self._cost(1) - now <= least:
             return []
-        if np.count_nonzero((stages.serving + stages.loading).sum(axis=0)) == 1:
+        if self.one_at_a_time:
+            out, into = self._of_one_peer(stages)
+        elif np.count_nonzero((stages.serving + stages.loading).sum(axis=0)) == 1:
             out, into = self._of_one_kind(stages)
         elif stages.serving.size > PROGRAMME:
             out, into = self._of_several_kinds(stages)
@@ -117,6 +122,19 @@ class PlannedMoves:
 
     def _least(self, stages: Stages) -> float:
         return max(self.hysteresis, ROUNDING) * self.horizon_s * float(stages.coming_rates.min())
+
+    def _of_one_peer(self, stages: Stages) -> tuple[Ints, Ints]:
+        """Of all moves of one peer the best; of equals the first."""
+        best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
+        may = (stages.serving > 0) & (stages.serving.sum(axis=1) > 1)[:, None]
+        for source, kind in np.argwhere(may).tolist():
+            for target in range(len(stages.work)):
+                out, into = _nothing(stages)
+                out[source, kind] = into[target, kind] = 1
+                value = self.value(stages, out, into)
+                if target != source and value > best_value + ROUNDING * abs(best_value):
+                    best, best_value = (out, into), value
+        return best
 
     def _of_one_kind(self, stages: Stages) -> tuple[Ints, Ints]:
         """Every rate that the slowest stage could have, with the fewest moves to it."""

@@ -24,7 +24,7 @@ from torch import Tensor  # noqa: E402
 from planner.executor.messages import Message  # noqa: E402
 from planner.executor.notes import Form, Note, Word  # noqa: E402
 from planner.executor.records import RouteLog, StepRecord  # noqa: E402
-from planner.executor.routed import Places, Routed, router_of  # noqa: E402
+from planner.executor.routed import Places, Routed, router_of, router_of  # noqa: E402
 from planner.executor.transport import Failure, Outbox  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
@@ -66,7 +66,8 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
     def run(d: int) -> None:
         mine = {j: c for (i, j), c in ends.items() if i == d}
         outbox = Outbox(mine, failure, dict.fromkeys(mine, 1e9))
-        routed = Routed(plan, d, computes[d], mine, outbox, failure)  # type: ignore[arg-type]
+        router = router_of(plan, d)
+        routed = Routed(plan, d, computes[d], mine, outbox, failure, router)  # type: ignore[arg-type]
         for serial in range(steps):
             records[d].append(StepRecord(serial, False))
             routed.run(serial, records[d][-1])

@@ -1,0 +1,99 @@
+"""Who moves in a run, by what was seen: all single moves tried by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.swarm.deciding import HYSTERESIS, Rule, decide, stages_of
+from planner.swarm.planned_moves import PlannedMoves
+from planner.swarm.rebalancing import Move, Stages
+from planner.training_plan.model import TrainingPlan
+from tests.conftest import make_plan, tiny_workload
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Stages:
+    """Up to four stages of up to three kinds of peers."""
+    stages, kinds = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    counts = st.lists(st.integers(0, 3), min_size=stages * kinds, max_size=stages * kinds)
+    serving = np.array(draw(counts), dtype=np.int64).reshape(stages, kinds)
+    serving[serving.sum(axis=1) == 0, 0] = 1
+    numbers = st.integers(1, 9).map(float)
+    work = np.array(draw(st.lists(numbers, min_size=stages, max_size=stages)))
+    speed = np.array(draw(st.lists(numbers, min_size=kinds, max_size=kinds)))
+    return Stages(serving, np.zeros_like(serving), work, speed)
+
+
+@given(crowds(), st.sampled_from([0.0, 0.05, 0.5]))
+def test_one_at_a_time_is_the_best_of_all_single_moves(stages: Stages, hysteresis: float) -> None:
+    """None wins more; and it wins what it must."""
+    policy = PlannedMoves(0.0, 100.0, 0.0, 0.0, 0.0, hysteresis, one_at_a_time=True)
+    now = float(stages.rates.min())
+    best = now
+    for source, target, kind in product(
+        range(len(stages.work)), range(len(stages.work)), range(len(stages.speed))
+    ):
+        if source != target and stages.serving[source, kind] and stages.serving[source].sum() > 1:
+            best = max(best, _rate_after(stages, Move(source, target, kind, 1)))
+    moves = policy.moves(stages)
+    if best > now * (1 + hysteresis) * (1 + 1e-6):
+        (move,) = moves
+        assert move.number == 1
+        assert _rate_after(stages, move) == pytest.approx(best)
+    elif best < now * (1 + hysteresis):
+        assert moves == []
+
+
+def _rate_after(stages: Stages, move: Move) -> float:
+    serving = stages.serving.copy()
+    serving[move.source, move.kind] -= 1
+    serving[move.target, move.kind] += 1
+    assert (serving.sum(axis=1) > 0).all()
+    return float(((serving @ stages.speed) / stages.work).min())
+
+
+def plan_of(groups: list[list[int]]) -> TrainingPlan:
+    """Pipelines of two stages."""
+    return make_plan(groups, workload=tiny_workload(batch_samples=12))
+
+
+def test_speeds_are_those_that_were_seen() -> None:
+    """Of whoever did nothing, the plan's; in the unit in which the plan has them."""
+    plan = plan_of([[0, 1], [2, 3]])
+    times = plan.compute_times
+    planned = {
+        d: times.forward_s[d] + times.backward_s[d] + (times.head_s[d] if d in (1, 3) else 0.0)
+        for d in range(4)
+    }
+    stages = stages_of(plan, {0: planned[0], 2: 4 * planned[2]})
+    np.testing.assert_allclose(stages.speed, np.array(plan.cluster.flops) * [1, 1, 0.25, 1])
+    assert stages.serving.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
+    rates = [1 / planned[0] + 0.25 / planned[2], 1 / planned[1] + 1 / planned[3]]
+    np.testing.assert_allclose(stages.rates, rates)
+
+
+def test_who_moves_and_who_does_not() -> None:
+    """The one that wins most, if it wins enough for what is left; SWARM's first one always."""
+    plan = plan_of([[0, 1], [2, 3], [4, 5]])
+    seconds = {0: 8.0, 1: 1.0, 2: 8.0, 3: 1.0, 4: 8.0, 5: 2.0}
+    decision = decide(plan, seconds, 7, 1e6, Rule.PLANNED)
+    assert decision is not None
+    # stage 0 does 3/8 a second: whoever comes is worth its speed on that stage's work
+    stages = stages_of(plan, seconds)
+    assert str(decision.move) in ("1:0@7", "3:0@7")
+    assert decision.before == pytest.approx(3 / 8)
+    moved = stages.serving.copy()
+    moved[:, int(decision.move.device)] = (1, 0)
+    assert decision.after == pytest.approx(float((moved @ stages.speed / stages.work).min()))
+    assert decide(plan, seconds, 7, 0.0, Rule.PLANNED) is None
+    even = dict.fromkeys(range(6), 1.0)
+    nearly = even | {1: 1.0 - HYSTERESIS / 2}
+    assert decide(plan, nearly, 7, 1e6, Rule.PLANNED) is None
+    swarm = decide(plan, nearly, 7, 1e6, Rule.SWARM)
+    assert swarm is not None and str(swarm.move) == "1:0@7"
+    assert decide(plan_of([[0, 1]]), {0: 1.0, 1: 9.0}, 7, 1e6, Rule.PLANNED) is None
