@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from planner.clock.bars_svg import Bar, bars_svg
 from planner.network.atomic import write_picture, write_text
+from planner.network.html import boxed, line
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
 NAMES = {
@@ -27,6 +29,8 @@ NAMES = {
 LINK_COLOUR = "#aa3377"
 DRAWN_DEVICES, DRAWN_LINKS = 128, 8
 """At most: of more devices a picture has so many, evenly chosen, and the fullest links of all."""
+DRAWN_IN_NOTEBOOKS = 32
+"""Devices, likewise."""
 
 
 class Op(NamedTuple):
@@ -134,6 +138,24 @@ class Timeline:
             f"step {self.step_s:.4g} s)"
         )
 
+    def _repr_html_(self) -> str:
+        drawn = self._drawn(DRAWN_IN_NOTEBOOKS)
+        rows: dict[int, list[Bar]] = {d: [] for d in drawn}
+        for op in (*self.ops, *self.closing):
+            if op.device in rows:
+                rows[op.device].append((op.kind, op.start_s, op.end_s))
+        names = [self.ids[d] for d in drawn]
+        whole = len(self.ids)
+        some = f"{len(drawn)} of {whole} devices are drawn." if len(drawn) < whole else ""
+        picture = bars_svg(names, list(rows.values()), COLOURS, NAMES)
+        return boxed(line(f"{self!r} {some}"), picture)
+
+    def _drawn(self, most: int) -> list[int]:
+        """Devices of a picture, evenly chosen where there are more than it has rows."""
+        whole = len(self.ids)
+        n = min(whole, most)
+        return [k * (whole - 1) // max(n - 1, 1) for k in range(n)]
+
     @property
     def makespan_s(self) -> float:
         """Latest end of F, H and B: the pipeline part."""
@@ -224,9 +246,8 @@ class Timeline:
         """
         from matplotlib.figure import Figure
 
-        whole = len(self.ids)
-        n = min(whole, DRAWN_DEVICES)
-        drawn = [k * (whole - 1) // max(n - 1, 1) for k in range(n)]
+        drawn, whole = self._drawn(DRAWN_DEVICES), len(self.ids)
+        n = len(drawn)
         links = self.busiest_pairs(DRAWN_LINKS)
         height = min(0.9 + 0.26 * n, 16.0)
         below = 0.7 + 0.26 * len(links) if links else 0.0

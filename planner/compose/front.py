@@ -14,6 +14,7 @@ from planner.compose.planning import plan
 from planner.compose.request import Objective, PlanRequest
 from planner.network.cluster import Cluster
 from planner.network.values import real
+from planner.network.words import some, span
 from planner.problems import ProblemError
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion
@@ -45,6 +46,10 @@ class FrontPoint:
     result: Result[TrainingPlan]
     request: PlanRequest
     on_front: bool = False
+
+    def __repr__(self) -> str:
+        where = "on the front" if self.on_front else "not on the front"
+        return f"FrontPoint({self.step_s:.4g} s, {self.step_usd:.4g} $ a step, {where})"
 
     @property
     def plan(self) -> TrainingPlan:
@@ -87,6 +92,14 @@ class Front:
 
     points: tuple[FrontPoint, ...]
     refused: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        seconds = span([point.step_s for point in self.points], "s")
+        dollars = span([point.step_usd for point in self.points], "$")
+        return (
+            f"Front({some(len(self.points), 'plan')}, {sum(p.on_front for p in self.points)} on "
+            f"the front, {seconds}, {dollars} a step, {len(self.refused)} refused)"
+        )
 
 
 def pareto(

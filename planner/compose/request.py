@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -195,6 +196,16 @@ class PlanRequest:
     network_name: str = ""
     wiring: str | None = None
     routing: Routing = field(default_factory=Routing)
+
+    def __repr__(self) -> str:
+        # what was left alone says nothing
+        words = []
+        for one in fields(self):
+            made = one.default_factory
+            plain = one.default if made is MISSING else made()
+            if repr(value := getattr(self, one.name)) != repr(plain):
+                words.append(f"{one.name}={reprlib.repr(value)}")
+        return f"PlanRequest({', '.join(words)})"
 
     def __post_init__(self) -> None:
         self._normalise()

@@ -25,6 +25,7 @@ from planner.network.values import (
     several,
     short,
 )
+from planner.network.words import quantity, some, span
 
 Floats = NDArray[np.float64]
 
@@ -103,6 +104,29 @@ class Devices:
 
     def __hash__(self) -> int:
         return hash(tuple(np.shape(getattr(self, field.name)) for field in fields_of(self)))
+
+    def __repr__(self) -> str:
+        try:
+            return f"Devices({', '.join(self._words())})"
+        except (TypeError, ValueError):
+            # nothing is validated before `broadcast`
+            return "Devices(not valid yet)"
+
+    def _words(self) -> list[str]:
+        words = [span(self.flops, "FLOP/s"), span(self.memory_bytes, "B")]
+        for name in ("upload", "download"):
+            rates = getattr(self, f"{name}_bytes_per_s")
+            if rates is not None:
+                words.append(f"{name} {span(np.asarray(rates, dtype=float) * 8, 'b/s')}")
+        if self.sites is not None:
+            words.append(some(len(set(self.sites)), "site"))
+        for name in ("compute", "aggregate"):
+            can = np.asarray(getattr(self, f"can_{name}"), dtype=bool)
+            if not can.all():
+                words.append(f"{int((~can).sum())} cannot {name}")
+        if self.usd_per_hour is not None:
+            words.append(span(self.usd_per_hour, "$/h"))
+        return words
 
     def broadcast(self, n: int) -> Devices:
         """The same with every field an array of ``n``, validated.
@@ -223,7 +247,9 @@ class Cluster:
         return len(self.network)
 
     def __repr__(self) -> str:
-        return f"Cluster({len(self)} devices, {self.flops.sum():.3g} FLOP/s)"
+        total = quantity(float(self.flops.sum()), "FLOP/s")
+        memory = quantity(float(self.memory_bytes.sum()), "B")
+        return f"Cluster({self.network.size_words()}, {total} and {memory} together)"
 
     @property
     def flops(self) -> Floats:

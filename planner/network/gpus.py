@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.network.dtype import Dtype
+from planner.network.words import quantity
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Gpu:
     source: str
     usd_per_hour: float | None = None
     price_source: str = ""
+
+    def __repr__(self) -> str:
+        price = "" if self.usd_per_hour is None else f", {self.usd_per_hour:g} $/h"
+        memory = quantity(self.memory_bytes, "B")
+        return f"Gpu({quantity(self.peak_flops, 'FLOP/s')} in 16 bits, {memory}{price})"
 
     def peak(self, dtype: Dtype) -> float:
         """FLOP/s of matrix products in a format.

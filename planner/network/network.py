@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
+from planner.network.notebook import network_html
 from planner.network.values import (
     LARGEST,
     SMALLEST,
@@ -29,6 +30,7 @@ from planner.network.values import (
     sensible,
     several,
 )
+from planner.network.words import some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -245,7 +247,21 @@ class Network:
         return hash(self.content_hash)
 
     def __repr__(self) -> str:
-        return f"Network({len(self)} devices, {len(self.missing_pairs())} missing pairs)"
+        off = ~np.eye(len(self), dtype=bool)
+        latency = span(self.latency_s[off], "s")
+        bandwidth = span(self.bandwidth_bytes_per_s[off] * 8, "b/s")
+        missing = len(self.missing_pairs())
+        lacks = f", {some(missing, 'missing pair')}" if missing else ""
+        return f"Network({self.size_words()}, {latency}, {bandwidth}{lacks})"
+
+    def _repr_html_(self) -> str:
+        return network_html(repr(self), self.matrices())
+
+    def size_words(self) -> str:
+        """How many devices, and in how many regions where these are fewer."""
+        regions = len(set(self.regions))
+        where = f" in {some(regions, 'region')}" if regions < len(self) else ""
+        return f"{some(len(self), 'device')}{where}"
 
     @cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:

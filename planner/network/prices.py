@@ -16,6 +16,7 @@ from planner.network.error import NetworkError
 from planner.network.files import read_text
 from planner.network.network import Network
 from planner.network.values import mapping, real, several
+from planner.network.words import some
 
 Floats = NDArray[np.float64]
 
@@ -62,6 +63,12 @@ class Prices:
                 )
             rules.append((parts[0], parts[1], real(f"prices.rules[{k}] price", parts[2], 0)))
         object.__setattr__(self, "rules", tuple(rules))
+
+    def __repr__(self) -> str:
+        return (
+            f"Prices({self.between_regions:g} $/GB between regions, {self.between_providers:g} "
+            f"between providers, {some(len(self.rules), 'rule')})"
+        )
 
     @classmethod
     def load(cls, path: str | Path, **others: float) -> Prices:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.words import some, stage_words
+
 
 @dataclass(frozen=True, eq=False)
 class AssignmentPlan:
@@ -60,6 +62,9 @@ class AssignmentPlan:
             Without a grid.
         """
         return cls(tuple(tuple(sorted(map(int, group))) for group in groups), None)
+
+    def __repr__(self) -> str:
+        return f"AssignmentPlan({stage_words([len(group) for group in self.groups])})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AssignmentPlan) or self.groups != other.groups:
@@ -124,6 +129,12 @@ class AveragingPlan:
     def reducers(self) -> tuple[int, ...]:
         """Peers that sum a share, ascending."""
         return tuple(int(i) for i in np.flatnonzero(self.rates > 0))
+
+    def __repr__(self) -> str:
+        return (
+            f"AveragingPlan({int(self.computes.sum())} of {some(len(self.rates), 'peer')} "
+            f"contribute, {len(self.reducers)} sum, {self.steps_per_s:.4g} steps/s)"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AveragingPlan) and self.to_bytes() == other.to_bytes()
@@ -201,6 +212,10 @@ class PathPlan:
             tuple(sorted(ops, key=lambda o: (o.start_s, o.device, o.kind, o.microbatch))),
         )
 
+    def __repr__(self) -> str:
+        words = some(len(self.paths), "microbatch"), some(len(self.ops), "operation")
+        return f"PathPlan({', '.join(words)}, {self.makespan_s:.4g} s)"
+
     @property
     def makespan_s(self) -> float:
         """Latest end of an operation."""
@@ -238,3 +253,6 @@ class ArrangedPathPlan:
 
     groups: tuple[tuple[int, ...], ...]
     paths: PathPlan
+
+    def __repr__(self) -> str:
+        return f"ArrangedPathPlan({stage_words([len(g) for g in self.groups])}, {self.paths!r})"

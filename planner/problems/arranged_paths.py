@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
 from planner.network.values import numbers
+from planner.network.words import some, stage_words
 from planner.problems.error import ProblemError
 from planner.problems.group_averaging import GroupAveraging
 from planner.problems.paths import (
@@ -180,6 +181,12 @@ class ArrangedPathProblem:
 
     def __len__(self) -> int:
         return len(self.transfer_s)
+
+    def __repr__(self) -> str:
+        return (
+            f"ArrangedPathProblem({some(len(self), 'device')}, {stage_words(self.stage_sizes)}, "
+            f"paths of {self.path_stages}, {self.microbatches_per_start} microbatches a start)"
+        )
 
     def arranged(self, groups: Sequence[Sequence[int]]) -> PathProblem:
         """The path problem of an arrangement."""

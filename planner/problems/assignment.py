@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
 from planner.network.values import short
+from planner.network.words import stage_words
 from planner.problems.error import ProblemError
 from planner.problems.quantities import of_kind, per_item, whole
 
@@ -116,6 +117,9 @@ class AssignmentProblem:
             ),
         ):
             object.__setattr__(self, field, value)
+
+    def __repr__(self) -> str:
+        return f"AssignmentProblem({self.network.size_words()}, {stage_words(self.stage_sizes)})"
 
     @property
     def stages(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.values import numbers
+from planner.network.words import quantity, some
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, positive
 
@@ -136,6 +137,12 @@ class AveragingProblem:
 
     def __len__(self) -> int:
         return len(self.samples_per_s)
+
+    def __repr__(self) -> str:
+        return (
+            f"AveragingProblem({some(len(self), 'peer')}, {self.samples_per_s.sum():.4g} samples/s "
+            f"together, batch of {self.batch_size:g}, {quantity(self.gradient_bytes, 'B')})"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AveragingProblem) and self._key() == other._key()

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
 from planner.network.values import numbers, short
+from planner.network.words import some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
@@ -278,6 +279,13 @@ class PathProblem:
 
     def __len__(self) -> int:
         return len(self.transfer_s)
+
+    def __repr__(self) -> str:
+        sizes = stage_words([len(group) for group in self.stage_devices])
+        return (
+            f"PathProblem({some(len(self), 'device')}, {sizes}, paths of {self.path_stages}, "
+            f"{self.microbatches_per_start} microbatches a start)"
+        )
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from planner.checker.standing import standings
 from planner.clock.links import assumed_limits
 from planner.clock.simulator import predicted_timeline
 from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
+from planner.network.html import table
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
@@ -141,7 +142,7 @@ def _stages(plan: TrainingPlan) -> str:
         more = " + head" if j == plan.head_stage else ""
         cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
         rows.append([first, *map(escape, cells), escape(", ".join(ids[d] for d in group))])
-    return _table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
+    return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -152,7 +153,7 @@ def _memory(plan: TrainingPlan) -> str:
         cells = [plan.cluster.network.ids[m.device], str(m.live)]
         cells += [f"{figure / 1e9:.2f}" for figure in figures]
         rows.append([*map(escape, cells), bar])
-    return _table(["device", "microbatches held", "needs GB", "has GB", "reserve GB", ""], rows)
+    return table(["device", "microbatches held", "needs GB", "has GB", "reserve GB", ""], rows)
 
 
 def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
@@ -185,7 +186,7 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
         [escape(x.name), f"{x.pipeline_s:.4g}", f"{x.averaging_s:.4g}"]
         for x in timeline.loads[:FULLEST]
     ]
-    return _table(["link", "pipeline s", "averaging s"], rows)
+    return table(["link", "pipeline s", "averaging s"], rows)
 
 
 def _standings(plan: TrainingPlan) -> str:
@@ -209,7 +210,7 @@ def _sync(plan: TrainingPlan) -> str:
         ["pipeline part", f"{plan.predicted.pipeline_s:.4g} s"],
         ["longest averaging", f"{plan.predicted.averaging_s:.4g} s"],
     ]
-    return _table(["what", "value"], [[escape(c) for c in row] for row in rows])
+    return table(["what", "value"], [[escape(c) for c in row] for row in rows])
 
 
 def _every_step(plan: TrainingPlan) -> str:
@@ -228,7 +229,7 @@ def _cost(plan: TrainingPlan) -> str:
         ["messages", f"{cost.messages_usd:.4g} $ a step, {cost.paid_bytes / 1e9:.4g} GB paid"],
         ["a billion tokens", "not known" if tokens is None else f"{tokens:.4g} $"],
     ]
-    return _table(["what", "price"], [[escape(c) for c in row] for row in rows])
+    return table(["what", "price"], [[escape(c) for c in row] for row in rows])
 
 
 def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
@@ -238,7 +239,7 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
         [escape(x.what), f"{x.step_s:.4g}", f"{x.step_s / plan.predicted.step_s - 1:+.1%}"]
         for x in slower
     ]
-    return _note(f"At {SLOWER:.0%} of their speed, one at a time; decisions stay.") + _table(
+    return _note(f"At {SLOWER:.0%} of their speed, one at a time; decisions stay.") + table(
         ["slower", "step s", "change"], rows
     )
 
@@ -252,7 +253,7 @@ def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
         change = f"{x.took_s / predicted - 1:+.1%}" if predicted > 0 else "-"
         rows.append([str(x.step), f"{predicted:.4g}", f"{x.took_s:.4g}", change])
     where = "for where it ran" if here else "the plan's mean step on its own network"
-    return _note(f"Predicted is {where}.") + _table(
+    return _note(f"Predicted is {where}.") + table(
         ["step", "predicted s", "executed s", "change"], rows
     )
 
@@ -263,11 +264,3 @@ def _section(title: str, *inner: str) -> str:
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'

@@ -77,3 +77,13 @@ class Certificate:
     seed: int
     basis: str = ""
     witness: Witness | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Certificate({self.status} objective={_short(self.objective)} "
+            f"bound={_short(self.bound)} method={self.method!r})"
+        )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Generic, TypeVar
 
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, Witness, relative_gap
@@ -149,6 +151,15 @@ class Result(Generic[PlanT]):
             self.basis,
             self.witness,
         )
+
+    def __repr__(self) -> str:
+        # plans say little of themselves, orders of devices are as long as they are
+        shown = reprlib.repr(self.plan) if isinstance(self.plan, tuple) else repr(self.plan)
+        return f"Result({self}, plan={shown})"
+
+    def _repr_html_(self) -> str:
+        shown = getattr(self.plan, "_repr_html_", None)
+        return f"<p>{escape(str(self))}</p>{'' if shown is None else shown()}"
 
     def __str__(self) -> str:
         def show(value: float | None, spec: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.network.values import choice, count, of_kind, real, several
+from planner.network.words import listed, some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Told, Wiring
@@ -26,6 +27,7 @@ from planner.training_plan.compact import (
 )
 from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError
+from planner.training_plan.notebook import plan_html
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 
@@ -68,6 +70,11 @@ class Schedule:
     def head_device(self, microbatch: int) -> int:
         """The device that runs H of a microbatch."""
         return self.paths[microbatch][-1 if self.head is Head.LAST else 0]
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.order))
+        words = some(len(self.paths), "microbatch"), some(count, "operation")
+        return f"Schedule({self.name!r}, {', '.join(words)})"
 
     def most_live(self) -> list[int]:
         """Per device, the most microbatches it holds between their F and B."""
@@ -207,6 +214,9 @@ class AveragingGroup:
             )
         object.__setattr__(self, "slice", ends)
         object.__setattr__(self, "phase", choice(Phase, "phase", self.phase, error=PlanError))
+
+    def __repr__(self) -> str:
+        return f"AveragingGroup({some(len(self.members), 'member')}, {self.phase})"
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -596,10 +606,51 @@ class TrainingPlan:
         return hash(self.content_hash)
 
     def __repr__(self) -> str:
+        step = self.certificates.get("step")
+        bound = "" if step is None or step.bound is None else f", bound {step.bound:.4g} s"
+        sizes = stage_words([len(group) for group in self.assignment.groups])
         return (
-            f"TrainingPlan({self.workload.name!r}, {len(self.cluster)} devices, "
-            f"{len(self.stage_layers)} stages, step {self.predicted.step_s:.4g} s)"
+            f"TrainingPlan({self.workload.name!r}, {self.cluster.network.size_words()}, {sizes}, "
+            f"step {self.predicted.step_s:.4g} s{bound})"
         )
+
+    def _repr_html_(self) -> str:
+        ids, head = self.cluster.network.ids, self.head_stage
+        stages = [
+            (
+                f"{start} to {stop - 1}{' and head' if j == head else ''}",
+                self.recompute[j],
+                [ids[d] for d in group],
+            )
+            for j, ((start, stop), group) in enumerate(
+                zip(self.stage_layers, self.assignment.groups, strict=True)
+            )
+        ]
+        return plan_html(repr(self), stages, self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """For people, the figures first."""
+        step, predicted = self.certificates.get("step"), self.predicted
+        lines = [
+            ("step", f"{predicted.step_s:.4g} s"),
+            ("pipeline, averaging", f"{predicted.pipeline_s:.4g} s, {predicted.averaging_s:.4g} s"),
+        ]
+        if step is not None and step.bound is not None and step.gap is not None:
+            lines.append(("bound", f"{step.bound:.4g} s, gap {step.gap:.1%}"))
+        if self.cost is not None:
+            lines.append(("cost of a step", f"{self.cost.step_usd:.4g} $"))
+        lines += [
+            ("schedules", ", ".join(one.name for one in self.schedules)),
+            ("wiring", self.wiring),
+            (
+                "averages every",
+                some(self.sync.every_steps, "step") + " delayed" * self.sync.delayed,
+            ),
+            ("gradients, activations as", f"{self.codec}, {self.workload.boundary_codec}"),
+        ]
+        if self.left_out:
+            lines.append(("left out", listed(self.left_out)))
+        return lines
 
     @property
     def head_stage(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from planner.network.dtype import Dtype
 from planner.network.files import read_json
 from planner.network.values import choice, count, mapping, of_kind, real, several
+from planner.network.words import some
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.workload import Workload
 
@@ -94,6 +95,9 @@ class Calibration:
                 raise ValueError(
                     f"devices.{name}.layers is {list(ends)}; it must be an ascending range"
                 )
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.workload!r}, {some(len(self.times), 'device')}, {self.date})"
 
     def to_json_text(self) -> str:
         """JSON text of the calibration file."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.network.cluster import Cluster
 from planner.network.values import real
+from planner.network.words import some, span
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
@@ -44,6 +45,12 @@ class ComputeTimes:
     update_s: tuple[float, ...]
     operation_s: float = 0.0
     message_s: float = 0.0
+
+    def __repr__(self) -> str:
+        means = (
+            f"{name} {span(getattr(self, name + '_s'), 's')}" for name in ("forward", "backward")
+        )
+        return f"ComputeTimes({some(len(self.forward_s), 'device')}, {', '.join(means)})"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; costs that are 0 are left out."""

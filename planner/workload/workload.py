@@ -17,6 +17,7 @@ from typing import Any
 
 from planner.network.dtype import Dtype
 from planner.network.values import choice, count, of_kind, real, several
+from planner.network.words import some
 from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
@@ -103,6 +104,13 @@ class Workload:
                 f"{plain:g} without a codec"
             )
         object.__setattr__(self, "boundary_ratio", ratio)
+
+    def __repr__(self) -> str:
+        return (
+            f"Workload({self.name!r}, {some(len(self.layers), 'layer')}, "
+            f"{self.parameters / 1e6:,.4g} million parameters, batch of {self.batch_samples} in "
+            f"microbatches of {self.microbatch_samples})"
+        )
 
     def with_boundary_codec(self, codec: str) -> Workload:
         """The workload whose activations, and their gradients, travel in that many bits.

@@ -1,0 +1,65 @@
+"""A network as a notebook shows it: latency and bandwidth between its regions."""
+
+from __future__ import annotations
+
+import warnings
+from html import escape
+
+import numpy as np
+
+from planner.network.formats import Matrices
+from planner.network.html import boxed, line, table
+
+MOST_REGIONS = 12
+"""Rows and columns of the table."""
+
+
+def network_html(title: str, network: Matrices) -> str:
+    """Mean one-way latency and mean bandwidth from each region (row) to each other.
+
+    Parameters
+    ----------
+    title
+        A line above it.
+    network
+        Its fields.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    regions = network.ids if network.regions is None else network.regions
+    names = list(dict.fromkeys(regions))
+    members = [[d for d, r in enumerate(regions) if r == name] for name in names]
+    shown = min(len(names), MOST_REGIONS)
+    rows = []
+    for i in range(shown):
+        cells = [escape(names[i]) + (f" ({len(members[i])})" if len(members[i]) > 1 else "")]
+        for j in range(shown):
+            cells.append(_between(network, members[i], members[j]))
+        rows.append(cells)
+    more = f"; {shown} of {len(names)} regions" if shown < len(names) else ""
+    return boxed(
+        line(title),
+        table(["from, to", *names[:shown]], rows),
+        line(f"Mean one-way latency in ms, mean bandwidth in Gb/s{more}."),
+    )
+
+
+def _between(network: Matrices, here: list[int], there: list[int]) -> str:
+    """A cell; a region's own is between its devices."""
+    pairs = np.ix_(here, there)
+    own = here == there
+    off = ~np.eye(len(here), dtype=bool) if own else np.ones((len(here), len(there)), dtype=bool)
+    if not off.any():
+        return ""
+    with warnings.catch_warnings():
+        # pairs of which none was measured have no mean
+        warnings.simplefilter("ignore", RuntimeWarning)
+        latency = float(np.nanmean(network.latency_s[pairs][off]))
+        bandwidth = float(np.nanmean(network.bandwidth_bytes_per_s[pairs][off]))
+    parts = [
+        "-" if np.isnan(value) else f"{value:.3g}" for value in (latency * 1e3, bandwidth * 8e-9)
+    ]
+    return "not measured" if parts == ["-", "-"] else " / ".join(parts)

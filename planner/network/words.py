@@ -1,0 +1,97 @@
+"""Quantities in the few words that fit into a repr: ``span([0.001, 0.2], "s")`` is 1 to 200 ms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+MOST_SIZES = 6
+"""Runs of equal sizes that are spelt out."""
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with three digits and a prefix of SI.
+
+    Parameters
+    ----------
+    value
+        In the unit itself.
+    unit
+        Without prefix, such as ``"B/s"``.
+
+    Returns
+    -------
+    str
+        Such as ``"1.25 GB/s"``.
+    """
+    if value == 0 or not np.isfinite(value):
+        return f"{value:g} {unit}"
+    # seconds have no kiloseconds; below 1 only they have a use for prefixes
+    scales = ((1.0, ""), *SMALL) if unit == "s" else PREFIXES
+    scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
+    number = value / scale
+    digits = f"{number:.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+    return f"{digits} {prefix}{unit}"
+
+
+def span(values: ArrayLike, unit: str) -> str:
+    """The smallest and the largest of several, or the one value that all have.
+
+    Parameters
+    ----------
+    values
+        Any shape; what is not finite does not count.
+    unit
+        Without prefix.
+
+    Returns
+    -------
+    str
+        Such as ``"1 to 200 ms"``; ``"none"`` where nothing is finite.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    array = array[np.isfinite(array)]
+    if not array.size:
+        return "none"
+    low, high = quantity(float(array.min()), unit), quantity(float(array.max()), unit)
+    if low == high:
+        return low
+    (a, in_a), (_, in_b) = low.split(" "), high.split(" ")
+    return f"{a} to {high}" if in_a == in_b else f"{low} to {high}"
+
+
+def some(count: int, what: str) -> str:
+    """A count and its noun, which takes an s, or es, where it is not one."""
+    ending = "es" if what.endswith(("s", "ch", "sh", "x")) else "s"
+    return f"{count} {what}{'' if count == 1 else ending}"
+
+
+def stage_words(sizes: Sequence[int]) -> str:
+    """How many devices each stage has.
+
+    Parameters
+    ----------
+    sizes
+        By stage.
+
+    Returns
+    -------
+    str
+        Such as ``"8 stages of 8"``, or ``"3 stages of 5, 3, 3"``.
+    """
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    if len(runs) == 1:
+        return f"{some(len(sizes), 'stage')} of {runs[0][0]}"
+    words = [f"{size}" if times == 1 else f"{times} x {size}" for size, times in runs]
+    return f"{some(len(sizes), 'stage')} of {listed(words)}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Some words with commas between, dots for those that are too many."""
+    every = list(words)
+    return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])

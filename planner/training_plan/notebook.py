@@ -1,0 +1,44 @@
+"""A plan as a notebook shows it: its stages and what was decided. `planner.report` has the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from planner.network.html import boxed, line, table
+
+MOST_NAMES = 12
+"""Devices of a stage that are named."""
+
+
+def plan_html(
+    title: str,
+    stages: Iterable[tuple[str, bool, Sequence[str]]],
+    decisions: Iterable[tuple[str, str]],
+) -> str:
+    """Two tables below a title.
+
+    Parameters
+    ----------
+    title
+        A line.
+    stages
+        Of each stage its layers, whether it recomputes, the names of its devices.
+    decisions
+        What was decided, and how.
+
+    Returns
+    -------
+    str
+        HTML, every text escaped.
+    """
+    rows = []
+    for j, (layers, again, names) in enumerate(stages):
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        text = ", ".join(names[:MOST_NAMES]) + more
+        rows.append([str(j), *map(escape, (layers, "yes" if again else "no", text))])
+    return boxed(
+        line(title),
+        table(["what", "decided"], [[escape(a), escape(b)] for a, b in decisions]),
+        table(["stage", "layers", "recomputes", "devices"], rows),
+    )

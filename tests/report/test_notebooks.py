@@ -1,0 +1,161 @@
+"""What Python prints of our objects, and what notebooks show of them: short, escaped, true."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.clock.bars_svg import LABEL, WIDTH, bars_svg
+from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
+from planner.network.notebook import MOST_REGIONS
+from planner.network.words import quantity, some, span, stage_words
+from planner.problems.answers import PathOp
+from tests.conftest import make_plan, random_network, regional_network
+from tests.report.test_report import Reader, evil_plan
+
+
+def large() -> dict[str, Any]:
+    """What prints thousands of characters where nobody takes care."""
+    network = regional_network((8, 8, 8, 8))
+    n = len(network)
+    grid = np.arange(n).reshape(8, 4).tolist()
+    plan = make_plan(grid, network=network, workload=pl.Workload.preset("gpt2-small"))
+    paths = tuple((d,) for d in range(n))
+    ops = tuple(PathOp(d, d, "F", 0.0, 1.0) for d in range(n))
+    path_plan = pl.PathPlan(paths, ops)
+    assigned = pl.AssignmentPlan.of_grid(np.arange(n).reshape(8, 4))
+    rule = {"kind": "long", "numbers": list(range(1000))}
+    certificate = pl.Certificate("m", pl.Status.FEASIBLE, 1.0, 0.5, 0.5, "s", 0.0, 0, "", rule)
+    point = pl.FrontPoint(
+        pl.Result.of(plan, 1.0, None, runtime_s=0.0, stop_reason="test", seed=0, method="test"),
+        pl.PlanRequest(),
+    )
+    things = [
+        network,
+        plan.cluster,
+        plan.cluster.devices,
+        plan.workload,
+        plan,
+        plan.schedules[0],
+        plan.averaging[0][0][0],
+        plan.compute_times,
+        pl.simulate(plan),
+        certificate,
+        point.result,
+        assigned,
+        path_plan,
+        pl.ArrangedPathPlan(assigned.groups, path_plan),
+        pl.AveragingPlan(np.ones(n), np.ones(n), 1.0, np.ones(n)),
+        pl.AssignmentProblem(network, 4, 8, 1e6, 1e8),
+        pl.AveragingProblem(np.ones(n), 1e7, 1e7, 8, 1e8),
+        pl.PathProblem(network.transfer_s(1e6), assigned.groups, 1.0, 2.0, 1.0, 2, 9, 2),
+        pl.ArrangedPathProblem(network.transfer_s(1e6), (8,) * 4, 1.0, 2.0, 1.0, 2, 9, 2),
+        pl.PlanRequest(stages=4, stage_layers=[(k, k + 1) for k in range(40)][:4]),
+        pl.Prices(rules=[("a", "b", 0.1)] * 50),
+        pl.GPUS["A100"],
+        pl.Calibration("2026-11-23", {}, "gpt2-small", 1, *_measured(n), 0.1, 1e9),
+    ]
+    return {f"{k}-{type(one).__name__}": one for k, one in enumerate(things)}
+
+
+def _measured(n: int) -> tuple[dict[str, dict[str, float]], dict[str, tuple[int, int]]]:
+    fields = ("forward_s", "backward_s", "head_s", "update_s")
+    return {str(d): dict.fromkeys(fields, 1.0) for d in range(n)}, {
+        str(d): (0, 1) for d in range(n)
+    }
+
+
+LARGE = large()
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_one_short_line(what: str) -> None:
+    """Its kind first, whatever it holds."""
+    one = LARGE[what]
+    assert repr(one).startswith(f"{type(one).__name__}(")
+    assert len(repr(one)) < 260
+    assert "\n" not in repr(one)
+
+
+def test_a_line_says_shape_and_units() -> None:
+    """What a user asks first."""
+    network = pl.load_network("aws8_dtfm_worldwide_2022")
+    twice = network.replicate(
+        dict.fromkeys(network.ids, 2), intra_latency_s=0.005, intra_bandwidth_bytes_per_s=2.5e8
+    )
+    assert repr(twice) == "Network(16 devices in 8 regions, 5 to 238 ms, 335 Mb/s to 2 Gb/s)"
+    assert repr(
+        pl.Devices([1e12, 2e12], 16e9, upload_bytes_per_s=1e6, can_compute=[True, False])
+    ) == ("Devices(1 to 2 TFLOP/s, 16 GB, upload 8 Mb/s, 1 cannot compute)")
+    assert repr(pl.Devices("fast", 16e9)) == "Devices(not valid yet)"
+    assert repr(pl.PlanRequest(stages=4, clip=1)) == "PlanRequest(stages=4, clip=1.0)"
+    hole = np.array([[0, np.nan], [0.1, 0]])
+    assert "1 missing pair)" in repr(pl.Network(hole, np.ones((2, 2))))
+
+
+def test_words() -> None:
+    """Prefixes of SI above 1, of seconds below; runs of equal sizes once."""
+    assert quantity(0.00025, "s") == "250 µs"
+    assert quantity(3600, "s") == "3600 s"
+    assert quantity(1.25e9, "B/s") == "1.25 GB/s"
+    assert quantity(0.0, "B") == "0 B"
+    assert span([0.001, np.inf, 0.2], "s") == "1 to 200 ms"
+    assert span([0.5, 3], "s") == "500 ms to 3 s"
+    assert span([], "s") == "none"
+    assert some(1, "path") == "1 path" and some(2, "microbatch") == "2 microbatches"
+    assert stage_words([4, 4, 2]) == "3 stages of 2 x 4, 2"
+    assert stage_words([8] * 4) == "4 stages of 8"
+
+
+def test_notebooks_get_balanced_escaped_html() -> None:
+    """Of plan, network, timeline and result."""
+    plan = evil_plan()
+    result = pl.Result.of(plan, 1.0, 0.5, runtime_s=0.0, stop_reason="<b>", seed=0, method="test")
+    for one in (plan, plan.cluster.network, pl.simulate(plan), result):
+        page = one._repr_html_()
+        reader = Reader()
+        reader.feed(page)
+        reader.close()
+        assert reader.open == [] and reader.fetched == 0
+        assert "<b>" not in page and "script" not in reader.tags
+        assert "東京" in reader.text
+
+
+def test_plan_tells_stages_and_step() -> None:
+    """The plan's own figures."""
+    plan = make_plan([[0, 1], [2, 3]])
+    page = plan._repr_html_()
+    assert f"{plan.predicted.step_s:.4g} s" in page
+    assert "<td>0, 2</td>" in page and "<td>1, 3</td>" in page
+
+
+def test_network_tells_means_between_regions() -> None:
+    """Ten of twelve and more regions are left out, and it says so."""
+    network = pl.Network(
+        [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.5, 0.2, 0]], np.full((3, 3), 1e9 / 8), regions="aab"
+    )
+    page = network._repr_html_()
+    assert "<td>a (2)</td><td>100 / 1</td><td>250 / 1</td>" in page
+    many = random_network(MOST_REGIONS + 5)._repr_html_()
+    assert f"{MOST_REGIONS} of {MOST_REGIONS + 5} regions" in many
+    assert many.count("<tr>") == MOST_REGIONS + 1
+    lost = pl.Network([[0, np.nan], [0.1, 0]], [[0, np.nan], [1e9, 0]])
+    assert "not measured" in lost._repr_html_()
+
+
+def test_timeline_is_drawn_to_scale() -> None:
+    """A pixel is what fills most of it; sizes do not grow with operations."""
+    bars = [("F", 0.0, 1.0), ("B", 2.0, 4.0)]
+    page = bars_svg(["a"], [bars], COLOURS, NAMES)
+    forward, backward = re.findall(r'stroke="(#\w+)" d="M(\d+) 7h(\d+)"', page)
+    assert forward == (COLOURS["F"], str(LABEL), str(WIDTH // 4))
+    assert backward == (COLOURS["B"], str(LABEL + WIDTH // 2), str(WIDTH // 2))
+    assert bars_svg(["a"], [[]], COLOURS, NAMES) == ""
+    many = tuple(Op(k, 0, "FB"[k % 2], k / 10, (k + 1) / 10) for k in range(200_000))
+    timeline = Timeline(tuple(map(str, range(50))), many)
+    assert len(timeline._repr_html_()) < 30_000
+    assert "32 of 50 devices" in timeline._repr_html_()
