@@ -324,8 +324,9 @@ def trajectory(
         Each improvement.
     """
     from planner.genetic.evolution import Evolution
-    from planner.genetic.solve import EVOLUTIONS, Method
+    from planner.genetic.solve import EVOLUTIONS
     from planner.genetic.tables import Ints, tables_of
+    from planner.problems.assignment_method import Method
     from planner.search.incumbent import Incumbent
 
     run = MaxIterations(iterations).start()

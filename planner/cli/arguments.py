@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.cli.progress import PROGRESS
 from planner.cli.time_left import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
@@ -36,17 +37,43 @@ EFFORT = 10.0
 def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """``--network`` and what stands on it."""
     sub.add_argument(
-        "--network", required=required, help="name (planner networks), .csv, .json, .jsonl"
+        "--network",
+        required=required,
+        metavar="NAME|FILE",
+        help="a name that planner networks lists, or a file: .csv, .json, .jsonl",
     )
     sub.add_argument("--devices", type=Path, help="CSV: which device has which GPU, limits, site")
-    sub.add_argument("--devices-per-region", type=int, help="replicate every region")
-    sub.add_argument("--intra-latency-ms", type=float, help="inside a region; default: source's")
-    sub.add_argument("--intra-bandwidth-gbps", type=float, help="inside a region, gigabits")
+    sub.add_argument(
+        "--devices-per-region",
+        type=int,
+        help="replicate every region so often; default: as the network is",
+    )
+    sub.add_argument(
+        "--intra-latency-ms", type=float, help="one way, inside a region; default: the source's"
+    )
+    sub.add_argument(
+        "--intra-bandwidth-gbps",
+        type=float,
+        help="gigabits a second inside a region; default: the source's",
+    )
     sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
-    sub.add_argument("--gpu", default="V100", choices=list(GPUS), help="default V100")
-    sub.add_argument("--utilization", type=float, default=0.4, help="of its peak; default 0.4")
-    sub.add_argument("--memory-gb", type=float, help="10^9 bytes; default: the GPU's")
-    sub.add_argument("--usd-per-hour", type=float, help="of a device; default: the GPU's on AWS")
+    sub.add_argument(
+        "--gpu",
+        default="V100",
+        choices=list(GPUS),
+        metavar="GPU",
+        help=f"of all devices, of {', '.join(GPUS)}; default %(default)s",
+    )
+    sub.add_argument(
+        "--utilization",
+        type=float,
+        default=0.4,
+        help="part of its peak that training attains, 0 to 1; default %(default)s",
+    )
+    sub.add_argument("--memory-gb", type=float, help="of a device, 10^9 bytes; default: the GPU's")
+    sub.add_argument(
+        "--usd-per-hour", type=float, help="dollars of a device; default: the GPU's on AWS"
+    )
 
 
 def add_prices(sub: argparse.ArgumentParser) -> None:
@@ -54,7 +81,7 @@ def add_prices(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--usd-per-gb",
         type=float,
-        help=f"between regions of one provider; default {BETWEEN_REGIONS}",
+        help=f"dollars between regions of one provider; default {BETWEEN_REGIONS}",
     )
     sub.add_argument("--prices", type=Path, help="CSV from,to,usd_per_gb of regions, * for any")
 
@@ -79,10 +106,21 @@ def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
 
 def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
     """``--workload`` and its changes."""
-    sub.add_argument("--workload", required=required, help=f"config.json or {', '.join(PRESETS)}")
-    sub.add_argument("--batch-samples", type=int, help="samples of one optimizer step")
-    sub.add_argument("--microbatch-samples", type=int, help="samples that travel together")
-    sub.add_argument("--sequence", type=int, help="tokens per sample")
+    sub.add_argument(
+        "--workload",
+        required=required,
+        metavar="NAME|FILE",
+        help=f"config.json of Hugging Face, or one of {', '.join(PRESETS)}",
+    )
+    sub.add_argument(
+        "--batch-samples", type=int, help="samples of one optimizer step; default: the workload's"
+    )
+    sub.add_argument(
+        "--microbatch-samples",
+        type=int,
+        help="samples that travel together; default: the workload's",
+    )
+    sub.add_argument("--sequence", type=int, help="tokens per sample; default: the workload's")
     sub.add_argument(
         "--precision",
         choices=[dtype.value for dtype in Dtype],
@@ -90,11 +128,13 @@ def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
     )
 
 
-def add_solver(sub: argparse.ArgumentParser) -> None:
+def add_solver(sub: argparse.ArgumentParser, methods: Sequence[str]) -> None:
     """Limits and seed of a search."""
     add_limits(sub)
-    sub.add_argument("--seed", type=count, default=0)
-    sub.add_argument("--method", default="auto")
+    sub.add_argument("--seed", type=count, default=0, help="of the search; default %(default)s")
+    sub.add_argument(
+        "--method", default="auto", help=f"of {', '.join(methods)}; default %(default)s"
+    )
 
 
 def add_limits(sub: argparse.ArgumentParser) -> None:
@@ -105,7 +145,9 @@ def add_limits(sub: argparse.ArgumentParser) -> None:
         help="counted work, about seconds of a core; the same effort gives the same plan; default "
         f"{EFFORT:g}, without --seconds",
     )
-    sub.add_argument("--seconds", type=float, help="what the whole command may take")
+    sub.add_argument(
+        "--seconds", type=float, help="what the whole command may take; default: no limit"
+    )
 
 
 def count(text: str) -> int:
@@ -208,19 +250,14 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 @dataclass(frozen=True)
 class Reporting(StoppingCriterion):
-    """A criterion that also shows on stderr how far the search is, at most once a second."""
+    """A criterion that also shows on stderr how far the search is."""
 
     inner: StoppingCriterion
-    printed: list[float] = field(default_factory=lambda: [0.0])
 
     def reason(self, run: StopRun) -> str | None:
-        if run.objective is not None and run.elapsed_s - self.printed[0] >= 1.0:
-            self.printed[0] = run.elapsed_s
-            bound = "-" if run.bound is None else f"{run.bound:.4f}"
-            print(
-                f"  {run.elapsed_s:6.1f} s  best {run.objective:.4f}  bound {bound}",
-                file=sys.stderr,
-            )
+        if run.objective is not None:
+            bound = "" if run.bound is None else f", bound {run.bound:.4f}"
+            PROGRESS.show(f"searching: best {run.objective:.4f}{bound}")
         return self.inner.reason(run)
 
     def seconds(self) -> float:
@@ -233,7 +270,7 @@ class Reporting(StoppingCriterion):
         return self.inner.effort()
 
     def portion(self, share: float, seconds: float | None = None) -> Reporting:
-        return Reporting(self.inner.portion(share, seconds), self.printed)
+        return Reporting(self.inner.portion(share, seconds))
 
 
 def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingCriterion:

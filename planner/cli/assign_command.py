@@ -6,20 +6,34 @@ import argparse
 
 from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
+from planner.problems.assignment_method import Method
 
 NAME = "assign"
 ABOUT = "solve one assignment problem and print groups and bound"
+EXAMPLE = (
+    "planner assign --network aws8_dtfm_worldwide_2022 --stages 4 --pipelines 2 "
+    "--activation-bytes 8e6 --gradient-bytes 1e9"
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Network, shape, bytes and limits."""
     add_cluster(sub)
-    sub.add_argument("--stages", type=int)
-    sub.add_argument("--pipelines", type=int)
-    sub.add_argument("--stage-sizes", type=sizes, help="such as 6,4,4,4")
-    sub.add_argument("--activation-bytes", type=float, required=True, help="c_PP of a boundary")
-    sub.add_argument("--gradient-bytes", type=float, required=True, help="c_DP of a stage")
-    add_solver(sub)
+    sub.add_argument("--stages", type=int, help="how many; with --pipelines")
+    sub.add_argument("--pipelines", type=int, help="how many; devices / stages")
+    sub.add_argument(
+        "--stage-sizes", type=sizes, help="instead: devices of each stage, such as 6,4,4,4"
+    )
+    sub.add_argument(
+        "--activation-bytes",
+        type=float,
+        required=True,
+        help="over one boundary, a microbatch (the paper's c_PP)",
+    )
+    sub.add_argument(
+        "--gradient-bytes", type=float, required=True, help="of a stage (the paper's c_DP)"
+    )
+    add_solver(sub, list(Method))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from planner.workload.workload import Workload
 
 NAME = "average"
 ABOUT = "who contributes gradients, and who sums which share"
+EXAMPLE = "planner average peers.csv --batch-samples 64 --gradient-bytes 1e8"
 
 COLUMNS = "name,samples_per_s,upload_mbps,download_mbps[,can_compute,can_aggregate]"
 
@@ -25,12 +26,25 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Peers, batch and limits."""
     sub.add_argument("peers", type=Path, help=f"CSV: {COLUMNS}")
     add_workload(sub, required=False)
-    sub.add_argument("--gradient-bytes", type=float, help="default: the workload's")
-    sub.add_argument("--links", help="network with pairwise limits between the peers' names")
+    sub.add_argument(
+        "--gradient-bytes",
+        type=float,
+        help="of the vector that is averaged; default: the workload's",
+    )
+    sub.add_argument(
+        "--links", help="network (name or file) with limits between the peers' names; default: none"
+    )
     sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
     sub.add_argument("--out", type=Path, help="a plan of it, for --workload: compute, then average")
-    sub.add_argument("--seed", type=count, default=0, help="of the plan's weights")
-    sub.add_argument("--method", default="exact", choices=["exact", "relaxed"])
+    sub.add_argument(
+        "--seed", type=count, default=0, help="of the plan's weights; default %(default)s"
+    )
+    sub.add_argument(
+        "--method",
+        default="exact",
+        choices=["exact", "relaxed"],
+        help="exact, or the paper's relaxation (5) and its rule; default %(default)s",
+    )
     add_limits(sub)
 
 

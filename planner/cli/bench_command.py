@@ -10,6 +10,7 @@ from planner.cli.output import show
 
 NAME = "bench"
 ABOUT = "solver benchmarks on measured networks"
+EXAMPLE = "planner bench plans --help"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

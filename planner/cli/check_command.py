@@ -13,11 +13,12 @@ from planner.training_plan.file import load_plan
 
 NAME = "check"
 ABOUT = "verify a plan file independently of the solvers"
+EXAMPLE = "planner check plan.json"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """The plan file."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,12 +12,13 @@ from planner.training_plan.model import TrainingPlan
 
 NAME = "compare"
 ABOUT = "show two plans side by side"
+EXAMPLE = "planner compare a.json b.json"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Two plan files."""
-    sub.add_argument("a", type=Path)
-    sub.add_argument("b", type=Path)
+    sub.add_argument("a", type=Path, help="a plan file")
+    sub.add_argument("b", type=Path, help="another")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,11 +14,12 @@ from planner.training_plan.file import load_plan
 
 NAME = "emulate"
 ABOUT = "run a plan on an emulated network (Linux, root), beside what is predicted"
+EXAMPLE = "sudo planner emulate plan.json --trace both.json"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, how it is scaled, what is measured."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument("--speed", type=float, default=1.0, help="divide all times by it; default 1")
     sub.add_argument(
         "--shrink",

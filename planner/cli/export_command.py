@@ -13,11 +13,12 @@ from planner.training_plan.file import load_plan
 
 NAME = "export"
 ABOUT = "write a plan in another tool's terms"
+EXAMPLE = "planner export plan.json --to torchrun"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, format, options of formats."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     formats = "; ".join(f"{name}: {one.about}" for name, one in FORMATS.items())
     sub.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
     sub.add_argument("--out", type=Path, help="file to write; default: print it")

@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import warnings
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, cast
 
 from planner.cli import (
     assign_command,
@@ -17,6 +20,7 @@ from planner.cli import (
     bench_command,
     check_command,
     compare_command,
+    completion_command,
     emulate_command,
     export_command,
     networks_command,
@@ -30,6 +34,8 @@ from planner.cli import (
     weights_command,
 )
 from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
+from planner.cli.progress import PROGRESS
+from planner.network.glyphs import MissingGlyphs
 from planner.search.incumbent import WrongBoundError
 
 COMMANDS = (
@@ -49,44 +55,96 @@ COMMANDS = (
     weights_command,
     export_command,
     bench_command,
+    completion_command,
 )
+
+
+EXAMPLE = "example: "
+
+
+class _Help(argparse.HelpFormatter):
+    """Examples stay on one line, so that they can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLE):
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands, with an example each."""
+    root = argparse.ArgumentParser(
+        prog="planner",
+        description="Plans for training large models over slow, uneven, unreliable networks.",
+        epilog=f"{EXAMPLE}{plan_command.EXAMPLE}",
+        formatter_class=_Help,
+    )
+    version = metadata.version("planner")
+    root.add_argument("--version", action="version", version=f"planner {version}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="command")
+    for module in COMMANDS:
+        sub = commands.add_parser(
+            module.NAME,
+            help=module.ABOUT,
+            description=module.ABOUT,
+            epilog=f"{EXAMPLE}{module.EXAMPLE}",
+            formatter_class=_Help,
+        )
+        sub.set_defaults(run=module.run)
+        sub.add_argument("--json", action="store_true", help="print JSON instead of text")
+        module.add_arguments(sub)
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     began = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        prog="planner",
-        description="Plans for training large models over slow, uneven, unreliable networks.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in COMMANDS:
-        sub = commands.add_parser(module.NAME, help=module.ABOUT, description=module.ABOUT)
-        sub.set_defaults(run=module.run)
-        sub.add_argument("--json", action="store_true", help="print JSON instead of text")
-        module.add_arguments(sub)
-    args = parser.parse_args(argv)
-    args.began = began
+    every = parser()
+    args = every.parse_args(argv)
+    args.began, args.parser = began, every
+    PROGRESS.begin(began)
+    try:
+        with warnings.catch_warnings():
+            usual: Any = warnings.showwarning
+
+            def told(message: Any, category: type[Warning], *where: Any) -> None:
+                if issubclass(category, MissingGlyphs):
+                    _say(f"planner {args.command}: {message}")
+                else:
+                    usual(message, category, *where)
+
+            warnings.showwarning = cast(Any, told)
+            return _run(args)
+    finally:
+        PROGRESS.clear()
+
+
+def _run(args: argparse.Namespace) -> int:
+    """The command; what stops it is told in a line."""
     try:
         return int(args.run(args))
     except ValueError as error:
-        print(f"planner {args.command}: {error}", file=sys.stderr)
+        _say(f"planner {args.command}: {error}")
         return BAD_INPUT
     except WrongBoundError as error:
-        print(f"planner {args.command}: {error}", file=sys.stderr)
+        _say(f"planner {args.command}: {error}")
         return INTERNAL_ERROR
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(
+        _say(
             f"planner {args.command}: {error.filename or 'a file'}: {error.strerror}; check path "
-            "and permissions",
-            file=sys.stderr,
+            "and permissions"
         )
         return BAD_INPUT
     except KeyboardInterrupt:
-        print(f"planner {args.command}: interrupted", file=sys.stderr)
+        _say(f"planner {args.command}: interrupted")
         return INTERRUPTED
+
+
+def _say(line: str) -> None:
+    PROGRESS.clear()
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

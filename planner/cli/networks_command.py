@@ -13,6 +13,7 @@ from planner.network.values import real
 
 NAME = "networks"
 ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
+EXAMPLE = "planner networks rtt.csv --bandwidth-gbps 1 --out net.csv"
 OPTIONS = ("out", "names", "unit", "both_ways", "latency_ms", "bandwidth_gbps")
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from planner.cli.progress import PROGRESS
 from planner.search.result import Result
 
 INVALID_PLAN = 1
@@ -19,6 +20,7 @@ INTERRUPTED = 130
 
 def show(as_json: bool, data: Any, lines: Sequence[str]) -> None:
     """Print the data as JSON, or the lines."""
+    PROGRESS.clear()
     print(json.dumps(data, allow_nan=False, indent=1) if as_json else "\n".join(lines))
 
 

@@ -24,12 +24,17 @@ from planner.cli.output import show
 from planner.compose.front import NOBODY, WORTH, FrontPoint, pareto
 from planner.compose.request import Within
 from planner.network.atomic import write_picture, write_text
+from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
 from planner.workload.boundary_codec import BoundaryCodec
 
 NAME = "pareto"
 ABOUT = "plans between the fastest and the cheapest: a table, a picture, a plan file for each"
+EXAMPLE = (
+    "planner pareto --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b "
+    "--sync-every 1,50 --out front"
+)
 
 TABLE, PICTURE = "front.csv", "front.png"
 
@@ -74,7 +79,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--out", type=Path, default=Path("front"), help="folder to write; default front"
     )
-    add_solver(sub)
+    add_solver(sub, list(Method))
 
 
 def _words(text: str) -> list[str]:

@@ -33,12 +33,17 @@ from planner.network.cluster import Cluster
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.problems.path_file import load_path_file
+from planner.problems.path_method import PathMethod
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion
 from planner.workload.workload import Workload
 
 NAME = "paths"
 ABOUT = "paths that skip and swap stages, with times and a bound"
+EXAMPLE = (
+    "planner paths --network gcp12_skippipe_2025_repaired --workload llama-500m "
+    "--stage-sizes 3,3,3,3 --path-stages 3"
+)
 
 FIELDS = (
     *("stage_sizes", "path_stages", "microbatches_per_start", "memory", "live_memory"),
@@ -93,7 +98,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--max-swaps", type=int, help="swaps of neighbouring stages; default 1")
     sub.add_argument("--arrange", action="store_true", help="choose the arrangement too")
     sub.add_argument("--out", type=Path, help="write the result here as JSON")
-    add_solver(sub)
+    add_solver(sub, list(PathMethod))
 
 
 def run(args: argparse.Namespace) -> int:

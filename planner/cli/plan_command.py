@@ -28,6 +28,8 @@ from planner.cli.arguments import (
 )
 from planner.cli.comparison import compared
 from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
+from planner.cli.progress import PROGRESS
+from planner.cli.report_file import require_page
 from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
@@ -42,6 +44,7 @@ from planner.compose.request import (
     Wiring,
     Within,
 )
+from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
@@ -52,6 +55,7 @@ from planner.workload.calibration import Calibration
 
 NAME = "plan"
 ABOUT = "place stages on devices and write a checked plan"
+EXAMPLE = "planner plan --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b --out plan.json"
 
 RANDOM_PLACEMENTS = 20
 
@@ -85,7 +89,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="stochastic: what counts as response time, until the answer is there (default) or "
         "the work alone",
     )
-    sub.add_argument("--pipelines", type=int, help="default: devices / stages")
+    sub.add_argument(
+        "--pipelines", type=int, help="copies of the chain of stages; default: devices / stages"
+    )
     sub.add_argument("--path-stages", type=int, help="stages a microbatch visits (SkipPipe)")
     sub.add_argument(
         "--path-method",
@@ -106,7 +112,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--schedule",
         default=Order.EAGER_1F1B.value,
         choices=[order.value for order in Order],
-        help="default %(default)s",
+        help="order of a device's operations; default %(default)s",
     )
     sub.add_argument(
         "--head",
@@ -114,7 +120,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="who runs the head; default last, paths: first",
     )
     sub.add_argument("--in-flight", type=int, help="eager-1f1b: microbatches a device holds")
-    sub.add_argument("--calibration", type=Path, help="measured compute times (planner run)")
+    sub.add_argument(
+        "--calibration",
+        type=Path,
+        help="measured compute times of planner run --calibrate; default: from FLOPs",
+    )
     sub.add_argument(
         "--averaging",
         choices=[shares.value for shares in Shares],
@@ -125,7 +135,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--codec",
         default=Codec.NONE.value,
         choices=[codec.value for codec in Codec],
-        help="of gradients sent",
+        help="of gradients sent; default %(default)s",
     )
     sub.add_argument(
         "--sync-every",
@@ -143,10 +153,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--delayed", action="store_true", help="average beside the next step, with --sync-every"
     )
     sub.add_argument(
-        "--outer-lr", type=float, default=OuterOptimizer.learning_rate, help="default %(default)s"
+        "--outer-lr",
+        type=float,
+        default=OuterOptimizer.learning_rate,
+        help="learning rate of the outer optimizer; default %(default)s",
     )
     sub.add_argument(
-        "--outer-momentum", type=float, default=OuterOptimizer.momentum, help="default %(default)s"
+        "--outer-momentum",
+        type=float,
+        default=OuterOptimizer.momentum,
+        help="of the outer optimizer; default %(default)s",
     )
     sub.add_argument(
         "--objective",
@@ -155,7 +171,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="what is least: seconds or dollars of a step; default %(default)s",
     )
     sub.add_argument(
-        "--hour-usd", type=float, default=0.0, help="objective cost: what an hour's wait is worth"
+        "--hour-usd",
+        type=float,
+        default=0.0,
+        help="objective cost: dollars that an hour's wait is worth; default %(default)g",
     )
     add_prices(sub)
     sub.add_argument(
@@ -168,7 +187,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--boundary-codec",
         default=BoundaryCodec.NONE.value,
         choices=[codec.value for codec in BoundaryCodec],
-        help="of activations and their gradients between stages; it changes what is computed",
+        help="of activations and their gradients between stages; it changes what is computed; "
+        "default %(default)s",
     )
     sub.add_argument(
         "--random-placements", type=count, help="straight ones to compare with; default 20"
@@ -177,11 +197,17 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--compare",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="with ranks numbered region by region, and with one region alone",
+        help="with ranks numbered region by region, and with one region alone; default: yes",
     )
-    sub.add_argument("--out", type=Path, default=Path("plan.json"), help="plan file to write")
-    sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt")
-    add_solver(sub)
+    sub.add_argument(
+        "--out",
+        type=Path,
+        default=Path("plan.json"),
+        help="plan file to write; default %(default)s",
+    )
+    sub.add_argument("--report", type=Path, help="page to write too, .html (planner report)")
+    sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt chart")
+    add_solver(sub, list(Method))
 
 
 def _stages(text: str) -> int | str:
@@ -258,6 +284,8 @@ def run(args: argparse.Namespace) -> int:
             "out"
         )
     require_writable(args.out, [".json"])
+    if args.report is not None:
+        require_page("--report", args.report)
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
@@ -281,7 +309,8 @@ def run(args: argparse.Namespace) -> int:
     data, lines = _report(made, timeline, result.candidates, asked)
     data |= {"written": [str(args.out)], "no_time_for": []}
 
-    def part(words: str, do: Callable[[], Iterable[str]]) -> None:
+    def part(doing: str, words: str, do: Callable[[], Iterable[str]]) -> None:
+        PROGRESS.show(doing)
         try:
             with time_left.cut():
                 for line in do():
@@ -298,20 +327,29 @@ def run(args: argparse.Namespace) -> int:
         return compared(asked, made.predicted.step_s, data, share(1.0))
 
     try:
-        part(f"checked (planner check {args.out})", lambda: _checked(args.out))
+        part("checking", f"checked (planner check {args.out})", lambda: _checked(args.out))
         if request.open:
-            part("bounded in the long run", lambda: _long_run_line(made, asked, data))
+            part(
+                "bounding the long run",
+                "bounded in the long run",
+                lambda: _long_run_line(made, asked, data),
+            )
         drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
         if not request.skips and not request.open and drawn:
             question = replace(asked, workload=made.workload)
             part(
+                "comparing with random placements",
                 "compared with random ones",
                 lambda: _random(question, made, drawn, data, share(0.3)),
             )
         if not request.skips and args.compare:
-            part("compared", compare)
+            part("comparing with ranks by region", "compared", compare)
         if not args.no_pictures:
-            part("drawn", lambda: _draw(timeline, args.out, data["written"]))
+            part("drawing", "drawn", lambda: _draw(timeline, args.out, data["written"]))
+        if args.report is not None:
+            part(
+                "writing the report", "reported", lambda: _page(made, args.report, data["written"])
+            )
     except KeyboardInterrupt:
         lines.append("interrupted: what is not listed here is missing")
     data["runtime_s"] = time_left.spent_s
@@ -419,6 +457,16 @@ def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
     written.append(str(trace))
     timeline.gantt(gantt)
     written.append(str(gantt))
+    return []
+
+
+def _page(made: TrainingPlan, path: Path, written: list[str]) -> list[str]:
+    """What ``planner report`` writes."""
+    from planner.network.atomic import write_text
+    from planner.report.page import report_html
+
+    write_text(path, report_html(made))
+    written.append(str(path))
     return []
 
 

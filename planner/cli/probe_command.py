@@ -16,6 +16,7 @@ ABOUT = (
     "show what 'torchrun ... -m planner.executor.probe log.jsonl --devices ...' has measured, and "
     "write it as a network"
 )
+EXAMPLE = "planner probe probe.jsonl --out net.csv --devices-out devices.csv"
 MOST_LINES = 12
 
 

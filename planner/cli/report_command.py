@@ -8,24 +8,34 @@ from pathlib import Path
 
 from planner.checker.dispatch import check
 from planner.cli.output import INVALID_PLAN, require_writable, show
+from planner.cli.progress import PROGRESS
+from planner.cli.report_file import require_page
 from planner.network.atomic import write_text
 from planner.network.values import real
 from planner.report.executed import load_run
-from planner.report.page import GENERATOR, report_html
+from planner.report.page import report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import load_plan
 
 NAME = "report"
 ABOUT = "show a plan as one HTML page"
+EXAMPLE = "planner report plan.json --out plan.html"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, run, what to tell."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument("--out", type=Path, help="page to write; default: plan.html beside the plan")
     sub.add_argument("--force", action="store_true", help="write over a file that is no report")
-    sub.add_argument("--run", type=Path, dest="events", help="an executor's --events, or its JSON")
-    sub.add_argument("--tokens", type=float, default=1e11, help="of the training; default 1e11")
+    sub.add_argument(
+        "--run", type=Path, dest="events", help="an executor's --events, or its JSON; default: none"
+    )
+    sub.add_argument(
+        "--tokens",
+        type=float,
+        default=1e11,
+        help="of the training whose days are told; default 1e11",
+    )
     sub.add_argument(
         "--sensitivity", action="store_true", help="price slower links and devices; takes time"
     )
@@ -34,12 +44,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page of a valid plan."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
-    require_writable(out, [".html"])
+    if args.force:
+        require_writable(out, [".html"])
+    else:
+        require_page("--out", out, remedy=" or give --force")
     for given in (args.plan, args.events):
         if given is not None and given.exists() and out.resolve() == given.resolve():
             raise ValueError(f"--out {out}: is read too; name another file")
-    if out.exists() and not args.force and GENERATOR.encode() not in out.read_bytes()[:1000]:
-        raise ValueError(f"{out}: exists and is no report; name another file or give --force")
     if real("--tokens", args.tokens, 0) == 0:
         raise ValueError("--tokens is 0; give a number above 0")
     plan = load_plan(args.plan)
@@ -54,4 +65,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress(done: int, of: int) -> None:
-    print(f"\rsensitivity {done} of {of}", end="\n" if done == of else "", file=sys.stderr)
+    PROGRESS.show(f"sensitivity: {done} of {of}")

@@ -38,16 +38,18 @@ TOLD = ("tokens_per_s", "mfu", "gradient_norm")
 
 NAME = "run"
 ABOUT = "run a plan on this machine, one local process a device"
+EXAMPLE = "planner run plan.json --steps 10"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, steps, what to train on, what to measure."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument(
         "--steps",
         type=count,
         default=10,
-        help="in all; none, or as many as were done before: only --eval-data is evaluated",
+        help="in all; none, or as many as were done before: only --eval-data is evaluated; default "
+        "%(default)s",
     )
     sub.add_argument("--calibrate", type=Path, help="measure F, H, B and store them here")
     sub.add_argument("--calibration", type=Path, help="use times measured before")
@@ -86,7 +88,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="whoever wins most for the rest of the run (planned, the default), or SWARM's "
         "Algorithm 2",
     )
-    sub.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    sub.add_argument(
+        "--device",
+        default="auto",
+        choices=["auto", "cpu", "cuda"],
+        help="where ranks compute; auto: CUDA where there is one; default %(default)s",
+    )
     sub.add_argument(
         "--patience",
         type=seconds,

@@ -18,17 +18,19 @@ from planner.training_plan.other_network import network_for
 
 NAME = "simulate"
 ABOUT = "price a plan, also on another network"
+EXAMPLE = "planner simulate plan.json --network other.csv --gantt step.png"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, network, pictures."""
-    sub.add_argument("plan", type=Path)
+    sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument("--network", help="name or file; default: the plan's own")
     sub.add_argument(
         "--links",
         choices=[model.value for model in LinkModel],
         default=LinkModel.QUEUED.value,
-        help="unlimited: the papers' clock, on which messages never wait for each other",
+        help="unlimited: the papers' clock, on which messages never wait for each other; default "
+        "%(default)s",
     )
     sub.add_argument("--trace", type=Path, help="write Chrome/Perfetto JSON here")
     sub.add_argument("--gantt", type=Path, help="draw the iteration here (.png, .svg, .pdf)")

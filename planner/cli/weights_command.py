@@ -10,6 +10,7 @@ from planner.training_plan.file import load_plan
 
 NAME = "weights"
 ABOUT = "write a checkpoint's model as Hugging Face weights"
+EXAMPLE = "planner weights plan.json --checkpoint kept --out model"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

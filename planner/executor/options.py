@@ -67,7 +67,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("what updates the parameters")
     usual = Optimizing()
-    group.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adamw")
+    group.add_argument(
+        "--optimizer",
+        choices=[o.value for o in Optimizer],
+        default="adamw",
+        help="AdamW, or plain gradient descent; default %(default)s",
+    )
     group.add_argument(
         "--schedule",
         choices=[s.value for s in RateSchedule],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from functools import cache
 
 import numpy as np
@@ -18,23 +17,11 @@ from planner.network.network import Network
 from planner.network.values import short
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
+from planner.problems.assignment_method import Method
 from planner.problems.quantities import of_kind, seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
-
-
-class Method(enum.StrEnum):
-    """Ways to solve an assignment problem."""
-
-    AUTO = "auto"
-    SEARCH = "search"
-    CLASSES = "classes"
-    GENETIC = "genetic"
-    KERNIGHAN_LIN = "kl"
-    RANDOM = "random"
-    REGION_GREEDY = "region-greedy"
-
 
 MOVES_PER_EFFORT = 6e6
 OFFSPRING_PER_EFFORT = 1e3

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
+
+from planner.network.glyphs import MissingGlyphs, fit_fonts
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -17,7 +20,13 @@ def write_text(path: str | Path, text: str) -> None:
 def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
     """A Matplotlib figure, in the format that the file's name ends with, or as PNG."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=dpi, format=Path(path).suffix[1:] or "png")
+    lost = fit_fonts(figure)
+    with warnings.catch_warnings():
+        # said below, once; Matplotlib says it for each letter
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(drawn, dpi=dpi, format=Path(path).suffix[1:] or "png")
+    if lost:
+        warnings.warn(lost, MissingGlyphs, stacklevel=2)
     write_bytes(path, drawn.getvalue())
 
 

@@ -21,6 +21,7 @@ from planner.genetic.kept_sets import KeptSets
 from planner.genetic.tables import groups_of, tables_of
 from planner.matching import open_path
 from planner.problems import AssignmentProblem
+from planner.problems.assignment_method import Method
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
 from tests.genetic.assignment_instances import (
@@ -172,7 +173,7 @@ def planted(problem: AssignmentProblem, method: str) -> None:
         solve_assignment(problem, MaxIterations(120), 3, method)
 
 
-@pytest.mark.parametrize("method", list(solve.Method))
+@pytest.mark.parametrize("method", list(Method))
 def test_wrong_quick_bound_is_caught(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half as much again as the truth, in every method."""
     problem = problem_of(SHAPES[3], 3)

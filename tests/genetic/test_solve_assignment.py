@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.genetic import solve_assignment
-from planner.genetic.solve import Method
 from planner.matching import open_path
 from planner.network.network import Network
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
+from planner.problems.assignment_method import Method
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime

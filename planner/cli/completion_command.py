@@ -1,0 +1,62 @@
+"""``planner completion``: what a shell needs to complete commands, options, networks, models."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planner.cli.output import show
+from planner.network.catalogue import list_networks
+from planner.workload.presets import PRESETS
+
+NAME = "completion"
+ABOUT = "print a script that completes commands and options in a shell"
+EXAMPLE = "planner completion bash > ~/.local/share/bash-completion/completions/planner"
+SHELLS = ("bash", "zsh")
+
+PREAMBLE = {
+    "bash": """\
+_planner_network() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
+_planner_workload() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
+""",
+    "zsh": """\
+_planner_network() { compadd -- %s; _files; }
+_planner_workload() { compadd -- %s; _files; }
+""",
+}
+"""A name that is known, or a file."""
+NAMED = {"network": "_planner_network", "workload": "_planner_workload"}
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """Which shell."""
+    sub.add_argument("shell", choices=SHELLS, help="the shell the script is for")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script; whoever keeps it has completion."""
+    try:
+        import shtab
+    except ImportError:
+        raise ValueError(
+            "completion needs the package shtab; pip install 'planner[completion]'"
+        ) from None
+    _mark(args.parser, shtab.FILE)
+    words = " ".join(list_networks()), " ".join(PRESETS)
+    preamble = PREAMBLE[args.shell] % words
+    text = shtab.complete(args.parser, shell=args.shell, preamble=preamble)
+    show(args.json, {"shell": args.shell, "script": text}, [text])
+    return 0
+
+
+def _mark(parser: argparse.ArgumentParser, files: Any) -> None:
+    """Which arguments are files, and which are names."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                _mark(sub, files)
+        elif action.dest in NAMED:
+            action.complete = dict.fromkeys(SHELLS, NAMED[action.dest])  # type: ignore[attr-defined]
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]

@@ -1,0 +1,88 @@
+"""Fonts for names in any script: Matplotlib's own has no 東京, and draws boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unicodedata import category
+
+PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "IPA", "Droid Sans", "Arial Unicode")
+"""Families that were made for many scripts come first, then any other in order of its file."""
+MOST_SHOWN = 12
+INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
+"""Categories of Unicode: no font need have these."""
+
+
+class MissingGlyphs(UserWarning):
+    """No font on this machine has some letters of a picture."""
+
+
+def fit_fonts(figure: Any) -> str:
+    """Give every text of a figure fonts that have its letters.
+
+    Parameters
+    ----------
+    figure
+        Of Matplotlib.
+
+    Returns
+    -------
+    str
+        One line on letters that no font has; empty if there are none.
+    """
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    letters = {c for text in texts for c in text.get_text() if category(c) not in INVISIBLE}
+    own = Path(font_manager.findfont(font_manager.FontProperties()))
+    missing = letters - _has(own)
+    if not missing:
+        return ""
+    families = []
+    for path in _others(own):
+        found = missing & _has(path)
+        if found:
+            font_manager.fontManager.addfont(path)
+            families.append(font_manager.get_font(path).family_name)
+            missing -= found
+        if not missing:
+            break
+    for text in texts:
+        if set(text.get_text()) - _has(own):
+            text.set_fontfamily([font_manager.get_font(own).family_name, *families])
+    if not missing:
+        return ""
+    shown = "".join(sorted(missing)[:MOST_SHOWN])
+    return (
+        f"no installed font has the letters {shown}, a picture shows boxes instead; install one "
+        "that has, such as Noto Sans CJK"
+    )
+
+
+def _others(own: Path) -> Iterable[Path]:
+    from matplotlib import font_manager
+
+    every = sorted({Path(path) for path in font_manager.findSystemFonts()} - {own})
+    names = [name.replace(" ", "").lower() for name in PREFERRED]
+
+    def rank(path: Path) -> tuple[int, bool, str]:
+        stem = path.stem.replace("-", "").replace("_", "").lower()
+        place = next((k for k, name in enumerate(names) if stem.startswith(name)), len(names))
+        return place, "regular" not in stem, str(path)
+
+    return sorted(every, key=rank)
+
+
+@cache
+def _has(path: Path) -> frozenset[str]:
+    """Letters of a font; none of one that cannot be scaled or read."""
+    from matplotlib import font_manager
+
+    try:
+        font = font_manager.get_font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()

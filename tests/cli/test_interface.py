@@ -1,0 +1,141 @@
+"""The everyday interface: help, version, completion, progress."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import COMMANDS, EXAMPLE, main, parser
+from planner.cli.progress import CLEAR, Progress
+from planner.report.page import GENERATOR
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """By name."""
+    found = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def arguments() -> Iterator[tuple[str, argparse.Action]]:
+    """Of all commands."""
+    for name, sub in commands().items():
+        for action in sub._actions:
+            yield name, action
+
+
+def test_every_argument_has_help_and_tells_its_default() -> None:
+    """What is not given is nowhere a secret."""
+    for name, action in arguments():
+        where = f"{name} {action.option_strings or action.dest}"
+        assert action.help, where
+        silent = action.default in (None, False, [], argparse.SUPPRESS)
+        assert silent or "default" in action.help, where
+
+
+def test_every_example_can_be_typed() -> None:
+    """It parses, is of its own command, and stands in the help on one line."""
+    for module in COMMANDS:
+        said = commands()[module.NAME].format_help()
+        assert said.rstrip().splitlines()[-1] == f"{EXAMPLE}{module.EXAMPLE}"
+        words = shlex.split(module.EXAMPLE.split(" > ")[0])
+        words = words[words.index("planner") + 1 :]
+        assert words[0] == module.NAME
+        assert parser().parse_args(words).run is module.run
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the package that is installed."""
+    from importlib import metadata
+
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"planner {metadata.version('planner')}\n"
+
+
+def completed(script: Path, *words: str) -> set[str]:
+    """What bash would offer."""
+    shell = (
+        f"source {shlex.quote(str(script))}; COMP_WORDS=({' '.join(map(shlex.quote, words))}); "
+        f"COMP_CWORD={len(words) - 1}; _shtab_planner; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_commands_options_and_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Networks and models by name, files otherwise."""
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "planner"
+    script.write_text(capsys.readouterr().out)
+    assert completed(script, "planner", "co") == {"compare", "completion"}
+    assert completed(script, "planner", "plan", "--codec") == {"--codec"}
+    assert "aws8_dtfm_worldwide_2022" in completed(script, "planner", "plan", "--network", "aws8")
+    assert "gpt3-1.3b" in completed(script, "planner", "plan", "--workload", "gpt3-1.3")
+    assert completed(script, "planner", "plan", "--averaging", "e") == {"equal"}
+
+
+def test_completion_without_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the remedy."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "zsh"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "planner[completion]" in error
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewritten, and gone in the end; seldom and without control characters elsewhere."""
+    now = [100.0]
+    monkeypatch.setattr("planner.cli.progress.time.perf_counter", lambda: now[0])
+    for stream, control in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = Progress()
+        progress.begin(now[0])
+        for quarter in range(120):
+            now[0] += 0.25
+            progress.show(f"searching {quarter}")
+        progress.clear()
+        text = stream.getvalue()
+        assert ("\x1b" in text) is control
+        assert text.count("\n") == (0 if control else 3)
+        assert text.endswith(CLEAR) is control
+        assert "   30.0 s  searching 119" in text or not control
+
+
+def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the page is that of ``planner report``."""
+    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
+    words = "plan --network aws4_dtfm_regional_2022 --workload gpt2-tiny --stages 2 --effort 0.1"
+    words += " --no-compare --no-pictures --random-placements 0"
+    command = [*words.split(), "--out", str(plan), "--report", str(page)]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert str(page) in printed.out and GENERATOR in page.read_text()
+    assert main(["report", str(plan), "--out", str(tmp_path / "other.html")]) == 0
+    assert (tmp_path / "other.html").read_text() == page.read_text()
+    page.write_text("mine")
+    assert main(command) == 2
+    assert "is no report" in capsys.readouterr().err and page.read_text() == "mine"

@@ -1,0 +1,67 @@
+"""Names in any script in pictures: fonts that have their letters, or a line that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from planner.network import glyphs
+from planner.network.atomic import write_picture
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+OWN, OTHER = FONTS / "DejaVuSans.ttf", FONTS / "STIXNonUni.ttf"
+LACKED = "東京"
+
+
+def figure(text: str) -> Figure:
+    """With one text."""
+    made = Figure(figsize=(1, 1))
+    made.text(0.5, 0.5, text)
+    return made
+
+
+def test_letters_come_from_the_first_font_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """And texts that need none keep theirs."""
+    monkeypatch.setattr(glyphs, "_others", lambda own: [FONTS / "cmr10.ttf", OTHER])
+    letter = min(c for c in glyphs._has(OTHER) - glyphs._has(OWN) if c > "\ue000")
+    made = figure(f"a{letter}")
+    plain = made.text(0.1, 0.1, "plain")
+    write_picture(tmp_path / "a.png", made, dpi=50)
+    text = next(t for t in made.findobj(Text) if letter in t.get_text())
+    assert text.get_fontfamily() == ["DejaVu Sans", "STIXNonUnicode"]
+    assert plain.get_fontfamily() == ["sans-serif"]
+    assert not [w for w in recwarn if "font" in str(w.message)]
+
+
+def test_letters_that_no_font_has_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not once a letter."""
+    monkeypatch.setattr(glyphs, "_others", lambda own: [OTHER])
+    with pytest.warns(glyphs.MissingGlyphs, match=r"東京|京東") as told:
+        write_picture(tmp_path / "a.png", figure(LACKED), dpi=50)
+    assert len(told) == 1
+    assert (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_fonts_that_cannot_be_read_have_no_letters(tmp_path: Path) -> None:
+    """They are passed over."""
+    (tmp_path / "bad.ttf").write_text("no font")
+    assert glyphs._has(tmp_path / "bad.ttf") == frozenset()
+
+
+def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> None:
+    """Boxes all look the same."""
+    if not any(set(LACKED) <= glyphs._has(path) for path in glyphs._others(OWN)):
+        pytest.skip("no font here has them")
+    pictures = []
+    for letter in LACKED:
+        write_picture(tmp_path / "a.png", figure(letter), dpi=50)
+        pictures.append((tmp_path / "a.png").read_bytes())
+    assert pictures[0] != pictures[1]
