@@ -1,0 +1,53 @@
+"""Peers that come and go: SWARM's router learns who is fast, and peers move between stages.
+
+Two stages of four peers on the eight regions of DT-FM's Table 2, with speeds of 1 to 4. Each
+trainer asks its router for a peer of the next stage (Algorithm 1). Then one peer slows down. Below,
+spot instances come and go for eight hours, and Algorithm 2 moves one peer at a time, beside moves
+that are planned together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import planner as pl
+from planner.clock.links import Links
+from planner.swarm.planned_moves import PlannedMoves
+from planner.swarm.queueing import Change, Scene, routers, simulate_queues
+from planner.swarm.rebalancing import NoMoves, OneAtATime
+from planner.swarm.replay import Enter, Setting, replay
+from planner.swarm.traces import Market
+
+network = pl.load_network("aws8_dtfm_worldwide_2022")
+speed = np.array([1.0, 2.0, 3.0, 4.0] * 2)
+scene = Scene(
+    Links.of(pl.Cluster(network, pl.Devices(1e12, 16e9))),
+    stage=(0, 0, 0, 0, 1, 1, 1, 1),
+    forward_s=0.5 / speed,
+    backward_s=1.0 / speed,
+    activation_bytes=1e6,
+    homes=(0, 1, 2, 3),
+    in_flight=8,
+    told_work=True,
+)
+slows_s = 300.0
+log = simulate_queues(
+    scene, routers(scene), 4000, changes=[Change(slows_s, 3, 4.0)], until_s=2 * slows_s
+)
+for words, begin_s, end_s, true in (
+    ("at first", 100.0, slows_s, speed[:4]),
+    ("a peer slows", slows_s + 100, 2 * slows_s, np.array([1.0, 2.0, 3.0, 1.0])),
+):
+    done = log.counts(8, begin_s, end_s)[:4]
+    print(f"{words}: stage 0's peers did {done / done.sum()}, by speed {true / true.sum()}")
+
+trace = Market(peers=(60,), hours=8.0).trace(seed=0)
+download_s = 120.0
+setting = Setting(trace, np.ones(4), np.ones(1), download_s, enter=Enter.RANDOM)
+for name, policy in (
+    ("nobody moves", NoMoves()),
+    ("Algorithm 2, T = 300 s", OneAtATime(300.0)),
+    ("planned together", PlannedMoves(300.0, download_s=download_s)),
+):
+    played = replay(setting, policy, seed=0)
+    print(f"{name:<24} {played.share():.1%} of the best allocation, {played.moves} moves")
