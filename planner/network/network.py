@@ -41,6 +41,9 @@ MOST_NAMES = 8
 class Network:
     """Latency and bandwidth between N devices.
 
+    The diagonals are ignored: they are stored as latency 0 and bandwidth infinity, so that a
+    transfer from a device to itself takes no time.
+
     Parameters
     ----------
     latency_s
@@ -51,10 +54,6 @@ class Network:
         Unique names, by default ``"0"`` ... ``"N-1"``.
     regions
         Where each device stands, by default its id.
-    The diagonals are ignored: they are stored as latency 0 and bandwidth infinity, so that a
-
-    transfer from a device to itself takes no time.
-
 
     Raises
     ------
