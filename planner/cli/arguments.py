@@ -290,4 +290,5 @@ def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingC
         rules.append(Until(time.perf_counter() + (left or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
+    PROGRESS.start("preparing: a new installation compiles first, about a minute of a core")
     return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules))

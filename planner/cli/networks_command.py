@@ -100,5 +100,8 @@ def _lines(made: Measured) -> list[str]:
     ]
     lines += [f"assumed: {said}" for said in made.assumed]
     if missing := made.network.missing_words():
-        lines.append(f"missing: {missing}")
+        pairs_missing = set(made.network.missing_pairs())
+        one_way = any((j, i) not in pairs_missing for i, j in pairs_missing)
+        remedy = "; --both-ways takes them from the other direction" if one_way else ""
+        lines.append(f"missing: {missing}{remedy}")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 TERMINAL_S, ELSEWHERE_S = 0.2, 10.0
@@ -15,7 +16,10 @@ class Progress:
 
     def __init__(self) -> None:
         self._began = self._shown = time.perf_counter()
+        self._words = ""
         self._there = False
+        self._ended: threading.Event | None = None
+        self._lock = threading.Lock()
 
     def begin(self, began: float) -> None:
         """Of a new command.
@@ -28,6 +32,19 @@ class Progress:
         self._began = self._shown = began
         self._there = False
 
+    def start(self, words: str) -> None:
+        """From now on a terminal's clock goes on, also where nothing is told for a while.
+
+        Parameters
+        ----------
+        words
+            Of one line, until there are others.
+        """
+        self._words = words
+        if self._ended is None and sys.stderr.isatty():
+            self._ended = threading.Event()
+            threading.Thread(target=self._tick, args=(self._ended,), daemon=True).start()
+
     def show(self, words: str) -> None:
         """Say what is being done, unless the last line is young.
 
@@ -36,22 +53,37 @@ class Progress:
         words
             Of one line.
         """
+        with self._lock:
+            self._words = words
+            self._write()
+
+    def clear(self) -> None:
+        """Take the line from the terminal, before something else is printed."""
+        with self._lock:
+            if self._ended is not None:
+                self._ended.set()
+                self._ended = None
+            if self._there:
+                print(CLEAR, end="", file=sys.stderr, flush=True)
+                self._there = False
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(TERMINAL_S):
+            with self._lock:
+                if not ended.is_set():
+                    self._write()
+
+    def _write(self) -> None:
         now, terminal = time.perf_counter(), sys.stderr.isatty()
         if now - self._shown < (TERMINAL_S if terminal else ELSEWHERE_S):
             return
         self._shown = now
-        line = f"{now - self._began:7.1f} s  {words}"
+        line = f"{now - self._began:7.1f} s  {self._words}"
         if terminal:
             print(f"{CLEAR}{line}", end="", file=sys.stderr, flush=True)
             self._there = True
         else:
             print(line, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Take the line from the terminal, before something else is printed."""
-        if self._there:
-            print(CLEAR, end="", file=sys.stderr, flush=True)
-            self._there = False
 
 
 PROGRESS = Progress()

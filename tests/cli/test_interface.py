@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,24 @@ def test_progress_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
         assert "   30.0 s  searching 119" in text or not control
 
 
+def test_progress_goes_on_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While loops compile, say; nothing is printed once the line is gone."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress()
+    progress.begin(time.perf_counter())
+    progress.start("preparing")
+    end = time.perf_counter() + 60
+    while stream.getvalue().count("preparing") < 2 and time.perf_counter() < end:
+        time.sleep(0.05)
+    assert stream.getvalue().count("preparing") >= 2
+    progress.clear()
+    said = stream.getvalue()
+    assert said.endswith(CLEAR)
+    time.sleep(0.5)
+    assert stream.getvalue() == said
+
+
 def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the page is that of ``planner report``."""
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
@@ -139,3 +158,18 @@ def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFi
     page.write_text("mine")
     assert main(command) == 2
     assert "is no report" in capsys.readouterr().err and page.read_text() == "mine"
+
+
+def test_a_table_of_one_direction_is_told_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where the other direction is there."""
+    (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\na,c,10\nb,c,10\n")
+    table = [str(tmp_path / "ping.csv"), "--bandwidth-gbps", "1"]
+    assert main(["networks", *table]) == 0
+    assert "--both-ways takes them" in capsys.readouterr().out
+    assert main(["networks", *table, "--both-ways"]) == 0
+    assert "missing" not in capsys.readouterr().out
+    (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\nb,a,10\na,c,1\nc,a,1\n")
+    assert main(["networks", *table]) == 0
+    assert "--both-ways" not in capsys.readouterr().out
