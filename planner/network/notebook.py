@@ -62,4 +62,4 @@ def _between(network: Matrices, here: list[int], there: list[int]) -> str:
     parts = [
         "-" if np.isnan(value) else f"{value:.3g}" for value in (latency * 1e3, bandwidth * 8e-9)
     ]
-    return "not measured" if parts == ["-", "-"] else " / ".join(parts)
+    return "not measured" if parts == ["-", "-"] else "\u00a0/\u00a0".join(parts)

@@ -139,7 +139,7 @@ def test_network_tells_means_between_regions() -> None:
         [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.5, 0.2, 0]], np.full((3, 3), 1e9 / 8), regions="aab"
     )
     page = network._repr_html_()
-    assert "<td>a (2)</td><td>100 / 1</td><td>250 / 1</td>" in page
+    assert "<td>a (2)</td><td>100\u00a0/\u00a01</td><td>250\u00a0/\u00a01</td>" in page
     many = random_network(MOST_REGIONS + 5)._repr_html_()
     assert f"{MOST_REGIONS} of {MOST_REGIONS + 5} regions" in many
     assert many.count("<tr>") == MOST_REGIONS + 1
