@@ -8,7 +8,7 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
 from planner.compose.layout_flow import pipeline_s
 from planner.compose.layout_kernel import IN_FLIGHT
-from planner.compose.layout_search import Given, LayoutSearch, Start
+from planner.compose.layout_search import Estimated, Given, LayoutSearch, Start
 from planner.compose.money import Merit, with_cost
 from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
@@ -310,15 +310,43 @@ class _Search:
         """Of what ranks in order would do, the best as estimated; none where nothing fits."""
         numbers, given = self.layouts.numbers, self.layouts.given.layers
         layers = {s: given or self.question.workload.even_split(s) for s in numbers}
-        order = region_order(self.question.cluster.network)
-        found = map(self.layouts.estimated, rank_layouts(order, self.places, layers))
-        fits = [one for one in found if one.value < math.inf]
-        first = sorted(fits, key=lambda one: one.value)[:RANKS]
+        network = self.question.cluster.network
+        order = region_order(network)
+        first = self._ranked(order, layers)
         better = [self.layouts.with_better_layers(one.layout) for one in first]
         better.sort(key=lambda one: one.value)
         least = min((one.value for one in self.layouts.ranked()), default=math.inf)
         better = [one for one in better[:1] if one.value <= WORTH * least]
-        return list(dict.fromkeys(one.layout for one in (*better, *first[:1])))
+        least = min([least, *(one.value for one in (*better, *first[:1]))])
+        alone = self._in_one_region(order, layers, least)
+        return list(dict.fromkeys(one.layout for one in (*alone, *better, *first[:1])))
+
+    def _ranked(
+        self, ranks: Sequence[int], layers: Mapping[int, Sequence[tuple[int, int]]]
+    ) -> list[Estimated]:
+        """The best of ranks in this order, as estimated."""
+        found = map(self.layouts.estimated, rank_layouts(ranks, self.places, layers))
+        fits = [one for one in found if one.value < math.inf]
+        return sorted(fits, key=lambda one: one.value)[:RANKS]
+
+    def _in_one_region(
+        self,
+        order: Sequence[int],
+        layers: Mapping[int, Sequence[tuple[int, int]]],
+        least: float,
+    ) -> list[Estimated]:
+        """The best of those where one region works alone, if all others are estimated slower."""
+        regions = self.question.cluster.network.regions
+        names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
+        first = [
+            one
+            for name in names
+            for one in self._ranked([d for d in order if regions[d] == name], layers)[:1]
+            if one.value <= WORTH * least
+        ]
+        better = [self.layouts.with_better_layers(one.layout) for one in first]
+        better.sort(key=lambda one: one.value)
+        return [one for one in better[:1] if one.value < least]
 
     def _parent(self) -> Draft:
         """Of the best draft for each number of stages, the best that was not changed too often."""

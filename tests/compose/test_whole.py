@@ -12,6 +12,7 @@ import planner as pl
 from planner.compose.flow_plan import Prepared
 from planner.compose.layout import Layout
 from planner.compose.places import Places
+from planner.compose.rank_order import one_region
 from planner.compose.request import PlanRequest, Question
 from planner.training_plan.model import Routing, TrainingPlan
 from tests.compose.test_layouts import model, regions
@@ -39,6 +40,24 @@ def test_two_regions_far_from_each_other() -> None:
     everybody = pl.plan(cluster, work, stages=1, stop=pl.Effort(1.0)).objective
     assert result.objective is not None and everybody is not None
     assert result.objective < 0.5 * everybody
+
+
+def test_never_slower_than_one_region_alone() -> None:
+    """Two fast devices in one place, five others far away, and little effort."""
+    latency = np.full((6, 6), 0.06)
+    bandwidth = np.full((6, 6), 300e6 / 8)
+    far = pl.Network(latency, bandwidth, [*"abcdef"])
+    counts = {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}
+    network = far.replicate(counts, intra_latency_s=2e-4, intra_bandwidth_bytes_per_s=1.25e9)
+    line = np.array([2000, 2000, 1000, 1000, 1000, 500, 500]) * 1e6 / 8
+    flops = np.array([125, 125, 125, 50, 50, 26, 26]) * 1e12
+    devices = pl.Devices(flops, 16e9, upload_bytes_per_s=line, download_bytes_per_s=line)
+    cluster = pl.Cluster(network, devices)
+    work = pl.Workload.preset("gpt2-medium", batch_samples=64)
+    result = planned(cluster, work, 0.2)
+    alone = one_region(Question.of(cluster, work, PlanRequest(), 0, {}))
+    assert alone.region == "a" and result.objective is not None
+    assert result.objective <= alone.plan.step_s
 
 
 @pytest.mark.parametrize("seed", range(3))
