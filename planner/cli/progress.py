@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -80,6 +81,8 @@ class Progress:
         self._shown = now
         line = f"{now - self._began:7.1f} s  {self._words}"
         if terminal:
+            # what wraps cannot be rewritten
+            line = line[: shutil.get_terminal_size().columns - 1]
             print(f"{CLEAR}{line}", end="", file=sys.stderr, flush=True)
             self._there = True
         else:
