@@ -526,7 +526,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of every limit")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument(
-        "--instance", type=Path, default=Path("tests") / "data" / "gcp20_skip33.json"
+        "--instance", type=Path, default=Path("datasets") / "instances" / "gcp20_skip33.json"
     )
     parser.add_argument("--out", type=Path, help="default: docs/bench-paths-YYYY-MM-DD.md")
     options = parser.parse_args(argv)

@@ -13,6 +13,7 @@ from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
+from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
 from planner.checker.training_plan import check_training_plan
 from planner.checker.violation import Violation
@@ -24,6 +25,7 @@ from planner.problems import (
     PathProblem,
 )
 from planner.problems.answers import ArrangedPathPlan, AssignmentPlan, AveragingPlan, PathPlan
+from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.training_plan.model import TrainingPlan
@@ -33,6 +35,7 @@ ANSWERS: dict[type, type] = {
     AveragingPlan: AveragingProblem,
     PathPlan: PathProblem,
     ArrangedPathPlan: ArrangedPathProblem,
+    RebalancingPlan: RebalancingProblem,
     TrainingPlan: Cluster,
 }
 """What each kind of plan is checked against."""
@@ -93,6 +96,11 @@ def _(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:
 def _(plan: ArrangedPathPlan, problem: ArrangedPathProblem) -> Iterator[Violation]:
     wrong = check_arrangement(plan, problem)
     yield from wrong or check_paths(plan.paths, problem.arranged(plan.groups))
+
+
+@_check.register
+def _(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violation]:
+    yield from check_rebalancing(plan, problem)
 
 
 @_check.register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from planner.compose.fixed_trials import FixedPlan, Tally
@@ -59,7 +59,7 @@ def _ranks(
     if found is None:
         return [why]
     outermost, plan = found.best
-    data["ranks_by_region"] = {"outermost": str(outermost), **asdict(found)}
+    data["ranks_by_region"] = {"outermost": str(outermost), **_told(found)}
     parallel = f"{outermost} parallel" if outermost == "data" else str(outermost)
     shape = f"{_shape(plan)}, {parallel} outermost"
     return [f"ranks by region: {shape}, {_step(plan, step_s)}{_left_out(found.tally)}"]
@@ -76,10 +76,23 @@ def _region(
     found, why = _or_why(lambda: one_region(question, over=over))
     if found is None:
         return [why]
-    data["one_region"] = asdict(found)
+    data["one_region"] = _told(found)
     plan = found.plan
     alone = f"{found.region} alone: {_shape(plan)}, {_step(plan, step_s)}"
     return [f"{alone}{_left_out(found.tally)}"]
+
+
+def _told(found: Any) -> dict[str, Any]:
+    """Plans and tallies as data."""
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    return {
+        name: value.decisions()
+        if isinstance(value, FixedPlan)
+        else asdict(value)
+        if isinstance(value, Tally)
+        else value
+        for name, value in values.items()
+    }
 
 
 def _or_why(make: Callable[[], Any]) -> tuple[Any, str]:

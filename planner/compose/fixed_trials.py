@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.placed_bound import placed_bound_s
-from planner.compose.pricing import straight_step_s
+from planner.compose.pricing import straight_plan, straight_step_s
 from planner.compose.request import Order, Question
 from planner.compose.shape import Shape, memory_room, shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.model import TrainingPlan
 
 MOST_EVENTS = 1_000_000
 """Operations and messages of all steps that are priced; so many take 15 to 50 s of a core."""
@@ -47,6 +49,8 @@ class FixedPlan:
         Whether stages recompute activations: as asked, or all where memory is short.
     step_s
         On the clock.
+    start
+        The placement that they were made of.
     """
 
     devices: int
@@ -57,6 +61,17 @@ class FixedPlan:
     balanced: bool
     recompute: bool
     step_s: float
+    start: Start = field(compare=False, repr=False)
+
+    def decisions(self) -> dict[str, Any]:
+        """Shape, order and step, JSON-ready."""
+        names = (one.name for one in fields(self) if one.name != "start")
+        return {name: getattr(self, name) for name in names}
+
+    def plan(self) -> TrainingPlan:
+        """The whole plan, for the devices that take part."""
+        shape, assignment, _ = self.start.fitted()
+        return straight_plan(self.start.question, shape, assignment)
 
 
 @dataclass(frozen=True)
@@ -258,6 +273,7 @@ class _Search:
                 balanced=not is_uniform(question.cluster),
                 recompute=any(shape.recompute),
                 step_s=step_s,
+                start=start,
             )
 
 

@@ -10,13 +10,23 @@ from __future__ import annotations
 import enum
 import heapq
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.problems.error import ProblemError
-from planner.swarm.rebalancing import Floats, Ints, Policy, Stages, optimal_counts, optimal_rates
+from planner.swarm.rebalancing import (
+    Floats,
+    Ints,
+    Move,
+    Policy,
+    Stages,
+    optimal_counts,
+    optimal_rates,
+)
 from planner.swarm.traces import HOUR_S, Trace
 
 
@@ -97,6 +107,8 @@ class Replayed:
         Peers that downloaded state because they were moved, and because they entered.
     state_bytes
         Each time.
+    made
+        When which peers were moved.
     """
 
     time_s: list[float] = field(default_factory=list)
@@ -106,6 +118,7 @@ class Replayed:
     moves: int = 0
     joins: int = 0
     state_bytes: float = 0.0
+    made: list[tuple[float, Move]] = field(default_factory=list)
 
     @property
     def moved_bytes(self) -> float:
@@ -151,7 +164,28 @@ class Replayed:
         return self.share(), self.share(0, HOUR_S), self.share(self.end_s - HOUR_S)
 
 
-def replay(setting: Setting, policy: Policy, seed: int = 0) -> Replayed:
+@dataclass(frozen=True)
+class Drawn:
+    """Where peers begin, and what is otherwise drawn while a trace is played.
+
+    Attributes
+    ----------
+    serving
+        ``int[S, K]``: peers at first.
+    leaves
+        ``float[B, 2]`` in [0, 1): of everyone who leaves, which stage and which peer.
+    enters
+        ``int[A]``: of everyone who enters at random, which stage.
+    """
+
+    serving: Ints
+    leaves: Floats
+    enters: Ints
+
+
+def replay(
+    setting: Setting, policy: Policy, seed: int = 0, drawn: Drawn | None = None
+) -> Replayed:
     """Play a trace.
 
     Parameters
@@ -162,23 +196,33 @@ def replay(setting: Setting, policy: Policy, seed: int = 0) -> Replayed:
         Who moves.
     seed
         For who leaves and, where peers enter anywhere, for that.
+    drawn
+        In place of a seed.
 
     Returns
     -------
     Replayed
         Rates over time, moves and bytes.
     """
-    return _Play(setting, policy, seed).run()
+    return _Play(setting, policy, seed, drawn).run()
 
 
 class _Play:
     """State of a replay; counts in Python's integers, rates in an array."""
 
-    def __init__(self, setting: Setting, policy: Policy, seed: int) -> None:
-        self.setting, self.policy = setting, policy
-        # who leaves must not depend on what a policy did before
-        self.leaving, self.entering = (np.random.default_rng([seed, k]) for k in (0, 1))
+    def __init__(
+        self, setting: Setting, policy: Policy, seed: int, drawn: Drawn | None
+    ) -> None:
+        self.setting, self.policy, self.drawn = setting, policy, drawn
         s, k = len(setting.work), len(setting.speed)
+        if drawn is not None:
+            self.leaves: Iterator[Sequence[float]] = iter(drawn.leaves.tolist())
+            self.enters: Iterator[int] = iter(drawn.enters.tolist())
+        else:
+            # who leaves must not depend on what a policy did before
+            leaving, entering = (np.random.default_rng([seed, k]) for k in (0, 1))
+            self.leaves = (leaving.random(2).tolist() for _ in count())
+            self.enters = (int(entering.integers(s)) for _ in count())
         self.stages, self.kinds = s, k
         self.serving: Ints = np.zeros((s, k), dtype=np.int64)
         self.loading: Ints = np.zeros((s, k), dtype=np.int64)
@@ -221,7 +265,9 @@ class _Play:
     def _begin(self) -> None:
         """Peers as evenly spread as can be, the slowest kind first so that the rest evens out."""
         setting = self.setting
-        if self.kinds == 1:
+        if self.drawn is not None:
+            self.serving = self.drawn.serving.copy()
+        elif self.kinds == 1:
             self.serving[:, 0] = optimal_counts(setting.work, int(setting.trace.start[0]))
         else:
             rate = np.zeros(self.stages)
@@ -261,6 +307,7 @@ class _Play:
             for _ in range(move.number):
                 self._load(now, move.target, move.kind)
             self.result.moves += move.number
+            self.result.made.append((now, move))
 
     def _load(self, now: float, s: int, k: int) -> None:
         if self.setting.download_s == 0:
@@ -285,7 +332,7 @@ class _Play:
             if self.setting.enter is Enter.SLOWEST:
                 s = int(np.argmin(self.coming))
             else:
-                s = int(self.entering.integers(self.stages))
+                s = next(self.enters)
             self._load(now, s, k)
             self.result.joins += 1
         for _ in range(-change):
@@ -293,7 +340,7 @@ class _Play:
 
     def _remove(self, k: int) -> None:
         """One peer of a kind leaves."""
-        draw, which = self.leaving.random(2)
+        draw, which = next(self.leaves)
         there = self.serving[:, k] + self.loading[:, k]
         if self.setting.leave is Leave.STAGE:
             s = int(draw * self.stages)

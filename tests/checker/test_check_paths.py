@@ -19,7 +19,7 @@ from planner.search.fingerprint import fingerprint
 from planner.workload.workload import Workload
 from tests.conftest import random_network
 
-INSTANCE = Path(__file__).parent.parent / "data" / "gcp20_skip33.json"
+INSTANCE = Path(__file__).parents[2] / "datasets" / "instances" / "gcp20_skip33.json"
 
 
 def small(**changes: object) -> PathProblem:

@@ -317,7 +317,7 @@ SKIPPING = [
     *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--full-every", "4", "--sequence", "64"),
     *("--batch-samples", "6", "--effort", "2"),
 ]
-INSTANCE = Path(__file__).parent.parent / "data" / "gcp20_skip33.json"
+INSTANCE = Path(__file__).parents[2] / "datasets" / "instances" / "gcp20_skip33.json"
 FROM_NETWORK = [
     *("paths", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
     *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--batch-samples", "6"),

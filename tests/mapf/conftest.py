@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.problems import PathProblem
 
-INSTANCE = Path(__file__).parents[1] / "data" / "gcp20_skip33.json"
+INSTANCE = Path(__file__).parents[2] / "datasets" / "instances" / "gcp20_skip33.json"
 
 
 def reference(**changes: object) -> PathProblem:

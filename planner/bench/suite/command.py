@@ -1,0 +1,282 @@
+"""``planner bench suite``: run the open benchmark, or write its instances."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from planner.bench._stamp import stamp
+from planner.bench.suite.bestknown import FOLDER, load_table
+from planner.bench.suite.kept import Kept
+from planner.bench.suite.method import Method, foreign_method
+from planner.bench.suite.page import page
+from planner.bench.suite.problem import Instance
+from planner.bench.suite.problem_files import instance_data
+from planner.bench.suite.progress import Progress
+from planner.bench.suite.registry import METHODS, instances_of
+from planner.bench.suite.rows import Row, append_row, mend, read_rows
+from planner.bench.suite.runner import Interrupted, run_tasks
+from planner.bench.suite.solution_files import find_solution
+from planner.bench.suite.summary import Summary, summarise
+from planner.bench.suite.text import markdown, terminal
+from planner.bench.suite.work import Task
+from planner.cli.output import INTERRUPTED, require_writable
+from planner.network.atomic import write_text
+from planner.network.catalogue import list_networks
+from planner.search.fingerprint import fingerprint
+
+QUICK_EFFORT, EFFORT = 1.0, 5.0
+QUICK_SEEDS, SEEDS = (0,), (0, 1)
+HEAVY = ("plans", "paths", "assignment", "averaging", "rebalancing")
+"""Families in the order in which they are run: long rows first, so that processes end together."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code.
+
+    Parameters
+    ----------
+    arguments
+        Words of the command line; None: of this process.
+
+    Returns
+    -------
+    int
+        0; 130 after Ctrl-C.
+
+    Raises
+    ------
+    ValueError
+        One line: an option that cannot be.
+    """
+    options = _parser().parse_args(arguments)
+    instances = instances_of(options.only, quick=options.quick)
+    if options.list:
+        _list(instances)
+        return 0
+    if options.instances is not None:
+        return _write_instances(options.instances, instances)
+    for path, suffix in (
+        (options.json, ".json"),
+        (options.html, ".html"),
+        (options.markdown, ".md"),
+        (options.rows, ".jsonl"),
+    ):
+        require_writable(path, [suffix])
+    tasks = list(_tasks(options, instances))
+    if not tasks:
+        raise ValueError("no method is left for these instances; give --methods that --list names")
+    before = f"{os.getloadavg()[0]:.1f}"
+    began = time.perf_counter()
+    rows, whole = _run(options, tasks)
+    summary = summarise(rows, load_table(options.best_known))
+    print(terminal(summary))
+    _write(options, summary, _made(options, before, time.perf_counter() - began))
+    if not whole:
+        print(f"interrupted; --resume goes on with {_rows_path(options)}", file=sys.stderr)
+    return 0 if whole else INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="planner bench suite", description=__doc__)
+    add = parser.add_argument
+    add("--list", action="store_true", help="show instances and methods, and run nothing")
+    add("--instances", type=Path, metavar="FOLDER", help="write the problems there as JSON")
+    add("--quick", action="store_true", help="some small instances, one seed: two minutes")
+    add("--only", nargs="+", default=[], metavar="ID", help="instances, such as 'paths/*'")
+    add("--methods", nargs="+", metavar="NAME", help="of our list, such as ours; none: ''")
+    add(
+        "--method",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="your own, (problem, seed, effort) to an answer; may be given again",
+    )
+    add(
+        "--solutions",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="your own answers, FOLDER/family/name.json; may be given again",
+    )
+    add("--seeds", type=int, nargs="+", metavar="N", help="default: 0 and 1, of --quick 0")
+    add("--effort", type=float, help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}")
+    add("--seconds", type=float, help="cut a run off after so many; default: 40 and 20 an effort")
+    add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default 2")
+    add("--rows", type=Path, help="keep rows there; default: beside the first output")
+    add("--resume", action="store_true", help="go on with the rows that are there")
+    add("--keep", type=Path, metavar="FOLDER", help="keep the best answer of each instance there")
+    add("--best-known", type=Path, default=FOLDER, metavar="FOLDER", help="default: the shipped one")
+    for kind in ("json", "html", "markdown"):
+        add(f"--{kind}", type=Path, metavar="FILE")
+    return parser
+
+
+def _list(instances: Iterable[Instance]) -> None:
+    for one in instances:
+        print(f"{one.id:<34}{'quick  ' if one.quick else '':<7}{one.about}")
+    print()
+    for method in METHODS:
+        family = next(iter(method.families))
+        print(f"{family:<14}{method.name:<26}{method.kind:<7}{method.about}")
+
+
+def _write_instances(folder: Path, instances: Sequence[Instance]) -> int:
+    for one in instances:
+        path = folder / f"{one.id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(instance_data(one), allow_nan=False) + "\n")
+    print(f"{folder}: {len(instances)} instances")
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> list[Method]:
+    """Of our list those asked for, then the stranger's."""
+    asked = options.methods
+    known = {method.name for method in METHODS}
+    for name in asked or ():
+        if name and name not in known:
+            raise ValueError(f"no method {name!r}; --list shows them")
+    mine = [method for method in METHODS if asked is None or method.name in asked]
+    return mine + [foreign_method(reference) for reference in options.method]
+
+
+def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
+    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
+        raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
+    guard_s = options.seconds or 40 + 20 * effort
+    if guard_s <= 0:
+        raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
+    methods = _chosen(options)
+    for folder in options.solutions:
+        if not folder.is_dir():
+            raise ValueError(f"--solutions {folder}: is no folder; give one")
+    for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
+        for method in methods:
+            if one.family in method.families:
+                for seed in seeds if method.seeded else seeds[:1]:
+                    yield Task(one.id, method.name, seed, effort, guard_s)
+        for folder in options.solutions:
+            path = find_solution(folder, one.id)
+            if path is not None:
+                yield Task(one.id, f"{folder.name} (files)", 0, effort, guard_s, path)
+
+
+def _rows_path(options: argparse.Namespace) -> Path:
+    if options.rows is not None:
+        return Path(options.rows)
+    for path in (options.json, options.markdown, options.html):
+        if path is not None:
+            return Path(path).with_suffix(".rows.jsonl")
+    return Path("bench-suite.rows.jsonl")
+
+
+def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row], bool]:
+    """Rows of all tasks, and whether all were done."""
+    path = _rows_path(options)
+    rows: dict[tuple[str, str, int, float], Row] = {}
+    if options.resume:
+        rows = _still_valid(read_rows(path), tasks)
+        mend(path, rows.values())
+    elif path.exists():
+        # half an hour of work is not lost for a forgotten --resume
+        path.replace(path.with_name(path.name + "~"))
+    todo = [task for task in tasks if _key(task) not in rows]
+    kept = None if options.keep is None else Kept(options.keep)
+    progress = Progress(len(todo), len(rows))
+    whole = True
+    try:
+        for done in run_tasks(todo, options.jobs):
+            append_row(path, done.row)
+            if kept is not None:
+                kept.offer(done)
+            row = done.row
+            rows[row.instance, row.method, row.seed, row.effort] = row
+            progress.step(done)
+    except Interrupted:
+        whole = False
+    progress.end()
+    return [rows[_key(task)] for task in tasks if _key(task) in rows], whole
+
+
+def _key(task: Task) -> tuple[str, str, int, float]:
+    return task.instance, task.method, task.seed, task.effort
+
+
+def _still_valid(
+    rows: Iterable[Row], tasks: Sequence[Task]
+) -> dict[tuple[str, str, int, float], Row]:
+    """Rows of the same problems; files are judged anew, which takes a moment."""
+    hashes = {
+        one.id: fingerprint(one.make())
+        for one in instances_of({task.instance for task in tasks})
+    }
+    files = {_key(task) for task in tasks if task.solution is not None}
+    found = {(r.instance, r.method, r.seed, r.effort): r for r in rows}
+    return {
+        key: row
+        for key, row in found.items()
+        if hashes.get(row.instance) == row.problem and key not in files
+    }
+
+
+def _made(options: argparse.Namespace, before: str, seconds: float) -> list[str]:
+    """Paragraphs that say how a run was made."""
+    words = ["planner bench suite"]
+    words += ["--quick"] * options.quick
+    if options.only:
+        words += ["--only", *options.only]
+    for name in ("methods", "seeds"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", *map(str, getattr(options, name))]
+    for reference in options.method:
+        words += ["--method", reference]
+    for folder in options.solutions:
+        words += ["--solutions", folder.name]
+    for name in ("effort", "seconds"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", f"{getattr(options, name):g}"]
+    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    resumed = ", resumed" if options.resume else ""
+    return [
+        stamp(before),
+        f"Regenerate with `{' '.join(words)}`. Effort {effort:g} a run, seeds "
+        f"{', '.join(map(str, seeds))} where a method draws, {options.jobs} processes, "
+        f"{seconds / 60:.1f} minutes{resumed}. {len(list_networks())} networks ship with the package.",
+    ]
+
+
+def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    title = f"The open benchmark, {today}"
+    if options.json is not None:
+        write_text(options.json, json.dumps(_data(summary, made), allow_nan=False, indent=1) + "\n")
+    if options.markdown is not None:
+        write_text(options.markdown, markdown(summary, title, made))
+    if options.html is not None:
+        write_text(options.html, page(summary, title, made))
+
+
+def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
+    return {
+        "format": "planner.bench_suite",
+        "made": list(made),
+        "instances": {name: {**asdict(k), "gap": k.gap} for name, k in summary.known.items()},
+        "families": {
+            str(family): [asdict(one) for one in standings]
+            for family, standings in summary.families.items()
+        },
+        "rows": [asdict(row) for row in summary.rows],
+    }

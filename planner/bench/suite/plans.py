@@ -1,0 +1,163 @@
+"""Whole plans, priced on the one clock: instances and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from planner.bench.plans import INSTANCES as BENCH
+from planner.bench.suite.method import Kind, Method
+from planner.bench.suite.problem import Family, Instance, PlanProblem
+from planner.bench.suite.world import mixed_world
+from planner.compose.dtfm_rule import dtfm_rule
+from planner.compose.fixed_trials import MOST_EVENTS, FixedPlan
+from planner.compose.planning import plan
+from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
+from planner.compose.request import PlanRequest, Question
+from planner.compose.sailor_rule import sailor_rule
+from planner.network.catalogue import load_network
+from planner.network.cluster import Cluster, Devices
+from planner.problems import ProblemError
+from planner.search.stop import Effort
+from planner.training_plan.model import TrainingPlan
+from planner.workload.workload import Workload
+
+EVENTS_PER_EFFORT = MOST_EVENTS / 10
+"""Operations and messages that rules price in one unit of effort."""
+
+
+def _instance(
+    name: str,
+    about: str,
+    cluster: Callable[[], Cluster],
+    workload: str,
+    quick: bool = False,
+    **changes: Any,
+) -> Instance:
+    return Instance(
+        f"{Family.PLANS}/{name}",
+        about,
+        lambda: PlanProblem(cluster(), Workload.preset(workload, **changes)),
+        quick,
+    )
+
+
+def _shipped(name: str) -> Instance:
+    """One of ``planner bench plans``."""
+    made = BENCH[name]
+    return Instance(
+        f"{Family.PLANS}/{name}", made.about, lambda: PlanProblem(made.cluster(), made.model())
+    )
+
+
+INSTANCES = (
+    _instance(
+        "aws4-gpt2",
+        "aws4_dtfm_regional_2022, a T4 each, gpt2-small, batch 32",
+        lambda: Cluster(load_network("aws4_dtfm_regional_2022"), Devices.of_gpu("T4")),
+        "gpt2-small",
+        quick=True,
+        batch_samples=32,
+    ),
+    _instance(
+        "world3-12-mixed",
+        "world(3, 12, seed 10), regions of A100, T4 and V100 in turn, gpt2-large, batch 64",
+        lambda: mixed_world(3, 12, 10, ("A100", "T4", "V100")),
+        "gpt2-large",
+        quick=True,
+        batch_samples=64,
+    ),
+    _instance(
+        "world6-24",
+        "world(6, 24, seed 11), V100, llama-500m, batch 256",
+        lambda: mixed_world(6, 24, 11, ("V100",)),
+        "llama-500m",
+        batch_samples=256,
+    ),
+    _instance(
+        "world8-32-mixed",
+        "world(8, 32, seed 12), regions of A100, A40 and T4 in turn, gpt3-1.3b, batch 256",
+        lambda: mixed_world(8, 32, 12, ("A100", "A40", "T4")),
+        "gpt3-1.3b",
+        batch_samples=256,
+    ),
+    *map(_shipped, ("us", "gcp-t4", "mixed", "fluidstack", "gcp-v100", "aws", "machines-wan")),
+)
+
+
+def ours(problem: PlanProblem, seed: int, effort: float) -> Any:
+    """`planner.plan` with everything left open."""
+    return plan(problem.cluster, problem.workload, stop=Effort(effort), seed=seed)
+
+
+Rule = Callable[[Question, float], FixedPlan]
+
+
+def _rule(rule: Rule) -> Any:
+    def run(problem: PlanProblem, seed: int, effort: float) -> TrainingPlan:
+        question = Question.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
+        made = rule(question, effort).plan()
+        used = set(made.cluster.network.ids)
+        rest = tuple(name for name in problem.cluster.network.ids if name not in used)
+        return made.replace(left_out=rest)
+
+    return run
+
+
+def _events(effort: float) -> int:
+    return int(min(MOST_EVENTS, EVENTS_PER_EFFORT * effort))
+
+
+def _given(found: FixedPlan | None) -> FixedPlan:
+    if found is None:
+        raise ProblemError("nothing fits")
+    return found
+
+
+def _dtfm(question: Question, effort: float) -> FixedPlan:
+    return dtfm_rule(question, Effort(effort)).plan
+
+
+def _dtfm_tried(question: Question, effort: float) -> FixedPlan:
+    return dtfm_rule(question, Effort(effort)).tried
+
+
+def _method(name: str, rule: Rule, kind: Kind, about: str, seeded: bool = False) -> Method:
+    return Method.of(Family.PLANS, name, _rule(rule), kind, about, seeded=seeded)
+
+
+METHODS = (
+    Method.of(Family.PLANS, "ours", ours, Kind.OURS, "planner.plan, all left open", seeded=True),
+    _method("DT-FM's rule", _dtfm, Kind.PAPER, "eq. 1 decides all", seeded=True),
+    _method("DT-FM, stages tried", _dtfm_tried, Kind.PAPER, "eq. 1 places, the clock chooses", seeded=True),
+    _method(
+        "SAILOR's rule",
+        lambda question, _: sailor_rule(question).plan,
+        Kind.PAPER,
+        "rebuilt from paper and code",
+    ),
+    _method(
+        "ranks, a stage near",
+        lambda q, e: _given(ranks_by_region(q, _events(e)).pipeline),
+        Kind.RULE,
+        "consecutive ranks by region, pipelines outermost",
+    ),
+    _method(
+        "ranks, a pipeline near",
+        lambda q, e: _given(ranks_by_region(q, _events(e)).data),
+        Kind.RULE,
+        "consecutive ranks by region, data outermost",
+    ),
+    _method(
+        "ranks, nearest next",
+        lambda q, e: ranks_by_neighbour(q, most_events=_events(e))[0],
+        Kind.RULE,
+        "the best of ten orders",
+    ),
+    _method(
+        "one region",
+        lambda q, e: one_region(q, _events(e)).plan,
+        Kind.RULE,
+        "the fastest region alone",
+    ),
+)

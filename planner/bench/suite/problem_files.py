@@ -1,0 +1,99 @@
+"""Problems as JSON, exactly: for methods in other languages, and to look at."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from planner.bench.suite.problem import Family, Instance, PlanProblem
+from planner.network.cluster import Cluster
+from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
+from planner.problems.rebalancing import RebalancingProblem
+from planner.search.fingerprint import fingerprint
+from planner.training_plan.compact import device_fields, devices_of, network_fields, network_of
+from planner.workload.workload import Workload
+
+FORMAT = "planner.instance"
+
+
+def instance_data(instance: Instance) -> dict[str, Any]:
+    """An instance's problem with its name and its hash, JSON-ready.
+
+    Paths have the fields of `planner.PathProblem`, so that ``planner paths FILE`` reads the file.
+
+    Parameters
+    ----------
+    instance
+        Any.
+
+    Returns
+    -------
+    dict[str, Any]
+        SI units, as the fields' names say; numbers are exact.
+    """
+    problem = instance.make()
+    return {
+        "format": FORMAT,
+        "id": instance.id,
+        "family": str(instance.family),
+        "about": instance.about,
+        "objective": "maximised" if instance.family.maximised else "minimised",
+        "unit": instance.family.unit,
+        "hash": fingerprint(problem),
+        **_fields(problem),
+    }
+
+
+def problem_of(data: dict[str, Any]) -> Any:
+    """The problem of `instance_data`.
+
+    Parameters
+    ----------
+    data
+        As written.
+
+    Returns
+    -------
+    object
+        With the same hash.
+    """
+    kinds: dict[str, Any] = {
+        Family.AVERAGING: AveragingProblem,
+        Family.PATHS: PathProblem,
+        Family.REBALANCING: RebalancingProblem,
+    }
+    family = Family(data["family"])
+    if family is Family.ASSIGNMENT:
+        return AssignmentProblem(
+            network_of(data["network"]),
+            stage_sizes=data["stage_sizes"],
+            activation_bytes=data["activation_bytes"],
+            gradient_bytes=data["gradient_bytes"],
+        )
+    if family is Family.PLANS:
+        network = network_of(data["network"])
+        cluster = Cluster(network, devices_of(data["devices"], len(network)))
+        return PlanProblem(cluster, Workload.from_dict(data["workload"]))
+    kind = kinds[family]
+    return kind(**{one.name: data[one.name] for one in fields(kind)})
+
+
+def _fields(problem: Any) -> dict[str, Any]:
+    if isinstance(problem, PlanProblem):
+        return {
+            "network": network_fields(problem.cluster.network),
+            "devices": device_fields(problem.cluster.devices),
+            "workload": problem.workload.to_dict(),
+        }
+    found = {one.name: _plain(getattr(problem, one.name)) for one in fields(problem)}
+    if isinstance(problem, AssignmentProblem):
+        found["network"] = network_fields(problem.network)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,105 @@
+"""The stated generator of networks: regions on a map, drawn from a seed.
+
+All draws come from NumPy's ``default_rng([regions, devices, seed])`` in the order below. Only sums,
+products, quotients and square roots are used and the results rounded, so that every machine makes
+the same network.
+
+1. Regions lie evenly at random on a map of 20,000 x 8,000 km.
+2. Each has a line of 1, 2.5, 5 or 10 Gb/s.
+3. Latency one way: 1 ms, and the straight line at 200,000 km/s with a detour of one half; rounded
+   to microseconds.
+4. Bandwidth from i to j: the smaller of the two lines, times a factor even in [0.6, 1) of its own,
+   over 1 + latency / 25 ms, as one connection loses speed with distance; rounded to bytes per second.
+5. Devices: one a region, the others to regions drawn one by one. Within a region 0.25 ms and
+   10 Gb/s.
+6. With jitter q, every ordered pair's bandwidth times a factor even in [1 - q, 1 + q), rounded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.network.cluster import Cluster, Devices
+from planner.network.network import Network
+
+WIDE_KM, HIGH_KM = 20_000.0, 8_000.0
+LINES_GBPS = (1.0, 2.5, 5.0, 10.0)
+FIBRE_KM_PER_S, DETOUR, LEAST_S = 200_000.0, 1.5, 1e-3
+HALVED_S = 0.025
+INSIDE_S, INSIDE_BYTES_PER_S = 0.25e-3, 10e9 / 8
+
+
+def world(regions: int, devices: int, seed: int, jitter: float = 0.0) -> Network:
+    """A network of the stated generator.
+
+    Parameters
+    ----------
+    regions, devices
+        How many; as many devices as regions, or more.
+    seed
+        Of all draws.
+    jitter
+        q, in [0, 1).
+
+    Returns
+    -------
+    Network
+        ``devices`` of them, region by region.
+
+    Raises
+    ------
+    ValueError
+        Fewer devices than regions, or none.
+    """
+    if not 1 <= regions <= devices:
+        raise ValueError(
+            f"{devices} devices in {regions} regions; give a region or more, and a device each"
+        )
+    rng = np.random.default_rng([regions, devices, seed])
+    place = rng.random((regions, 2)) * np.array([WIDE_KM, HIGH_KM])
+    line = np.array(LINES_GBPS)[rng.integers(len(LINES_GBPS), size=regions)] * 1e9 / 8
+    apart = place[:, None] - place[None, :]
+    far_km = np.sqrt(apart[..., 0] ** 2 + apart[..., 1] ** 2)
+    latency = np.round(LEAST_S + DETOUR * far_km / FIBRE_KM_PER_S, 6)
+    share = 0.6 + 0.4 * rng.random((regions, regions))
+    narrow = np.minimum(line[:, None], line[None, :])
+    bandwidth = np.round(narrow * share / (1 + latency / HALVED_S))
+    extra = rng.integers(regions, size=devices - regions)
+    region = np.sort(np.concatenate([np.arange(regions), extra]))
+    same = region[:, None] == region[None, :]
+    pairs = np.ix_(region, region)
+    rates = np.where(same, INSIDE_BYTES_PER_S, bandwidth[pairs])
+    if jitter > 0:
+        rates = np.round(rates * (1 - jitter + 2 * jitter * rng.random((devices, devices))))
+    return Network(
+        np.where(same, INSIDE_S, latency[pairs]),
+        rates,
+        ids=[f"d{k}" for k in range(devices)],
+        regions=[f"r{k}" for k in region.tolist()],
+    )
+
+
+def mixed_world(regions: int, devices: int, seed: int, gpus: tuple[str, ...]) -> Cluster:
+    """A `world` whose regions have the given GPUs in turn.
+
+    Parameters
+    ----------
+    regions, devices, seed
+        As there.
+    gpus
+        Names of `planner.GPUS`.
+
+    Returns
+    -------
+    Cluster
+        Without limits beside those of pairs.
+    """
+    network = world(regions, devices, seed)
+    kinds = [Devices.of_gpu(gpus[int(region[1:]) % len(gpus)]) for region in network.regions]
+    return Cluster(
+        network,
+        Devices(
+            np.array([float(np.asarray(kind.flops)) for kind in kinds]),
+            np.array([float(np.asarray(kind.memory_bytes)) for kind in kinds]),
+        ),
+    )

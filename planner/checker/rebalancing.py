@@ -1,0 +1,210 @@
+"""Independent check of moves between stages: plays the trace from the problem's definition.
+
+Every peer is a row here, where solvers count peers by stage and kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.checker.violation import Violation
+from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
+
+
+def check_rebalancing(plan: RebalancingPlan, problem: RebalancingProblem) -> list[Violation]:
+    """The first rule that the moves break.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    problem
+        What it answers.
+
+    Returns
+    -------
+    list[Violation]
+        Empty if it is valid.
+
+    References
+    ----------
+    M. Ryabinin et al., "SWARM Parallelism: Training Large Models Can Be Surprisingly
+    Communication-Efficient" (2023), 4.4 and Appendix I.
+    """
+    wrong = list(_form(plan, problem))
+    return wrong[:1] or _Play(problem).run(plan)
+
+
+def mean_rate(plan: RebalancingPlan, problem: RebalancingProblem) -> float:
+    """Microbatches a second in the mean over the trace.
+
+    Parameters
+    ----------
+    plan
+        Valid moves.
+    problem
+        Peers that come and go.
+
+    Returns
+    -------
+    float
+        The objective, which is maximised.
+    """
+    play = _Play(problem)
+    play.run(plan)
+    return play.done / problem.end_s
+
+
+def mean_rate_bound(problem: RebalancingProblem) -> float:
+    """What no moves exceed: at every moment all peers, downloading or not, spread at best.
+
+    Of one kind: one more peer to the slowest stage, again and again. Of several: perfectly even.
+
+    Parameters
+    ----------
+    problem
+        Peers that come and go.
+
+    Returns
+    -------
+    float
+        Microbatches a second in the mean.
+    """
+    there = problem.serving.sum(axis=0).astype(float)
+    begin_s, total = 0.0, 0.0
+    events = zip(problem.time_s, problem.kind, problem.change, strict=True)
+    for time_s, kind, change in events:
+        total += (float(time_s) - begin_s) * _best_rate(problem, there)
+        begin_s = float(time_s)
+        there[kind] += change
+    return (total + (problem.end_s - begin_s) * _best_rate(problem, there)) / problem.end_s
+
+
+def _best_rate(problem: RebalancingProblem, there: NDArray[np.float64]) -> float:
+    if len(problem.speed) > 1:
+        return float(there @ problem.speed / problem.work_s.sum())
+    # of (N - S) peers each stage has its part at least, rounded down: what is left goes one by one
+    stages = len(problem.work_s)
+    peers = int(there[0])
+    if peers < stages:
+        return 0.0
+    low = np.floor((peers - stages) * problem.work_s / problem.work_s.sum()).astype(int)
+    counts = np.maximum(low, 1)
+    for _ in range(peers - int(counts.sum())):
+        counts[int(np.argmin(counts / problem.work_s))] += 1
+    return float((counts / problem.work_s).min() * problem.speed[0])
+
+
+def _form(plan: RebalancingPlan, problem: RebalancingProblem) -> Iterator[Violation]:
+    stages, kinds = problem.serving.shape
+    before = 0.0
+    for k, move in enumerate(plan.moves):
+        where = f"moves[{k}]"
+        if not (math.isfinite(move.time_s) and before <= move.time_s <= problem.end_s):
+            found = f"must be {before:g} to {problem.end_s:g} s, found {move.time_s}"
+            yield Violation("time", where, found)
+            return
+        before = move.time_s
+        if not (0 <= move.source < stages and 0 <= move.target < stages):
+            yield Violation("stages", where, f"must be 0 to {stages - 1}, found {move}")
+        elif move.source == move.target or move.number < 1:
+            yield Violation("move", where, f"must take 1 or more to another stage, found {move}")
+        elif not 0 <= move.kind < kinds:
+            yield Violation("kind", where, f"must be 0 to {kinds - 1}, found {move.kind}")
+
+
+class _Play:
+    """Peers one by one: ``ready_s`` is when a peer serves; who serves is -inf."""
+
+    def __init__(self, problem: RebalancingProblem) -> None:
+        self.problem = problem
+        stages, kinds = problem.serving.shape
+        # [stage][kind]: when each peer is ready, who serves first, then in the order of beginning
+        self.peers = [
+            [[-math.inf] * int(problem.serving[s, k]) for k in range(kinds)] for s in range(stages)
+        ]
+        self.enters, self.leaves = iter(problem.enters.tolist()), iter(problem.leaves.tolist())
+        self.now_s = 0.0
+        self.done = 0.0
+
+    def run(self, plan: RebalancingPlan) -> list[Violation]:
+        problem = self.problem
+        moves = {time_s: list(of) for time_s, of in groupby(plan.moves, lambda m: m.time_s)}
+        events: dict[float, list[tuple[int, int]]] = {}
+        for time_s, kind, change in zip(
+            problem.time_s.tolist(), problem.kind.tolist(), problem.change.tolist(), strict=True
+        ):
+            events.setdefault(time_s, []).append((kind, change))
+        number = 0
+        for time_s in sorted({*moves, *events}):
+            self._until(time_s)
+            for kind, change in events.get(time_s, ()):
+                self._event(kind, change)
+            for move in moves.get(time_s, ()):
+                here = self.peers[move.source][move.kind]
+                serving = sum(ready_s == -math.inf for ready_s in here)
+                if move.number > serving:
+                    found = f"{serving} serve there at {time_s:g} s, found {move}"
+                    return [Violation("peers", f"moves[{number}]", found)]
+                self._move(move)
+                number += 1
+        self._until(problem.end_s)
+        return []
+
+    def _move(self, move: TimedMove) -> None:
+        here = self.peers[move.source][move.kind]
+        del here[: move.number]
+        for _ in range(move.number):
+            self._download(move.target, move.kind)
+
+    def _download(self, stage: int, kind: int) -> None:
+        here = self.peers[stage][kind]
+        if self.problem.download_s > 0:
+            here.append(self.now_s + self.problem.download_s)
+        else:
+            here.insert(0, -math.inf)
+
+    def _event(self, kind: int, change: int) -> None:
+        for _ in range(change):
+            self._download(next(self.enters), kind)
+        for _ in range(-change):
+            a, b = next(self.leaves)
+            stage = int(a * len(self.peers))
+            while not self.peers[stage][kind]:
+                stage = (stage + 1) % len(self.peers)
+            here = self.peers[stage][kind]
+            del here[int(b * len(here))]
+
+    def _until(self, time_s: float) -> None:
+        """Serve until then; downloads that end on the way begin to serve."""
+        while True:
+            first_s = min(
+                (r for stage in self.peers for of in stage for r in of if r > -math.inf),
+                default=math.inf,
+            )
+            stop_s = min(first_s, time_s)
+            self.done += (stop_s - self.now_s) * self._rate()
+            self.now_s = stop_s
+            if first_s > time_s:
+                return
+            for stage in self.peers:
+                for of in stage:
+                    # who is ready joins those who serve; the rest stay in their order
+                    of.sort(key=lambda r: 0 if r <= stop_s else 1)
+                    of[:] = [-math.inf if r <= stop_s else r for r in of]
+
+    def _rate(self) -> float:
+        speed = self.problem.speed.tolist()
+        rates = [
+            sum(
+                speed[k] * sum(r == -math.inf for r in of) for k, of in enumerate(stage)
+            )
+            / float(work)
+            for stage, work in zip(self.peers, self.problem.work_s, strict=True)
+        ]
+        return min(rates)

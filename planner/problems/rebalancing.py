@@ -1,0 +1,189 @@
+"""Which peers move between stages while others come and go: SWARM's question on a known trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.network.values import numbers, real
+from planner.problems.error import ProblemError
+from planner.problems.quantities import positive
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST = 1e9
+"""Of counts."""
+
+
+class TimedMove(NamedTuple):
+    """At a time, so many serving peers of a kind leave one stage and download another's state."""
+
+    time_s: float
+    source: int
+    target: int
+    kind: int
+    number: int
+
+
+@dataclass(frozen=True)
+class RebalancingPlan:
+    """All moves, by time.
+
+    Attributes
+    ----------
+    moves
+        Of one moment, in the order in which they are made.
+    """
+
+    moves: tuple[TimedMove, ...]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class RebalancingProblem:
+    """Peers of K kinds serve S stages; the pipeline goes as fast as its slowest stage.
+
+    A stage with n_k peers of kind k does ``sum_k n_k speed_k / work_s`` microbatches a second. Peers
+    come and go at known times; who comes or is moved downloads for `download_s` before it serves.
+    At one moment downloads end first, then the event happens, then peers move.
+
+    Who leaves is drawn beforehand, and the same whatever is decided: of draws (a, b) stage
+    ``floor(a S)`` loses a peer, or the next stage in a circle that has one of that kind. Of the n
+    that are there, those who serve counted first, then those who download in the order in which
+    they began, number ``floor(b n)`` goes.
+
+    Parameters
+    ----------
+    work_s
+        ``float[S]``: seconds of a microbatch on a peer of speed 1.
+    speed
+        ``float[K]``: of the kinds.
+    serving
+        ``int[S, K]``: peers at first.
+    time_s
+        ``float[E]``: of events, ascending, above 0.
+    kind, change
+        ``int[E]``: of which kind how many come (above 0) or go.
+    enters
+        ``int[A]``: the stage of everyone who comes, in turn.
+    leaves
+        ``float[B, 2]`` in [0, 1): the draws of everyone who goes, in turn.
+    download_s
+        How long a peer downloads.
+    end_s
+        When the trace ends.
+
+    Raises
+    ------
+    ProblemError
+        Arrays that do not fit each other, or values out of their range.
+
+    References
+    ----------
+    M. Ryabinin et al., "SWARM Parallelism: Training Large Models Can Be Surprisingly
+    Communication-Efficient" (2023), 4.4 and Appendix I.
+    """
+
+    work_s: Floats
+    speed: Floats
+    serving: Ints
+    time_s: Floats
+    kind: Ints
+    change: Ints
+    enters: Ints
+    leaves: Floats
+    download_s: float
+    end_s: float
+
+    def __init__(
+        self,
+        work_s: ArrayLike,
+        speed: ArrayLike,
+        serving: ArrayLike,
+        time_s: ArrayLike,
+        kind: ArrayLike,
+        change: ArrayLike,
+        enters: ArrayLike,
+        leaves: ArrayLike,
+        download_s: float,
+        end_s: float,
+    ) -> None:
+        work, each = _real("work_s", work_s).ravel(), _real("speed", speed).ravel()
+        times = _real("time_s", time_s).ravel()
+        draws = _real("leaves", leaves)
+        if draws.size % 2:
+            raise ProblemError(f"leaves must have two draws a row, found {draws.shape}; correct it")
+        draws = draws.reshape(-1, 2)
+        whole = {
+            "serving": _whole("serving", serving),
+            "kind": _whole("kind", kind).ravel(),
+            "change": _whole("change", change).ravel(),
+            "enters": _whole("enters", enters).ravel(),
+        }
+        end = positive("end_s", end_s)
+        if not (np.all(work > 0) and np.all(each > 0) and work.size and each.size):
+            raise ProblemError("work_s and speed must be above 0, one or more of each; correct them")
+        if whole["serving"].shape != (len(work), len(each)) or np.any(whole["serving"] < 0):
+            raise ProblemError(
+                f"serving must have {len(work)} x {len(each)} counts >= 0, found "
+                f"{whole['serving'].shape}; give a row a stage and a column a kind"
+            )
+        if not len(times) == len(whole["kind"]) == len(whole["change"]):
+            raise ProblemError("time_s, kind and change differ in length; give one each an event")
+        if np.any(np.diff(times, prepend=0.0) < 0) or times.max(initial=0.0) > end:
+            raise ProblemError("time_s must ascend from 0 to end_s; sort the events")
+        if np.any((whole["kind"] < 0) | (whole["kind"] >= len(each))):
+            raise ProblemError(f"kind must be 0 to {len(each) - 1}; correct the events")
+        come = int(np.maximum(whole["change"], 0).sum())
+        go = int(np.maximum(-whole["change"], 0).sum())
+        if len(whole["enters"]) != come or len(draws) != go:
+            raise ProblemError(
+                f"{come} peers come and {go} go, found {len(whole['enters'])} stages in enters and "
+                f"{len(draws)} draws in leaves; give one each"
+            )
+        if np.any((whole["enters"] < 0) | (whole["enters"] >= len(work))):
+            raise ProblemError(f"enters must be 0 to {len(work) - 1}; correct the stages")
+        if np.any((draws < 0) | (draws >= 1)):
+            raise ProblemError("leaves must be draws in [0, 1); correct them")
+        there = whole["serving"].sum(axis=0)
+        for k, by in zip(whole["kind"].tolist(), whole["change"].tolist(), strict=True):
+            there[k] += by
+            if there[k] < 0:
+                raise ProblemError(f"more peers of kind {k} go than there are; correct change")
+        down_s = real("download_s", download_s, 0.0, error=ProblemError)
+        for name, value in (
+            ("work_s", work),
+            ("speed", each),
+            ("time_s", times),
+            ("leaves", draws),
+            *whole.items(),
+        ):
+            value.setflags(write=False)
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "download_s", down_s)
+        object.__setattr__(self, "end_s", end)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, JSON-ready; the constructor takes them again."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value if isinstance(value, float) else value.tolist() for name, value in values}
+
+
+def _real(name: str, values: ArrayLike) -> Floats:
+    try:
+        found = numbers(values)
+    except (TypeError, ValueError):
+        found = np.array(np.nan)
+    if not np.isfinite(found).all():
+        raise ProblemError(f"{name} must be finite numbers; correct them")
+    return found
+
+
+def _whole(name: str, values: ArrayLike) -> Ints:
+    found = _real(name, values)
+    if np.any(found != np.round(found)) or np.any(np.abs(found) > MOST):
+        raise ProblemError(f"{name} must be whole numbers, at most {MOST:g} in size; correct them")
+    return np.array(found, dtype=np.int64)
