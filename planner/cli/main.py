@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     began = time.perf_counter()
     every = parser()
-    args = every.parse_args(argv)
+    args = every.parse_args(bench_command.named(sys.argv[1:] if argv is None else argv))
     args.began, args.parser = began, every
     PROGRESS.begin(began)
     try:
