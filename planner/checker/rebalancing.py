@@ -199,11 +199,9 @@ class _Play:
                     of[:] = [-math.inf if r <= stop_s else r for r in of]
 
     def _rate(self) -> float:
-        speed = self.problem.speed.tolist()
-        rates = [
-            sum(
-                speed[k] * sum(r == -math.inf for r in of) for k, of in enumerate(stage)
-            )
+        speed: list[float] = self.problem.speed.tolist()
+        rates: list[float] = [
+            sum(speed[k] * sum(r == -math.inf for r in of) for k, of in enumerate(stage))
             / float(work)
             for stage, work in zip(self.peers, self.problem.work_s, strict=True)
         ]

@@ -46,9 +46,9 @@ class RebalancingPlan:
 class RebalancingProblem:
     """Peers of K kinds serve S stages; the pipeline goes as fast as its slowest stage.
 
-    A stage with n_k peers of kind k does ``sum_k n_k speed_k / work_s`` microbatches a second. Peers
-    come and go at known times; who comes or is moved downloads for `download_s` before it serves.
-    At one moment downloads end first, then the event happens, then peers move.
+    A stage with n_k peers of kind k does ``sum_k n_k speed_k / work_s`` microbatches a second.
+    Peers come and go at known times; who comes or is moved downloads for `download_s` before it
+    serves. At one moment downloads end first, then the event happens, then peers move.
 
     Who leaves is drawn beforehand, and the same whatever is decided: of draws (a, b) stage
     ``floor(a S)`` loses a peer, or the next stage in a circle that has one of that kind. Of the n
@@ -125,7 +125,9 @@ class RebalancingProblem:
         }
         end = positive("end_s", end_s)
         if not (np.all(work > 0) and np.all(each > 0) and work.size and each.size):
-            raise ProblemError("work_s and speed must be above 0, one or more of each; correct them")
+            raise ProblemError(
+                "work_s and speed must be above 0, one or more of each; correct them"
+            )
         if whole["serving"].shape != (len(work), len(each)) or np.any(whole["serving"] < 0):
             raise ProblemError(
                 f"serving must have {len(work)} x {len(each)} counts >= 0, found "
@@ -169,7 +171,9 @@ class RebalancingProblem:
     def to_dict(self) -> dict[str, Any]:
         """Its fields, JSON-ready; the constructor takes them again."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value if isinstance(value, float) else value.tolist() for name, value in values}
+        return {
+            name: value if isinstance(value, float) else value.tolist() for name, value in values
+        }
 
 
 def _real(name: str, values: ArrayLike) -> Floats:

@@ -183,9 +183,7 @@ class Drawn:
     enters: Ints
 
 
-def replay(
-    setting: Setting, policy: Policy, seed: int = 0, drawn: Drawn | None = None
-) -> Replayed:
+def replay(setting: Setting, policy: Policy, seed: int = 0, drawn: Drawn | None = None) -> Replayed:
     """Play a trace.
 
     Parameters
@@ -210,9 +208,7 @@ def replay(
 class _Play:
     """State of a replay; counts in Python's integers, rates in an array."""
 
-    def __init__(
-        self, setting: Setting, policy: Policy, seed: int, drawn: Drawn | None
-    ) -> None:
+    def __init__(self, setting: Setting, policy: Policy, seed: int, drawn: Drawn | None) -> None:
         self.setting, self.policy, self.drawn = setting, policy, drawn
         s, k = len(setting.work), len(setting.speed)
         if drawn is not None:

@@ -1,4 +1,4 @@
-"""The open benchmark: frozen instances, every method, one checker, one clock (docs/benchmark.md)."""
+"""The open benchmark: frozen instances, all methods, one checker (docs/benchmark.md)."""
 
 from planner.bench.suite.command import main
 

@@ -175,7 +175,13 @@ def _method(name: str, run: Any, kind: Kind, about: str, seeded: bool = False) -
 METHODS = (
     _method("ours", _solver("auto"), Kind.OURS, "solve_assignment, auto", seeded=True),
     _method("DT-FM's GA", _solver("genetic"), Kind.PAPER, "DT-FM, section 3.2", seeded=True),
-    _method("Kernighan-Lin", _solver("kl"), Kind.PAPER, "its local search, DT-FM's Figure 4", seeded=True),
+    _method(
+        "Kernighan-Lin",
+        _solver("kl"),
+        Kind.PAPER,
+        "its local search, DT-FM's Figure 4",
+        seeded=True,
+    ),
     _method("region greedy", _solver("region-greedy"), Kind.RULE, "regions together, greedily"),
     _method("ranks, a stage near", ranks_by_region, Kind.RULE, "consecutive ranks by region"),
     _method("ranks, a pipeline near", ranks_data_outermost, Kind.RULE, "data outermost"),

@@ -70,7 +70,9 @@ def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance
     return Instance(f"{Family.AVERAGING}/{name}", about, make, quick)
 
 
-def _drawn(peers: int, seed: int, ratio: float, factor: float = 1.0, quick: bool = False) -> Instance:
+def _drawn(
+    peers: int, seed: int, ratio: float, factor: float = 1.0, quick: bool = False
+) -> Instance:
     return _instance(
         f"peers{peers}-r{ratio:g}" + (f"-l{factor:g}" if factor != 1.0 else ""),
         f"planner.bench.averaging.instance({peers}, {seed}, {ratio:g}, link_factor={factor:g})",
@@ -97,9 +99,15 @@ INSTANCES = (
     _drawn(64, 5, 0.8, 0.02),
     _drawn(300, 6, 0.8),
     _instance(
-        "aws8", "aws8_dtfm_worldwide_2022, a peer a region", lambda: _network("aws8_dtfm_worldwide_2022", 40.0)
+        "aws8",
+        "aws8_dtfm_worldwide_2022, a peer a region",
+        lambda: _network("aws8_dtfm_worldwide_2022", 40.0),
     ),
-    _instance("skyplane57", "skyplane_60_20220129, its 57 complete regions", lambda: _network("skyplane_60_20220129", 8.0)),
+    _instance(
+        "skyplane57",
+        "skyplane_60_20220129, its 57 complete regions",
+        lambda: _network("skyplane_60_20220129", 8.0),
+    ),
     _instance("world8-24", "world(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
 )
 

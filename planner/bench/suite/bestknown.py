@@ -189,7 +189,9 @@ def record(
         if bound is not None and _raises(instance.family, bound[0], new):
             new = Entry(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
             words = f"{change.words}; bound {bound[0]:.9g}"
-            change = Change(instance.id, "bound" if change.what == "no better" else change.what, words)
+            change = Change(
+                instance.id, "bound" if change.what == "no better" else change.what, words
+            )
         table[instance.id] = new
         changes.append(change)
     if any(change.what not in ("refused", "no better") for change in changes):

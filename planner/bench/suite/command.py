@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -30,7 +32,6 @@ from planner.bench.suite.text import markdown, terminal
 from planner.bench.suite.work import Task
 from planner.cli.output import INTERRUPTED, require_writable
 from planner.network.atomic import write_text
-from planner.network.catalogue import list_networks
 from planner.search.fingerprint import fingerprint
 
 QUICK_EFFORT, EFFORT = 1.0, 5.0
@@ -109,13 +110,19 @@ def _parser() -> argparse.ArgumentParser:
         help="your own answers, FOLDER/family/name.json; may be given again",
     )
     add("--seeds", type=int, nargs="+", metavar="N", help="default: 0 and 1, of --quick 0")
-    add("--effort", type=float, help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}")
+    add(
+        "--effort",
+        type=float,
+        help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}",
+    )
     add("--seconds", type=float, help="cut a run off after so many; default: 40 and 20 an effort")
     add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default 2")
     add("--rows", type=Path, help="keep rows there; default: beside the first output")
     add("--resume", action="store_true", help="go on with the rows that are there")
     add("--keep", type=Path, metavar="FOLDER", help="keep the best answer of each instance there")
-    add("--best-known", type=Path, default=FOLDER, metavar="FOLDER", help="default: the shipped one")
+    add(
+        "--best-known", type=Path, default=FOLDER, metavar="FOLDER", help="default: the shipped one"
+    )
     for kind in ("json", "html", "markdown"):
         add(f"--{kind}", type=Path, metavar="FILE")
     return parser
@@ -219,8 +226,7 @@ def _still_valid(
 ) -> dict[tuple[str, str, int, float], Row]:
     """Rows of the same problems; files are judged anew, which takes a moment."""
     hashes = {
-        one.id: fingerprint(one.make())
-        for one in instances_of({task.instance for task in tasks})
+        one.id: fingerprint(one.make()) for one in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
     found = {(r.instance, r.method, r.seed, r.effort): r for r in rows}
@@ -252,10 +258,16 @@ def _made(options: argparse.Namespace, before: str, seconds: float) -> list[str]
     resumed = ", resumed" if options.resume else ""
     return [
         stamp(before),
-        f"Regenerate with `{' '.join(words)}`. Effort {effort:g} a run, seeds "
-        f"{', '.join(map(str, seeds))} where a method draws, {options.jobs} processes, "
-        f"{seconds / 60:.1f} minutes{resumed}. {len(list_networks())} networks ship with the package.",
+        f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
+        f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
+        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}.",
     ]
+
+
+def _processor_s() -> float:
+    """Seconds of processors, of this process and of those that it started."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:

@@ -88,9 +88,7 @@ def foreign_method(reference: str) -> Method:
     try:
         run = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"--method {reference}: {error}; give a function on PYTHONPATH"
-        ) from None
+        raise ValueError(f"--method {reference}: {error}; give a function on PYTHONPATH") from None
     if not callable(run):
         raise ValueError(f"--method {reference}: is no function; give one")
     try:

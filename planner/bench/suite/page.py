@@ -10,7 +10,7 @@ import planner.report
 from planner.bench.suite.drawing import key, profile_svg
 from planner.bench.suite.problem import Family
 from planner.bench.suite.summary import Standing, Summary, percent
-from planner.bench.suite.text import HEADS, NOTE, SPEED
+from planner.bench.suite.text import HEADS, NOTE, SPEED, count_of
 
 HERE = Path(__file__).parent
 STYLE = Path(planner.report.__path__[0]) / "page.css"
@@ -75,23 +75,24 @@ def _head(summary: Summary) -> str:
 
 def _family(summary: Summary, family: Family) -> str:
     standings = summary.families[family]
-    rows = [
-        [(s.method, None), (s.kind, None), *_numbered(s)]
-        for s in standings
-    ]
+    rows = [[(s.method, None), (s.kind, None), *_numbered(s)] for s in standings]
     names = [name for name, k in summary.known.items() if k.family is family]
     each = [
-        [(name, None), *((percent(g) if (g := s.gaps.get(name)) is not None else "-", g) for s in standings)]
+        [
+            (name, None),
+            *((percent(g) if (g := s.gaps.get(name)) is not None else "-", g) for s in standings),
+        ]
         for name in names
     ]
     keys = "".join(key(s.method, k) for k, s in enumerate(standings))
     picture = (
-        f"<figure>{profile_svg(standings)}<figcaption>{keys}"
+        f'<figure><div class="wide">{profile_svg(standings)}</div><figcaption>'
+        f"{keys}"
         f"{_note('Part of the instances that a method solves within a gap to the best known.')}"
         "</figcaption></figure>"
     )
     return (
-        f"<h3>{escape(str(family))}, {len(names)} instances</h3>"
+        f"<h3>{escape(str(family))}: {count_of(len(names))}</h3>"
         + _table(HEADS, rows)
         + picture
         + "<details><summary>Gap to the best known, by instance</summary>"
@@ -159,26 +160,28 @@ def _rows(summary: Summary) -> str:
 
 
 def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
+    """A paragraph; what stands in backticks is code."""
+    parts = escape(text).split("`")
+    marked = (f"<code>{part}</code>" if k % 2 else part for k, part in enumerate(parts))
+    return f'<p class="note">{"".join(marked)}</p>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Columns sort when their heads are pressed."""
+    numbers = [any(row[k][1] is not None for row in rows) for k in range(len(heads))]
+    kinds = [' class="n"' * number for number in numbers]
     head = "".join(
-        f'<th scope="col"><button type="button" class="sort">{escape(h)}</button></th>' for h in heads
+        f'<th scope="col"{kind}><button type="button" class="sort">{escape(h)}</button></th>'
+        for h, kind in zip(heads, kinds, strict=True)
     )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="n" data-v="{value!r}">{escape(text)}</td>'
-            if value is not None
-            else f"<td>{escape(text)}</td>"
-            for text, value in row
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = "".join(f"<tr>{''.join(map(_cell, row, kinds))}</tr>" for row in rows)
     return (
         f'<div class="wide"><table class="sortable"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(cell: Cell, kind: str) -> str:
+    text, value = cell
+    sorts = "" if value is None else f' data-v="{value!r}"'
+    return f"<td{kind}{sorts}>{escape(text)}</td>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _arranged(
     """On an arrangement drawn from a seed; ``share`` of the public configuration's work."""
     order = np.random.default_rng(seed).permutation(len(network)).tolist()
     cuts = np.cumsum((0, *sizes)).tolist()
-    groups = [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    groups = [order[a:b] for a, b in pairwise(cuts)]
     return PathProblem(
         network.transfer_s(MESSAGE_BYTES * share),
         groups,
@@ -126,9 +127,7 @@ INSTANCES = (
     _instance(
         "world10-40-full-live",
         "world(10, 40, seed 9, jitter 0.2), 5 stages of 8, all visited, 6 a start",
-        lambda: _arranged(
-            world(10, 40, 9, 0.2), (8,) * 5, 5, 6, 5, seed=5, live=True, share=0.5
-        ),
+        lambda: _arranged(world(10, 40, 9, 0.2), (8,) * 5, 5, 6, 5, seed=5, live=True, share=0.5),
     ),
     _instance(
         "skyplane100-live",
@@ -149,8 +148,15 @@ def _method(name: str, method: PathMethod, kind: Kind, about: str, seeded: bool 
 METHODS = (
     _method("ours", PathMethod.AUTO, Kind.OURS, "solve_paths, auto", seeded=True),
     _method("SkipPipe's CBS", PathMethod.CBS, Kind.PAPER, "Algorithm 1", seeded=True),
-    _method("SkipPipe, reuse", PathMethod.REUSE, Kind.PAPER, "one wave's paths again, D.1", seeded=True),
+    _method(
+        "SkipPipe, reuse", PathMethod.REUSE, Kind.PAPER, "one wave's paths again, D.1", seeded=True
+    ),
     _method("SkipPipe without TC2", PathMethod.NO_TC2, Kind.PAPER, "paths that ignore collisions"),
     _method("DT-FM, skipping", PathMethod.DTFM_SKIP, Kind.PAPER, "SkipPipe's Appendix B.1"),
-    _method("DT-FM, straight", PathMethod.STRAIGHT, Kind.PAPER, "matched pipelines, where all is visited"),
+    _method(
+        "DT-FM, straight",
+        PathMethod.STRAIGHT,
+        Kind.PAPER,
+        "matched pipelines, where all is visited",
+    ),
 )

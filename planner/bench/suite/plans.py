@@ -129,7 +129,13 @@ def _method(name: str, rule: Rule, kind: Kind, about: str, seeded: bool = False)
 METHODS = (
     Method.of(Family.PLANS, "ours", ours, Kind.OURS, "planner.plan, all left open", seeded=True),
     _method("DT-FM's rule", _dtfm, Kind.PAPER, "eq. 1 decides all", seeded=True),
-    _method("DT-FM, stages tried", _dtfm_tried, Kind.PAPER, "eq. 1 places, the clock chooses", seeded=True),
+    _method(
+        "DT-FM, stages tried",
+        _dtfm_tried,
+        Kind.PAPER,
+        "eq. 1 places, the clock chooses",
+        seeded=True,
+    ),
     _method(
         "SAILOR's rule",
         lambda question, _: sailor_rule(question).plan,

@@ -66,7 +66,8 @@ ROUNDING = 1e-9
 class PlanProblem:
     """A whole plan for a cluster and a workload; the objective is its step on the clock.
 
-    Free are the decisions that leave the arithmetic of training as it is (`planner.bench.suite.judge`).
+    Free are the decisions that leave the arithmetic of training as it is
+    (`planner.bench.suite.judge`).
 
     Attributes
     ----------

@@ -19,7 +19,11 @@ DOWNLOAD_S = 120.0
 
 
 def traced(
-    market: Market, seed: int, work_s: tuple[float, ...], speed: tuple[float, ...], download_s: float
+    market: Market,
+    seed: int,
+    work_s: tuple[float, ...],
+    speed: tuple[float, ...],
+    download_s: float,
 ) -> RebalancingProblem:
     """A trace of a `Market`, new peers at random stages.
 
@@ -63,7 +67,7 @@ def traced(
 
 
 def _spread(work: Any, speed: Any, trace: Trace) -> Any:
-    """Of one kind the best counts; of several one peer at a time to the slowest, fast ones first."""
+    """Of one kind the best counts; of several one at a time to the slowest, fast ones first."""
     if len(speed) == 1:
         return optimal_counts(work, int(trace.start[0]))[:, None]
     counts = np.zeros((len(work), len(speed)), dtype=np.int64)
@@ -104,7 +108,13 @@ INSTANCES = (
         2,
         download_s=0.0,
     ),
-    _instance("peers200-4-uneven", "200 peers, 4 uneven stages", Market(peers=(200,), hours=12), 3, UNEVEN4),
+    _instance(
+        "peers200-4-uneven",
+        "200 peers, 4 uneven stages",
+        Market(peers=(200,), hours=12),
+        3,
+        UNEVEN4,
+    ),
     _instance(
         "peers160-16",
         "160 peers, 16 stages",
@@ -163,9 +173,7 @@ def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
         problem.change,
         problem.end_s,
     )
-    setting = Setting(
-        trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM
-    )
+    setting = Setting(trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM)
     drawn = Drawn(problem.serving, problem.leaves, problem.enters)
     made = replay(setting, policy, drawn=drawn).made
     return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in made))

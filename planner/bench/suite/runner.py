@@ -108,6 +108,7 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
+            process.join()
 
 
 def _dead(task: Task) -> Row:

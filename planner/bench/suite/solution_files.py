@@ -1,12 +1,12 @@
 """Answers as JSON, by family, and the files that hold them.
 
-============ ==========================================================================
+============ =====================================================================
 assignment   ``{"groups": [[devices of stage 0], ...]}``
 averaging    ``{"computes": [true, ...], "rates_bytes_per_s": [...]}``
-paths        ``{"paths": [[devices], ...], "ops": [[microbatch, device, "F", start_s, end_s], ...]}``
+paths        ``{"paths": [[device, ...]], "ops": [[microbatch, device, "F", start_s, end_s]]}``
 plans        a plan file
 rebalancing  ``{"moves": [[time_s, source, target, kind, number], ...]}``
-============ ==========================================================================
+============ =====================================================================
 
 Paths are what ``planner paths --out`` writes, plans what ``planner plan --out`` does.
 """

@@ -161,7 +161,11 @@ def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
     for row in rows:
         if row.objective is not None and (
             family.better(row.objective, best)
-            or (method == "on record" and best is not None and not family.better(best, row.objective))
+            or (
+                method == "on record"
+                and best is not None
+                and not family.better(best, row.objective)
+            )
         ):
             best, method = row.objective, row.method
         if row.bound is not None and (bound is None or family.better(bound, row.bound)):
@@ -170,9 +174,7 @@ def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
     return Known(name, best, method, bound, recomputed, recorded)
 
 
-def _standings(
-    family: Family, rows: Sequence[Row], known: Mapping[str, Known]
-) -> list[Standing]:
+def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) -> list[Standing]:
     methods = {row.method: row.kind for row in rows}
     best: dict[str, float] = {}
     for row in rows:

@@ -55,6 +55,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
         yield "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
 
 
+def count_of(instances: int) -> str:
+    """A number of instances in words."""
+    return f"{instances} instance{'s' * (instances != 1)}"
+
+
 def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """A table a family.
 
@@ -72,7 +77,7 @@ def quality(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """
     for family, standings in summary.families.items():
         count = sum(one.family is family for one in summary.known.values())
-        yield f"{'### ' if markdown else ''}{family}: {count} instances"
+        yield f"{'### ' if markdown else ''}{family}: {count_of(count)}"
         yield from [""] * markdown
         rows = [(s.method, s.kind, *s.words()) for s in standings]
         yield from table(HEADS, rows, markdown=markdown)
@@ -204,8 +209,8 @@ def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
     lines += [
         "## Instances",
         "",
-        "Best known: on record or of this run. A bound with a star is its method's word, the others "
-        "the checker computed again.",
+        "Best known: on record or of this run. A bound with a star is its method's word, the "
+        "others the checker computed again.",
         "",
         *instances(summary, markdown=True),
         "",

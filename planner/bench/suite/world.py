@@ -8,8 +8,9 @@ the same network.
 2. Each has a line of 1, 2.5, 5 or 10 Gb/s.
 3. Latency one way: 1 ms, and the straight line at 200,000 km/s with a detour of one half; rounded
    to microseconds.
-4. Bandwidth from i to j: the smaller of the two lines, times a factor even in [0.6, 1) of its own,
-   over 1 + latency / 25 ms, as one connection loses speed with distance; rounded to bytes per second.
+4. Bandwidth from i to j: the smaller of the two lines, times a factor even in [0.6, 1) of its
+   own, over 1 + latency / 25 ms, as one connection loses speed with distance; rounded to bytes per
+   second.
 5. Devices: one a region, the others to regions drawn one by one. Within a region 0.25 ms and
    10 Gb/s.
 6. With jitter q, every ordered pair's bandwidth times a factor even in [1 - q, 1 + q), rounded.
