@@ -168,12 +168,10 @@ class RebalancingProblem:
         object.__setattr__(self, "download_s", down_s)
         object.__setattr__(self, "end_s", end)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields, JSON-ready; the constructor takes them again."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {
-            name: value if isinstance(value, float) else value.tolist() for name, value in values
-        }
+    def replace(self, **changes: Any) -> RebalancingProblem:
+        """A copy with some of the constructor's fields changed."""
+        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return RebalancingProblem(**{**given, **changes})
 
 
 def _real(name: str, values: ArrayLike) -> Floats:

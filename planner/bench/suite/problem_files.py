@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -77,7 +78,11 @@ def problem_of(data: dict[str, Any]) -> Any:
         cluster = Cluster(network, devices_of(data["devices"], len(network)))
         return PlanProblem(cluster, Workload.from_dict(data["workload"]))
     kind = kinds[family]
-    return kind(**{one.name: data[one.name] for one in fields(kind)})
+    values = {one.name: data[one.name] for one in fields(kind)}
+    if values.get("link_bytes_per_s") is not None:
+        links = values["link_bytes_per_s"]
+        values["link_bytes_per_s"] = [[math.inf if x is None else x for x in row] for row in links]
+    return kind(**values)
 
 
 def _fields(problem: Any) -> dict[str, Any]:
@@ -95,5 +100,7 @@ def _fields(problem: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        # JSON has no infinity: null says that a pair has no limit
+        finite = np.isfinite(value)
+        return value.tolist() if finite.all() else np.where(finite, value, None).tolist()
     return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,452 @@
+"""The open benchmark: instances are fixed, answers judged, rows kept, strangers welcome."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner as pl
+from planner.bench.suite import registry, work
+from planner.bench.suite.command import main
+from planner.bench.suite.judge import judge
+from planner.bench.suite.method import Kind, Method
+from planner.bench.suite.page import page
+from planner.bench.suite.problem import Family, Instance
+from planner.bench.suite.problem_files import instance_data, problem_of
+from planner.bench.suite.registry import INSTANCES, METHODS, instances_of
+from planner.bench.suite.rows import Row, append_row, read_rows
+from planner.bench.suite.solution_files import AnswerError, answer_data, answer_of
+from planner.bench.suite.summary import profile, summarise
+from planner.bench.suite.text import markdown, terminal
+from planner.bench.suite.world import world
+from planner.cli.main import main as planner_main
+from planner.search.fingerprint import fingerprint
+
+DOCS = Path(__file__).parents[2] / "docs" / "benchmark.md"
+SMALL = "assignment/gcp12-unequal"
+WAVE = "paths/gcp12-3x4-skip"
+PEERS = "rebalancing/peers40-4"
+TABLE_1 = "averaging/table1d"
+PLAN = "plans/aws4-gpt2"
+
+
+def test_fifty_instances_in_five_families() -> None:
+    """And each family has small ones for --quick, and methods."""
+    assert len(INSTANCES) >= 50
+    for family in Family:
+        mine = [one for one in INSTANCES.values() if one.family is family]
+        assert len(mine) >= 8 and any(one.quick for one in mine)
+        names = [m.name for m in METHODS if family in m.families]
+        assert len(set(names)) == len(names) >= 4 and "ours" in names
+
+
+def test_files_hold_the_exact_problems() -> None:
+    """Read again they have the same hash; no two instances are the same."""
+    hashes = set()
+    for one in INSTANCES.values():
+        data = json.loads(json.dumps(instance_data(one), allow_nan=False))
+        assert data["hash"] == fingerprint(problem_of(data)), one.id
+        hashes.add(data["hash"])
+    assert len(hashes) == len(INSTANCES)
+
+
+def test_instances_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``planner paths`` reads those of paths."""
+    assert main(["--instances", str(tmp_path), "--only", WAVE, SMALL]) == 0
+    assert sorted(p.name for p in tmp_path.rglob("*.json")) == [
+        "gcp12-3x4-skip.json",
+        "gcp12-unequal.json",
+    ]
+    capsys.readouterr()
+    found = planner_main(
+        ["paths", str(tmp_path / f"{WAVE}.json"), "--method", "dtfm-skip", "--json"]
+    )
+    assert found == 0 and json.loads(capsys.readouterr().out)["objective"] > 0
+
+
+def test_the_generator_is_as_stated() -> None:
+    """Pinned: whoever rebuilds it from its description can compare."""
+    found = world(3, 6, 0)
+    assert found.regions == ("r0", "r0", "r1", "r1", "r2", "r2")
+    assert found.latency_s[0, 1] == 0.25e-3 and found.bandwidth_bytes_per_s[0, 1] == 1.25e9
+    rng = np.random.default_rng([3, 6, 0])
+    x, y = (rng.random((3, 2)) * np.array([20_000.0, 8_000.0])).T
+    lines = np.array([1, 2.5, 5, 10])[rng.integers(4, size=3)] * 1e9 / 8
+    share = 0.6 + 0.4 * rng.random((3, 3))
+    latency = round(1e-3 + 1.5 * float(np.hypot(x[0] - x[2], y[0] - y[2])) / 200_000, 6)
+    assert found.latency_s[0, 5] == latency
+    rate = min(lines[0], lines[2]) * share[0, 2] / (1 + latency / 0.025)
+    assert found.bandwidth_bytes_per_s[0, 5] == round(rate)
+    with pytest.raises(ValueError, match="5 devices in 6 regions"):
+        world(6, 5, 0)
+
+
+def _answer(instance: str, method: str = "ours") -> tuple[Any, Any]:
+    one = INSTANCES[instance]
+    problem = one.make()
+    run = next(m.run for m in METHODS if m.name == method and one.family in m.families)
+    return problem, judge(one.family, problem, run(problem, 0, 0.2)).plan
+
+
+@pytest.fixture(scope="module")
+def answered() -> dict[str, tuple[Any, Any]]:
+    """A valid answer of every family."""
+    rules = {
+        SMALL: "random",
+        WAVE: "DT-FM, skipping",
+        PEERS: "SWARM, T = 300",
+        TABLE_1: "all-reduce",
+        PLAN: "ranks, a stage near",
+    }
+    return {instance: _answer(instance, method) for instance, method in rules.items()}
+
+
+def test_answers_survive_their_files(answered: dict[str, tuple[Any, Any]]) -> None:
+    """The same objective from the JSON form."""
+    for instance, (problem, plan) in answered.items():
+        family = INSTANCES[instance].family
+        data = json.loads(json.dumps(answer_data(plan), allow_nan=False))
+        one, two = (judge(family, problem, x).objective for x in (plan, data))
+        assert one == pytest.approx(two, rel=1e-12), instance
+        assert answer_data(answer_of(family, problem, data)) == data
+
+
+def _broken(instance: str, data: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Answers that break a rule, with what is said."""
+    if instance == SMALL:
+        groups = data["groups"]
+        return [
+            ({"groups": groups[:-1]}, "stage sizes must be"),
+            (
+                {"groups": [groups[0], groups[1], groups[2], [groups[0][0], 99]]},
+                "exactly one group",
+            ),
+            ({"groups": [["a"]]}, "groups"),
+            ({}, "'groups' is missing"),
+        ]
+    if instance == WAVE:
+        faster = [[b, d, k, s / 2, e / 2] for b, d, k, s, e in data["ops"]]
+        return [
+            ({**data, "ops": faster}, "at"),
+            ({**data, "paths": [path[:-1] for path in data["paths"]]}, "at"),
+            ({**data, "ops": [[1]]}, "values to unpack"),
+        ]
+    if instance == PEERS:
+        return [
+            ({"moves": [[0.0, 0, 1, 0, 1000]]}, "peers at moves"),
+            ({"moves": [[0.0, 0, 1, 0]]}, "argument"),
+        ]
+    if instance == TABLE_1:
+        double = [2 * rate for rate in data["rates_bytes_per_s"]]
+        return [
+            ({**data, "rates_bytes_per_s": double}, "upload"),
+            ({**data, "computes": [True]}, "must have 17 entries"),
+        ]
+    return [({**data, "content_hash": "0" * 64}, "content_hash"), ({"format": "x"}, "format")]
+
+
+def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> None:
+    """In one line, whatever the family."""
+    for instance, (problem, plan) in answered.items():
+        family = INSTANCES[instance].family
+        for data, words in _broken(instance, answer_data(plan)):
+            with pytest.raises(AnswerError, match=re.escape(words)) as caught:
+                judge(family, problem, data)
+            assert "\n" not in str(caught.value)
+        for other in (None, 5, [1], object()):
+            with pytest.raises(AnswerError, match="found"):
+                judge(family, problem, other)
+
+
+def test_a_plan_of_another_training_is_refused(answered: dict[str, tuple[Any, Any]]) -> None:
+    """The checker alone would take these plans: they are valid, for another question."""
+    problem, plan = answered[PLAN]
+    larger = replace(problem, workload=problem.workload.replace(batch_samples=64))
+    with pytest.raises(AnswerError, match="only microbatch_samples may differ"):
+        judge(Family.PLANS, larger, plan)
+    rare = pl.plan(
+        problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, sync_every=4
+    )
+    assert pl.check(rare.plan, problem.cluster) == []
+    with pytest.raises(AnswerError, match="question at"):
+        judge(Family.PLANS, problem, rare)
+    first = pl.plan(
+        problem.cluster, problem.workload, stop=pl.MaxIterations(1), stages=2, head="first"
+    )
+    with pytest.raises(AnswerError, match="is on the last stage"):
+        judge(Family.PLANS, problem, first)
+
+
+def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) -> Row:
+    row = Row(
+        SMALL, "p", method, "ours", seed, 1.0, objective is not None,
+        "" if objective is not None else "it broke", objective, None, False, "", 1.0,
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+def test_figures_by_hand() -> None:
+    """Gaps are means over seeds; a win is one in every seed; what failed has no gap."""
+    rows = [
+        _row("ours", 2.0, bound=1.6, bound_recomputed=True),
+        _row("ours", 2.0, 1, seconds=3.0),
+        _row("lucky", 2.0, seconds=8.0),
+        _row("lucky", 3.0, 1, seconds=8.0),
+        _row("none", None),
+    ]
+    summary = summarise(rows, {})
+    ours, lucky, none = summary.families[Family.ASSIGNMENT]
+    assert (ours.method, ours.wins, ours.gaps[SMALL]) == ("ours", 1, 0.0)
+    assert ours.bound_gaps[SMALL] == pytest.approx(0.25) and summary.known[
+        SMALL
+    ].gap == pytest.approx(0.25)
+    assert (lucky.method, lucky.wins, lucky.gaps[SMALL]) == ("lucky", 0, pytest.approx(0.25))
+    assert lucky.over_ours == 4.0
+    assert (none.asked, none.solved, none.gaps) == (1, 0, {})
+    assert profile(lucky) == [(pytest.approx(0.25), 1.0)] and profile(none) == []
+    rate = [replace(row, instance=TABLE_1) for row in rows]
+    faster, slower, _ = summarise(rate, {}).families[Family.AVERAGING]
+    # of rates the larger is the better
+    assert (faster.method, slower.method) == ("lucky", "ours")
+    assert slower.gaps[TABLE_1] == pytest.approx(0.5)
+
+
+def test_a_page_is_safe_and_whole() -> None:
+    """Foreign names are escaped, nothing is fetched, every table sorts."""
+    evil = '<script>alert("x")</script>'
+    rows = [_row("ours", 2.0, bound=1.0), _row(evil, None, reason=evil)]
+    summary = summarise(rows, {})
+    html = page(summary, f"title {evil}", [f"made `{evil}`"])
+    assert evil not in html and "&lt;script&gt;alert(" in html
+    assert not re.search(r"(src|href)\s*=|url\(|https?://", html)
+    assert html.count("<table") == html.count('class="sortable"') >= 4
+    assert "prefers-color-scheme: dark" in html and "<svg" in html
+    text, report = terminal(summary), markdown(summary, "title", ["made"])
+    assert (
+        "1 of 2 rows refused" in text
+        and "## Refused" in report
+        and "| ours | ours | 1/1 |" in report
+    )
+
+
+def test_rows_are_kept_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cut line is left out; what is there is not run again; other problems' rows are dropped."""
+    ran: list[int] = []
+
+    def counted(problem: Any, seed: int, effort: float) -> Any:
+        ran.append(seed)
+        return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
+
+    method = Method.of(Family.ASSIGNMENT, "counted", counted, Kind.RULE, "", seeded=True)
+    monkeypatch.setattr("planner.bench.suite.command.METHODS", (method,))
+    monkeypatch.setattr(work, "METHODS", (method,))
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    rows = tmp_path / "out.rows.jsonl"
+    argv = ["--only", SMALL, "--jobs", "1", "--json", str(tmp_path / "out.json")]
+    assert main([*argv, "--seeds", "0", "1"]) == 0
+    assert ran == [0, 1]
+    first = read_rows(rows)
+    rows.write_text(rows.read_text() + '{"instance": "cut')
+    append = replace(first[0], problem="another", seed=2)
+    assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
+    assert ran == [0, 1, 2]
+    append_row(rows, append)
+    assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
+    assert ran == [0, 1, 2, 2]
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [row["seed"] for row in data["rows"]] == [0, 1, 2]
+    assert main([*argv, "--seeds", "0"]) == 0
+    assert (tmp_path / "out.rows.jsonl~").exists() and len(read_rows(rows)) == 1
+    rows.write_text("nonsense\n" + rows.read_text())
+    with pytest.raises(ValueError, match="line 1 is no row"):
+        main([*argv, "--resume"])
+    capsys.readouterr()
+
+
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A method that answers Ctrl-C with its best so far gives no row, and --resume runs it."""
+    begun: list[int] = []
+
+    def slow(problem: Any, seed: int, effort: float) -> Any:
+        begun.append(seed)
+        if begun == [0, 1]:
+            try:
+                os.kill(os.getpid(), 2)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                pass
+        return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
+
+    method = Method.of(Family.ASSIGNMENT, "slow", slow, Kind.RULE, "", seeded=True)
+    monkeypatch.setattr("planner.bench.suite.command.METHODS", (method,))
+    monkeypatch.setattr(work, "METHODS", (method,))
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    rows = tmp_path / "rows.jsonl"
+    argv = ["--only", SMALL, "--jobs", "1", "--rows", str(rows), "--seeds", "0", "1", "2"]
+    assert main(argv) == 130
+    assert [row.seed for row in read_rows(rows)] == [0]
+    assert "--resume goes on" in capsys.readouterr().err
+    assert main([*argv, "--resume"]) == 0
+    assert begun == [0, 1, 1, 2] and len(read_rows(rows)) == 3
+
+
+STRANGER = """
+import os
+import time
+
+
+def raises(problem, seed, effort):
+    raise KeyError("no idea")
+
+
+def dies(problem, seed, effort):
+    os._exit(3)
+
+
+def sleeps(problem, seed, effort):
+    time.sleep(60)
+
+
+def lies(problem, seed, effort):
+    return {"groups": [[0, 1, 2, 3]] * 4}
+
+
+for function in (raises, dies, sleeps, lies):
+    function.families = ("assignment",)
+"""
+
+
+def test_strangers_get_rows_not_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One raises, one answers nonsense, one never ends, one kills its process."""
+    (tmp_path / "odd_strangers.py").write_text(STRANGER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)
+    methods = [
+        w for m in ("raises", "dies", "sleeps", "lies") for w in ("--method", f"odd_strangers:{m}")
+    ]
+    rows = tmp_path / "rows.jsonl"
+    argv = ["--only", SMALL, "--methods", "random", "--seeds", "0", "--seconds", "0.5"]
+    assert main([*argv, *methods, "--jobs", "2", "--rows", str(rows)]) == 0
+    reasons = {row.method.rpartition(":")[2]: row.reason for row in read_rows(rows)}
+    assert reasons["random"] == ""
+    assert reasons["raises"] == "KeyError: 'no idea'"
+    assert reasons["sleeps"] == "cut off after 0.5 s"
+    assert reasons["dies"].startswith("its process died")
+    assert "exactly one group" in reasons["lies"] or "stage sizes" in reasons["lies"]
+    capsys.readouterr()
+
+
+def test_the_example_of_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs as it stands there, and the checker takes its answers."""
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (tmp_path / "nearest_first.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    rows = tmp_path / "rows.jsonl"
+    argv = ["--quick", "--only", "assignment/*", "--methods", "random", "--jobs", "1"]
+    assert main([*argv, "--method", "nearest_first:nearest_first", "--rows", str(rows)]) == 0
+    found = [row for row in read_rows(rows) if row.method == "nearest_first:nearest_first"]
+    assert len(found) == 3 and all(row.accepted and row.kind == "other" for row in found)
+    capsys.readouterr()
+
+
+def test_solution_files_of_strangers(
+    tmp_path: Path,
+    answered: dict[str, tuple[Any, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bare answers are enough, packed or not; what is broken is a row with its reason."""
+    folder = tmp_path / "mine"
+    for instance, (_, plan) in answered.items():
+        path = folder / f"{instance}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answer_data(plan)))
+    wrong = folder / "assignment" / "dtfm1-8x8.json.gz"
+    wrong.write_bytes(gzip.compress(b'{"groups": [[0]]}'))
+    (folder / "assignment" / "dtfm2-8x8.json").write_text("no JSON")
+    (folder / "assignment" / "dtfm4-8x8.json.gz").write_bytes(b"no gzip")
+    rows = tmp_path / "rows.jsonl"
+    argv = ["--methods", "", "--solutions", str(folder), "--jobs", "1", "--rows", str(rows)]
+    assert main(argv) == 0
+    found = {row.instance: row for row in read_rows(rows)}
+    assert len(found) == 8
+    for instance, (problem, plan) in answered.items():
+        row = found[instance]
+        assert row.accepted and row.method == "mine (files)", row
+        assert row.objective == judge(INSTANCES[instance].family, problem, plan).objective
+    reasons = [found[f"assignment/dtfm{k}-8x8"].reason for k in (1, 2, 4)]
+    for reason, words in zip(
+        reasons, ("stage sizes", "is not JSON", "cannot be read"), strict=True
+    ):
+        assert words in reason
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--only", "nothing/*"], "no id of the instances matches"),
+        (["--methods", "magic"], "no method 'magic'"),
+        (["--method", "planner"], "give package.module:function"),
+        (["--method", "planner.nowhere:solve"], "No module named"),
+        (["--method", "planner.search.stop:LEAST_S"], "is no function"),
+        (["--effort", "-1"], "--effort must be above 0"),
+        (["--seconds", "-1"], "give seconds above 0"),
+        (["--solutions", "/nowhere"], "is no folder"),
+        (["--html", "/nowhere/x.html"], "does not exist"),
+        (["--html", "x.txt"], "must end in .html"),
+        (["--methods", ""], "no method is left"),
+    ],
+)
+def test_bad_options_are_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2."""
+    assert planner_main(["bench", *argv]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_bench_alone_is_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    """``planner bench --list``, and ``planner bench list`` for the others."""
+    assert planner_main(["bench", "--list", "--only", SMALL]) == 0
+    assert SMALL in capsys.readouterr().out
+    assert planner_main(["bench", "list"]) == 0
+    names = capsys.readouterr().out.split()
+    assert {"suite", "record", "plans", "swarm"} <= set(names)
+
+
+def test_no_method_sees_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a method is handed has no id in it: problems alone."""
+    seen: list[Any] = []
+
+    def looks(problem: Any, seed: int, effort: float) -> Any:
+        seen.append(problem)
+        return {"groups": []}
+
+    method = Method.of(Family.ASSIGNMENT, "looks", looks, Kind.RULE, "")
+    monkeypatch.setattr(work, "METHODS", (method,))
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    renamed = Instance("assignment/other-name", "", INSTANCES[SMALL].make)
+    monkeypatch.setitem(registry.INSTANCES, renamed.id, renamed)
+    rows = [work.run_task(work.Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
+    assert rows[0].problem == rows[1].problem and rows[0].reason == rows[1].reason != ""
+    assert fingerprint(seen[0]) == fingerprint(seen[1])
+    assert [one.id for one in instances_of([SMALL])] == [SMALL]
