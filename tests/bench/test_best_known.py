@@ -1,0 +1,160 @@
+"""Best known answers: the shipped table holds, and only what the checker accepts changes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.bench import record as record_command
+from planner.bench.suite.bestknown import (
+    FOLDER,
+    SOLUTIONS,
+    TABLE,
+    Change,
+    load_table,
+    record,
+    solution_hash,
+)
+from planner.bench.suite.judge import judge
+from planner.bench.suite.kept import Kept
+from planner.bench.suite.problem import ROUNDING, Family
+from planner.bench.suite.registry import INSTANCES
+from planner.bench.suite.solution_files import find_solution, read_solution, write_solution
+from planner.bench.suite.work import Task, run_task
+from planner.search.fingerprint import fingerprint
+
+TABLE_NOW = load_table()
+SMALL = "assignment/gcp12-unequal"
+SLOW_BYTES = 20_000
+"""Of a solution's file: larger ones take the checker seconds."""
+
+
+def _slow(name: str) -> bool:
+    return (FOLDER / TABLE_NOW[name].solution).stat().st_size > SLOW_BYTES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if _slow(n) else []) for n in sorted(TABLE_NOW)],
+)
+def test_an_entry_is_what_its_solution_says(name: str) -> None:
+    """Computed again by the checker's formulas, on the very problem, below the bound on record."""
+    entry, instance = TABLE_NOW[name], INSTANCES[name]
+    path, problem = FOLDER / entry.solution, instance.make()
+    assert entry.sha256 == solution_hash(path)
+    assert entry.problem == fingerprint(problem), "the instance has changed; give it another name"
+    accepted = judge(instance.family, problem, read_solution(path)["answer"])
+    assert accepted.objective == pytest.approx(entry.objective, rel=ROUNDING)
+    assert entry.unit == instance.family.unit
+    if entry.bound is not None:
+        assert not instance.family.better(entry.objective, entry.bound)
+
+
+def test_the_table_is_whole() -> None:
+    """Every instance is on record, no other, no file is left over, all is small."""
+    assert sorted(TABLE_NOW) == sorted(INSTANCES)
+    files = [path for path in (FOLDER / SOLUTIONS).rglob("*") if path.is_file()]
+    assert {str(path.relative_to(FOLDER)) for path in files} == {
+        entry.solution for entry in TABLE_NOW.values()
+    }
+    assert sum(path.stat().st_size for path in [*files, FOLDER / TABLE]) < 2e6
+
+
+def _groups(seed: int) -> list[list[int]]:
+    order = np.random.default_rng(seed).permutation(12)
+    return [part.tolist() for part in np.split(order, [4, 7, 10])]
+
+
+def _cost(groups: list[list[int]]) -> float:
+    return judge(Family.ASSIGNMENT, INSTANCES[SMALL].make(), {"groups": groups}).objective
+
+
+def _offer(found: Path, table: Path, answer: dict[str, Any], **wrapped: Any) -> Change:
+    data = {"format": "planner.solution", **wrapped, "answer": answer} if wrapped else answer
+    write_solution(found / f"{SMALL}.json", data)
+    options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
+    (change,) = record(found, [INSTANCES[SMALL]], table, **options)
+    return change
+
+
+def test_only_what_is_valid_and_better_changes_the_table(tmp_path: Path) -> None:
+    """New, no better, refused, better; the file beside it goes with it."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
+    assert _cost(worse) > _cost(better) * (1 + ROUNDING)
+    assert _offer(found, table, {"groups": worse}).what == "new"
+    first = (table / TABLE).read_bytes()
+    assert _offer(found, table, {"groups": worse}).what == "no better"
+    broken = [worse[0], *worse[:3]]
+    refused = _offer(found, table, {"groups": broken})
+    assert refused.what == "refused" and "stage sizes" in refused.words
+    # whatever a file claims of itself
+    claimed = _offer(found, table, {"groups": worse}, objective=1e-9, method="me")
+    assert claimed.what == "no better" and (table / TABLE).read_bytes() == first
+    taken = _offer(found, table, {"groups": better}, objective=1e-9, method="me", seed=7)
+    entry = load_table(table)[SMALL]
+    assert taken.what == "better" and entry.objective == _cost(better)
+    assert (entry.method, entry.seed, entry.date) == ("me", 7, "2026-01-01")
+    path = table / entry.solution
+    assert solution_hash(path) == entry.sha256
+    assert read_solution(path)["answer"]["groups"] == [sorted(g) for g in better]
+
+
+def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> None:
+    """And a better answer takes out a bound that it beats."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
+
+    def bound(value: float, groups: list[list[int]] = worse) -> Change:
+        raw = {"value": value, "recomputed": True, "basis": "b", "method": "ours"}
+        return _offer(found, table, {"groups": groups}, bound=raw)
+
+    between = (_cost(worse) + _cost(better)) / 2
+    assert bound(1.0).what == "new" and load_table(table)[SMALL].bound == 1.0
+    assert bound(0.5).what == "no better" and load_table(table)[SMALL].bound == 1.0
+    assert bound(between).what == "bound" and load_table(table)[SMALL].bound == between
+    assert bound(2 * _cost(worse)).what == "no better"
+    found_wrong = _offer(found, table, {"groups": better}, method="me")
+    assert found_wrong.what == "better" and "report this" in found_wrong.words
+    assert load_table(table)[SMALL].bound is None
+
+
+def test_a_run_keeps_its_best(tmp_path: Path) -> None:
+    """The best answer with the best bound, whoever found which; record takes both."""
+    kept = Kept(tmp_path / "kept")
+    for method, seed in (("random", 0), ("random", 1), ("ours", 0), ("random", 2)):
+        kept.offer(run_task(Task(SMALL, method, seed, 0.05, 60.0)))
+    again = Kept(tmp_path / "kept")
+    again.offer(run_task(Task(SMALL, "random", 3, 0.05, 60.0)))
+    path = find_solution(tmp_path / "kept", SMALL)
+    data = read_solution(path)
+    assert data["method"] == data["bound"]["method"] == "ours"
+    assert data["bound"]["value"] <= data["objective"] * (1 + ROUNDING)
+    (change,) = record(
+        tmp_path / "kept", [INSTANCES[SMALL]], tmp_path / "table", by=None, date="d", bounds=True
+    )
+    entry = load_table(tmp_path / "table")[SMALL]
+    assert change.what == "new" and entry.bound == data["bound"]["value"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a solution; exit code 1 if one was refused."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    write_solution(found / f"{SMALL}.json.gz", {"groups": _groups(0)})
+    argv = [str(found), "--best-known", str(table), "--by", "somebody", "--only", "assignment/*"]
+    assert record_command.main(argv) == 0
+    assert capsys.readouterr().out.startswith(f"new       {SMALL}")
+    assert load_table(table)[SMALL].method == "somebody"
+    write_solution(found / f"{SMALL}.json.gz", {"groups": []})
+    assert record_command.main(argv) == 1
+    with pytest.raises(ValueError, match="has no solution of an instance"):
+        record_command.main([str(table)])
+    with pytest.raises(ValueError, match="is no folder"):
+        record_command.main([str(tmp_path / "none")])
+    (table / TABLE).write_text(json.dumps({"format": "else"}))
+    with pytest.raises(ValueError, match="is no table of best known answers"):
+        load_table(table)
