@@ -209,10 +209,11 @@ def test_figures_by_hand() -> None:
     assert ours.bound_gaps[SMALL] == pytest.approx(0.25) and summary.known[
         SMALL
     ].gap == pytest.approx(0.25)
-    assert (lucky.method, lucky.wins, lucky.gaps[SMALL]) == ("lucky", 0, pytest.approx(0.25))
+    assert (lucky.method, lucky.wins) == ("lucky", 0)
+    assert lucky.gaps[SMALL] == pytest.approx(0.25)
     assert lucky.over_ours == 4.0
     assert (none.asked, none.solved, none.gaps) == (1, 0, {})
-    assert profile(lucky) == [(pytest.approx(0.25), 1.0)] and profile(none) == []
+    assert profile(lucky) == [(lucky.gaps[SMALL], 1.0)] and profile(none) == []
     rate = [replace(row, instance=TABLE_1) for row in rows]
     faster, slower, _ = summarise(rate, {}).families[Family.AVERAGING]
     # of rates the larger is the better

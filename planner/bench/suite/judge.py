@@ -11,13 +11,14 @@ from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
 from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.checker.result_bounds import bound_violations
+from planner.checker.step_clock import clock_times
 from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
 from planner.search.result import Result
 from planner.training_plan.choices import Codec, Head, Wiring
 from planner.training_plan.model import TrainingPlan, in_levels
-from planner.workload.compute_times import FROM_FLOPS
+from planner.workload.compute_times import FROM_FLOPS, ComputeTimes
 
 KINDS: dict[Family, type] = {
     Family.ASSIGNMENT: AssignmentPlan,
@@ -133,8 +134,17 @@ def objective_of(plan: Any, problem: Any) -> float:
         case PathPlan():
             return plan.makespan_s
         case TrainingPlan():
-            return plan.predicted.step_s
+            return _step_s(plan)
     return mean_rate(plan, problem)
+
+
+def _step_s(plan: TrainingPlan) -> float:
+    """On the checker's clock, with the compute times that follow: a file's are near to them."""
+    groups, layers = plan.assignment.groups, plan.stage_layers
+    exact = ComputeTimes.from_flops(plan.cluster, plan.workload, groups, layers, plan.recompute)
+    times = clock_times(plan.replace(compute_times=exact))
+    assert times is not None
+    return times.step_s
 
 
 def _bound(plan: Any, problem: Any, result: Result[Any] | None) -> Bound | None:

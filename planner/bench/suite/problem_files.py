@@ -101,6 +101,7 @@ def _fields(problem: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         # JSON has no infinity: null says that a pair has no limit
-        finite = np.isfinite(value)
-        return value.tolist() if finite.all() else np.where(finite, value, None).tolist()
+        plain = value.astype(object)
+        plain[~np.isfinite(value)] = None
+        return plain.tolist()
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
