@@ -22,10 +22,10 @@ from planner.bench.suite.bestknown import (
 from planner.bench.suite.judge import judge
 from planner.bench.suite.kept import Kept
 from planner.bench.suite.problem import ROUNDING, Family
+from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.registry import INSTANCES
 from planner.bench.suite.solution_files import find_solution, read_solution, write_solution
 from planner.bench.suite.work import Task, run_task
-from planner.search.fingerprint import fingerprint
 
 TABLE_NOW = load_table()
 SMALL = "assignment/gcp12-unequal"
@@ -46,7 +46,7 @@ def test_an_entry_is_what_its_solution_says(name: str) -> None:
     entry, instance = TABLE_NOW[name], INSTANCES[name]
     path, problem = FOLDER / entry.solution, instance.make()
     assert entry.sha256 == solution_hash(path)
-    assert entry.problem == fingerprint(problem), "the instance has changed; give it another name"
+    assert entry.problem == problem_hash(problem), "the instance has changed; give it another name"
     accepted = judge(instance.family, problem, read_solution(path)["answer"])
     assert accepted.objective == pytest.approx(entry.objective, rel=ROUNDING)
     assert entry.unit == instance.family.unit

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+import random
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from planner.bench.suite.judge import judge
 from planner.bench.suite.method import Kind, Method
 from planner.bench.suite.page import page
 from planner.bench.suite.problem import Family, Instance
-from planner.bench.suite.problem_files import instance_data, problem_of
+from planner.bench.suite.problem_files import instance_data, problem_hash, problem_of
 from planner.bench.suite.registry import INSTANCES, METHODS, instances_of
 from planner.bench.suite.rows import Row, append_row, read_rows
 from planner.bench.suite.solution_files import AnswerError, answer_data, answer_of
@@ -29,7 +32,6 @@ from planner.bench.suite.summary import profile, summarise
 from planner.bench.suite.text import markdown, terminal
 from planner.bench.suite.world import world
 from planner.cli.main import main as planner_main
-from planner.search.fingerprint import fingerprint
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmark.md"
 SMALL = "assignment/gcp12-unequal"
@@ -54,7 +56,7 @@ def test_files_hold_the_exact_problems() -> None:
     hashes = set()
     for one in INSTANCES.values():
         data = json.loads(json.dumps(instance_data(one), allow_nan=False))
-        assert data["hash"] == fingerprint(problem_of(data)), one.id
+        assert data["hash"] == problem_hash(problem_of(data)), one.id
         hashes.add(data["hash"])
     assert len(hashes) == len(INSTANCES)
 
@@ -165,6 +167,40 @@ def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> 
         for other in (None, 5, [1], object()):
             with pytest.raises(AnswerError, match="found"):
                 judge(family, problem, other)
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in nested lists and objects."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in inner:
+        yield (*at, key)
+        if isinstance(one, (dict, list)):
+            yield from _places(one, (*at, key))
+
+
+def test_damaged_answers_win_nothing(answered: dict[str, tuple[Any, Any]]) -> None:
+    """One entry changed: refused in one line, or worth no more than before."""
+    rng = random.Random(0)
+    odd = [None, -1, 0, 1.5, 1e308, math.nan, math.inf, 10**400, "x", [], {}, [[]], True]
+    for instance, (problem, plan) in answered.items():
+        family = INSTANCES[instance].family
+        text = json.dumps(answer_data(plan))
+        before = judge(family, problem, json.loads(text)).objective
+        places = list(_places(json.loads(text)))
+        refused = 0
+        for _ in range(40):
+            data = json.loads(text)
+            *way, last = rng.choice(places)
+            inner = data
+            for key in way:
+                inner = inner[key]
+            inner[last] = rng.choice(odd)
+            try:
+                assert not family.better(judge(family, problem, data).objective, before)
+            except AnswerError as error:
+                refused += 1
+                assert "\n" not in str(error) and "cannot be checked" not in str(error)
+        assert refused > 20
 
 
 def test_a_plan_of_another_training_is_refused(answered: dict[str, tuple[Any, Any]]) -> None:
@@ -449,5 +485,5 @@ def test_no_method_sees_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.INSTANCES, renamed.id, renamed)
     rows = [work.run_task(work.Task(i, "looks", 0, 1.0, 9.0)).row for i in (SMALL, renamed.id)]
     assert rows[0].problem == rows[1].problem and rows[0].reason == rows[1].reason != ""
-    assert fingerprint(seen[0]) == fingerprint(seen[1])
+    assert problem_hash(seen[0]) == problem_hash(seen[1])
     assert [one.id for one in instances_of([SMALL])] == [SMALL]

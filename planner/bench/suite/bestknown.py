@@ -13,6 +13,7 @@ from typing import Any
 import planner
 from planner.bench.suite.judge import Accepted, judge
 from planner.bench.suite.problem import Family, Instance
+from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.solution_files import (
     SUFFIXES,
     AnswerError,
@@ -23,7 +24,6 @@ from planner.bench.suite.solution_files import (
 )
 from planner.network.atomic import write_text
 from planner.network.files import read_json
-from planner.search.fingerprint import fingerprint
 
 FORMAT = "planner.best_known"
 TABLE = "best-known.json"
@@ -180,8 +180,8 @@ def record(
             changes.append(Change(instance.id, "refused", str(error)))
             continue
         known = table.get(instance.id)
-        if known is not None and known.problem != fingerprint(problem):
-            words = f"the table is about problem {known.problem}, this is {fingerprint(problem)}"
+        if known is not None and known.problem != problem_hash(problem):
+            words = f"the table is about problem {known.problem}, this is {problem_hash(problem)}"
             changes.append(Change(instance.id, "refused", words))
             continue
         new, change = _taken(instance, problem, solution, accepted, known, folder, by, date)
@@ -228,7 +228,7 @@ def _taken(
     write_solution(folder / name, header | data)
     keeps = known is not None and not _excluded(family, objective, known.bound)
     entry = Entry(
-        problem=fingerprint(problem),
+        problem=problem_hash(problem),
         objective=objective,
         unit=family.unit,
         method=by or str(solution.get("method", "not said")),

@@ -21,7 +21,7 @@ from planner.bench.suite.kept import Kept
 from planner.bench.suite.method import Method, foreign_method
 from planner.bench.suite.page import page
 from planner.bench.suite.problem import Instance
-from planner.bench.suite.problem_files import instance_data
+from planner.bench.suite.problem_files import instance_data, problem_hash
 from planner.bench.suite.progress import Progress
 from planner.bench.suite.registry import METHODS, instances_of
 from planner.bench.suite.rows import Row, append_row, mend, read_rows
@@ -32,7 +32,6 @@ from planner.bench.suite.text import markdown, terminal
 from planner.bench.suite.work import Task
 from planner.cli.output import INTERRUPTED, require_writable
 from planner.network.atomic import write_text
-from planner.search.fingerprint import fingerprint
 
 QUICK_EFFORT, EFFORT = 1.0, 5.0
 QUICK_SEEDS, SEEDS = (0,), (0, 1)
@@ -226,7 +225,7 @@ def _still_valid(
 ) -> dict[tuple[str, str, int, float], Row]:
     """Rows of the same problems; files are judged anew, which takes a moment."""
     hashes = {
-        one.id: fingerprint(one.make()) for one in instances_of({task.instance for task in tasks})
+        one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
     found = {(r.instance, r.method, r.seed, r.effort): r for r in rows}

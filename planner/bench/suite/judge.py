@@ -89,6 +89,16 @@ def judge(family: Family, problem: Any, answer: Any) -> Accepted:
     AnswerError
         One line: the first rule that it breaks.
     """
+    try:
+        return _judged(family, problem, answer)
+    except AnswerError:
+        raise
+    except Exception as error:  # an answer may be anything, and the checker takes plans
+        words = " ".join(str(error).split())[:200]
+        raise AnswerError(f"cannot be checked: {type(error).__name__}: {words}") from error
+
+
+def _judged(family: Family, problem: Any, answer: Any) -> Accepted:
     result = answer if isinstance(answer, Result) else None
     plan = answer.plan if isinstance(answer, Result) else answer
     if result is not None and plan is None:

@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 
+from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.rows import Row
 from planner.bench.suite.work import Done, Task, run_task, start_worker
-from planner.search.fingerprint import fingerprint
 
 
 class Interrupted(Exception):
@@ -114,7 +114,7 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done
 def _dead(task: Task) -> Row:
     from planner.bench.suite.registry import INSTANCES
 
-    problem = fingerprint(INSTANCES[task.instance].make())
+    problem = problem_hash(INSTANCES[task.instance].make())
     reason = "its process died (memory, or a crash in compiled code)"
     return Row(
         task.instance, problem, task.method, "other", task.seed, task.effort,

@@ -27,7 +27,7 @@ from planner.genetic.tables import tables_of
 from planner.lp.solve import plan_of as averaging_of
 from planner.network.atomic import write_bytes
 from planner.network.files import MOST_BYTES, parse_json, read_json
-from planner.network.values import numbers
+from planner.network.values import LARGEST, SMALLEST, numbers, sensible
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole
@@ -110,6 +110,8 @@ def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> Averagin
     flags, values = np.array(computes, dtype=bool), numbers(rates)
     if flags.shape != (n,) or values.shape != (n,):
         raise AnswerError(f"computes and rates_bytes_per_s must have {n} entries, one a peer")
+    if not sensible(values).all() or values.min() < 0:
+        raise AnswerError(f"rates_bytes_per_s must be 0 or {SMALLEST:g} to {LARGEST:g}")
     return averaging_of(problem, flags, values)
 
 

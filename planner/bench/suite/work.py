@@ -11,11 +11,11 @@ from typing import Any
 from planner.bench.suite.judge import judge
 from planner.bench.suite.method import Kind, Method, foreign_method
 from planner.bench.suite.problem import Family
+from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.registry import FAMILIES, INSTANCES, METHODS
 from planner.bench.suite.rows import Row
 from planner.bench.suite.solution_files import AnswerError, answer_data, read_solution
 from planner.cli.time_left import TimeLeft
-from planner.search.fingerprint import fingerprint
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import OutOfTime
 
@@ -114,15 +114,13 @@ def run_task(task: Task) -> Done:
             accepted = judge(instance.family, problem, answer)
         except AnswerError as error:
             reason = _said(error)
-        except Exception as error:
-            reason = f"cannot be checked: {_said(error)}"
-    # bounds are taken from our own solvers: whoever else says one may be wrong
+    # a bound is taken from our own solvers, or where the checker makes it itself
     bound = accepted.bound if accepted is not None else None
-    if bound is not None and kind is Kind.OTHER and not bound.recomputed:
+    if kind is Kind.OTHER and instance.family is not Family.REBALANCING:
         bound = None
     row = Row(
         task.instance,
-        fingerprint(problem),
+        problem_hash(problem),
         task.method,
         str(kind),
         task.seed,
