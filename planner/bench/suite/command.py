@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}",
     )
-    add("--seconds", type=float, help="cut a run off after so many; default: 40 and 20 an effort")
+    add("--seconds", type=float, help="cut a run off after so many; default: 60 and 60 an effort")
     add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default 2")
     add("--rows", type=Path, help="keep rows there; default: beside the first output")
     add("--resume", action="store_true", help="go on with the rows that are there")
@@ -161,7 +161,7 @@ def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterab
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
-    guard_s = options.seconds or 40 + 20 * effort
+    guard_s = options.seconds or 60 + 60 * effort
     if guard_s <= 0:
         raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
     methods = _chosen(options)
