@@ -25,15 +25,21 @@ from planner.problems import AveragingProblem
 from planner.problems.answers import AveragingPlan
 from planner.search.stop import Effort
 
+TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
+"""What all peers compute together: 95% of the best averaging in which all of them contribute."""
+
 
 def _table_1(setup: int) -> AveragingProblem:
-    return list(table_1_setups().values())[setup]
+    """Table 1 is about averaging with all gradients: computing is a little slower than that."""
+    found = list(table_1_setups().values())[setup]
+    each = TABLE_1_STEPS_PER_S[setup] * found.batch_size / float(found.samples_per_s.sum())
+    return found.replace(samples_per_s=found.samples_per_s * each)
 
 
 def _albert() -> AveragingProblem:
-    """Section 4.2: sixteen slow peers and four helpers, 12 samples a second a T4."""
+    """Section 4.2: sixteen slow peers and four helpers, 20 samples a second a T4."""
     speeds = np.array([0.2] * 4 + [0.1] * 8 + [0.05] * 4 + [1.0] * 4) * GBIT
-    samples = [12.0] * 16 + [0.0] * 4
+    samples = [20.0] * 16 + [0.0] * 4
     return AveragingProblem(samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES)
 
 
@@ -56,7 +62,7 @@ def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
     base = _of_pairs(network.bandwidth_bytes_per_s, 40.0)
     number = np.arange(peers)
     return AveragingProblem(
-        np.where(number % 3 == 2, 0.0, 20.0 + 10.0 * (number % 4)),
+        np.where(number % 3 == 2, 0.0, 100.0 + 50.0 * (number % 4)),
         base.upload_bytes_per_s,
         base.download_bytes_per_s,
         ALBERT_BATCH,
@@ -101,12 +107,12 @@ INSTANCES = (
     _instance(
         "aws8",
         "aws8_dtfm_worldwide_2022, a peer a region",
-        lambda: _network("aws8_dtfm_worldwide_2022", 40.0),
+        lambda: _network("aws8_dtfm_worldwide_2022", 120.0),
     ),
     _instance(
         "skyplane57",
         "skyplane_60_20220129, its 57 complete regions",
-        lambda: _network("skyplane_60_20220129", 8.0),
+        lambda: _network("skyplane_60_20220129", 60.0),
     ),
     _instance("world8-24", "world(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +117,10 @@ def _judged(family: Family, problem: Any, answer: Any) -> Accepted:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise AnswerError(f"{violations[0]}{more}")
-    return Accepted(plan, objective_of(plan, problem), _bound(plan, problem, result))
+    objective = objective_of(plan, problem)
+    if not 0 < objective < math.inf:
+        raise AnswerError(f"comes to {objective:g} {family.unit}: nothing is done")
+    return Accepted(plan, objective, _bound(plan, problem, result))
 
 
 def objective_of(plan: Any, problem: Any) -> float:

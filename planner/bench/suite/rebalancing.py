@@ -131,8 +131,8 @@ INSTANCES = (
     ),
     _instance(
         "kinds90-6",
-        "60 slow, 20 faster and 10 fast peers, 6 stages",
-        Market(peers=(60, 20, 10), hours=8),
+        "60 slow, 20 faster and 10 fast peers with lives of 2 h, 6 stages",
+        Market(peers=(60, 20, 10), hours=2, life_s=7200.0),
         6,
         (1.0,) * 6,
         (1.0, 2.5, 5.0),
