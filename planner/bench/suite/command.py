@@ -34,7 +34,7 @@ from planner.cli.output import INTERRUPTED, require_writable
 from planner.network.atomic import write_text
 
 QUICK_EFFORT, EFFORT = 1.0, 5.0
-QUICK_SEEDS, SEEDS = (0,), (0, 1)
+SEEDS = (0,)
 HEAVY = ("plans", "paths", "assignment", "averaging", "rebalancing")
 """Families in the order in which they are run: long rows first, so that processes end together."""
 
@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("no method is left for these instances; give --methods that --list names")
     before = f"{os.getloadavg()[0]:.1f}"
     began = time.perf_counter()
-    rows, whole = _run(options, tasks)
+    rows, whole, kept = _run(options, tasks)
     summary = summarise(rows, load_table(options.best_known))
     print(terminal(summary))
-    _write(options, summary, _made(options, before, time.perf_counter() - began))
+    _write(options, summary, _made(options, before, time.perf_counter() - began, kept))
     if not whole:
         print(f"interrupted; --resume goes on with {_rows_path(options)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--list", action="store_true", help="show instances and methods, and run nothing")
     add("--instances", type=Path, metavar="FOLDER", help="write the problems there as JSON")
-    add("--quick", action="store_true", help="some small instances, one seed: two minutes")
+    add("--quick", action="store_true", help="small instances, little effort: two minutes")
     add("--only", nargs="+", default=[], metavar="ID", help="instances, such as 'paths/*'")
     add("--methods", nargs="+", metavar="NAME", help="of our list, such as ours; none: ''")
     add(
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="your own answers, FOLDER/family/name.json; may be given again",
     )
-    add("--seeds", type=int, nargs="+", metavar="N", help="default: 0 and 1, of --quick 0")
+    add("--seeds", type=int, nargs="+", metavar="N", help="default: 0")
     add(
         "--effort",
         type=float,
@@ -158,7 +158,7 @@ def _chosen(options: argparse.Namespace) -> list[Method]:
 
 def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
     effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    seeds = options.seeds or SEEDS
     if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
     guard_s = options.seconds or 60 + 60 * effort
@@ -188,8 +188,8 @@ def _rows_path(options: argparse.Namespace) -> Path:
     return Path("bench-suite.rows.jsonl")
 
 
-def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row], bool]:
-    """Rows of all tasks, and whether all were done."""
+def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row], bool, int]:
+    """Rows of all tasks, whether all were done, and how many were there before."""
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], Row] = {}
     if options.resume:
@@ -199,8 +199,9 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
         # half an hour of work is not lost for a forgotten --resume
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
+    there = len(rows)
     kept = None if options.keep is None else Kept(options.keep)
-    progress = Progress(len(todo), len(rows))
+    progress = Progress(len(todo), there)
     whole = True
     try:
         for done in run_tasks(todo, options.jobs):
@@ -213,7 +214,7 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
     except Interrupted:
         whole = False
     progress.end()
-    return [rows[_key(task)] for task in tasks if _key(task) in rows], whole
+    return [rows[_key(task)] for task in tasks if _key(task) in rows], whole, there
 
 
 def _key(task: Task) -> tuple[str, str, int, float]:
@@ -236,9 +237,9 @@ def _still_valid(
     }
 
 
-def _made(options: argparse.Namespace, before: str, seconds: float) -> list[str]:
+def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -> list[str]:
     """Paragraphs that say how a run was made."""
-    words = ["planner bench suite"]
+    words = ["planner", "bench", "suite"]
     words += ["--quick"] * options.quick
     if options.only:
         words += ["--only", *options.only]
@@ -253,8 +254,8 @@ def _made(options: argparse.Namespace, before: str, seconds: float) -> list[str]
         if getattr(options, name) is not None:
             words += [f"--{name}", f"{getattr(options, name):g}"]
     effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
-    resumed = ", resumed" if options.resume else ""
+    seeds = options.seeds or SEEDS
+    resumed = f", {kept} rows kept from before" if kept else ""
     return [
         stamp(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
