@@ -12,7 +12,7 @@ from planner.cli.output import show
 NAME = "bench"
 DEFAULT = "suite"
 ABOUT = "solver benchmarks on measured networks"
-EXAMPLE = "planner bench plans --help"
+EXAMPLE = "planner bench --quick"
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

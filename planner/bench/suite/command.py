@@ -22,7 +22,7 @@ from planner.bench.suite.method import Method, foreign_method
 from planner.bench.suite.page import page
 from planner.bench.suite.problem import Instance
 from planner.bench.suite.problem_files import instance_data, problem_hash
-from planner.bench.suite.progress import Progress
+from planner.bench.suite.progress import Told
 from planner.bench.suite.registry import METHODS, instances_of
 from planner.bench.suite.rows import Row, append_row, mend, read_rows
 from planner.bench.suite.runner import Interrupted, run_tasks
@@ -201,7 +201,7 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
     todo = [task for task in tasks if _key(task) not in rows]
     there = len(rows)
     kept = None if options.keep is None else Kept(options.keep)
-    progress = Progress(len(todo), there)
+    progress = Told(len(todo), there)
     whole = True
     try:
         for done in run_tasks(todo, options.jobs):
