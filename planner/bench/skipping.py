@@ -253,7 +253,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     left.set(xlabel="step", ylabel="training loss, nats a byte", ylim=(None, 3.5))
     left.legend(title="skipped in training")
     middle.set(xlabel="step", ylabel="held-out perplexity, all stages", yscale="log")
-    right.set(xlabel="stages dropped", ylabel="held-out perplexity", yscale="log")
+    middle.yaxis.set_major_formatter("{x:g}")
+    middle.yaxis.set_minor_formatter("{x:g}")
+    right.set(xlabel="stages dropped", ylabel="held-out perplexity")
     right.set_xticks(range(len(DROPPED)), list(DROPPED))
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
