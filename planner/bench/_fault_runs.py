@@ -140,6 +140,7 @@ class Run:
             for line in self.file(name, "err").read_text().splitlines():
                 if line.startswith((PREFIX, NO_CHECKPOINT)):
                     reason = line.removeprefix(PREFIX).removeprefix(SPEAKER)
+                    reason = reason.replace(str(self.folder), "FOLDER")
                     found[reason] = found.get(reason, 0) + 1
         return found
 
