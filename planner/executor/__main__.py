@@ -276,11 +276,13 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         elastic = Elastic(plan, ranks, works, progress, checkpoints, args.wait)
         last = elastic.train(first, args.steps)
         plan, ranks = elastic.plan, elastic.ranks
+        if elastic.worker is None:  # it came too late
+            watch.finish()
+            return 0
         with elastic.at_the_end("the model is not written"):
             if export is not None:
                 export_trained(export.of(plan), ranks, learner)
         with elastic.at_the_end():
-            assert elastic.worker is not None
             _finish(args, plan, ranks, elastic.worker, works, need, device, last, progress)
         return 0
     tickets = ranks.store if args.own_pace else None

@@ -68,7 +68,7 @@ class Elastic:
     Attributes
     ----------
     plan, ranks, worker
-        Of the last generation.
+        Of the last generation; no worker: there was none that this rank could be in.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class Elastic:
             A stage has nobody left.
         """
         if self._all.late:
-            self._roll.come()
+            if not self._roll.come():
+                return None
         else:
             self._step = first
             self._roll.open(first)

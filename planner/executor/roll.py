@@ -133,13 +133,18 @@ class Roll:
         self._store.compare_set(BEGUN, "", first.to_text())
         self._begin(first)
 
-    def come(self) -> None:
+    def come(self) -> bool:
         """Wait until the others have let this device in, at the end of a step.
+
+        Returns
+        -------
+        bool
+            False: all steps are done.
 
         Raises
         ------
         LeftError
-            The run is over, nobody is left, or somebody else has this device's name.
+            Nobody is left, or somebody else has this device's name.
         """
         self._watch.missed = self.accuse
         number, asked, silence = 0, -1, _Silence(self._store)
@@ -150,7 +155,7 @@ class Roll:
             found = Generation.of_text(self._store.get(f"roll/{number}").decode())
             if self.name in found.members and asked == number:
                 self._begin(found)
-                return
+                return True
             # a process of this name that has ended is still to be missed
             if self.name in found.members and time.monotonic() > until:
                 raise LeftError(
@@ -164,7 +169,7 @@ class Roll:
             if min(silence.of(others), default=0.0) > self._watch.patience_s:
                 raise LeftError(f"device {self.name!r} came, and nobody is left to go on with")
             time.sleep(LOOK_S)
-        raise LeftError(f"device {self.name!r} came when all steps were done")
+        return False
 
     def next(self, step: int) -> None:
         """Go on into the next generation.
