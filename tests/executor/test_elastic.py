@@ -205,6 +205,7 @@ def test_a_cut(others: tuple[int, ...]) -> None:
     assert len(row.told) == 2 and "takes over: 5 devices go on" in row.told[0]
 
 
+@pytest.mark.slow
 def test_a_stages_last_device(tmp_path: Path) -> None:
     """There is nobody to go on with: all end with one line that names stage and device."""
     plan = make_plan([[0, 1, 2]], workload=tiny_workload(batch_samples=8))
