@@ -17,9 +17,9 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
+from planner.executor.failure import Failure
 from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
-from planner.executor.transport import Failure
 from planner.training_plan.model import AveragingGroup
 
 CLEAR_PEAK = "5"

@@ -1,10 +1,10 @@
-"""``python -m planner.bench._cut 3 4``: cuts the namespace it runs in off from these devices."""
+"""``python -m planner.bench._cut cut 3 4``: its namespace is cut off from these, or ``mend``ed."""
 
 from __future__ import annotations
 
 import sys
 
-from planner.emulate.namespaces import cut
+from planner.emulate.namespaces import cut, mend
 
 if __name__ == "__main__":
-    cut([int(word) for word in sys.argv[1:]])
+    {"cut": cut, "mend": mend}[sys.argv[1]]([int(word) for word in sys.argv[2:]])

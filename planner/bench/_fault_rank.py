@@ -1,7 +1,8 @@
 """One rank that something happens to: ``python -m planner.bench._fault_rank {...} plan.json ...``.
 
 The first word is JSON: `device` to which it happens, `fault`, `phase`, `step`, and `folder`, where
-the moment is noted. What follows is for the executor. Used by `planner.bench.faults` and tests.
+the moment and the process are noted; where that was done already, nothing happens. What follows is
+for the executor. Used by `planner.bench.faults` and tests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,15 @@ import torch
 
 import planner.executor.__main__ as entry
 import planner.executor.binding as binding
+import planner.executor.checkpoint as checkpoint
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
+WRITING = "checkpoint"
+"""A phase of runs that write them."""
 FAULTS = ("kill", "stop", "cut", "hold")
+BOTH = "+"
+"""Between names of devices to which it happens."""
 HOLD_S = 6
 """Seconds for which Python's lock is held, so that no thread of the rank does anything."""
 LOOK_S = 0.05
@@ -53,6 +59,9 @@ class Fault:
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
         self._before(Learner, "begin", self._count)
+        if phase == WRITING:
+            self._before(checkpoint, "write_tensors", lambda *_: self._due())
+            return
         name, kind = {
             "forward": ("operate", "F"),
             "backward": ("operate", "B"),
@@ -82,6 +91,7 @@ class Fault:
     def _happen(self) -> None:
         if self._given["phase"] == "join":
             time.sleep(JOIN_S)
+        (self._folder / "who").write_text(str(os.getpid()))
         (self._folder / "when").write_text(repr(time.monotonic()))
         fault = self._given["fault"]
         if fault == "cut":  # by somebody else, while this phase lasts
@@ -93,18 +103,30 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
 
-def main() -> int:
-    """Run the rank; returns the exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run the rank; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        What happens, and words of the executor's command line.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     torch.set_num_threads(1)
-    given, words = json.loads(sys.argv[1]), sys.argv[2:]
+    given, words = json.loads(argv[0]), list(argv[1:])
     devices = entry._arguments(words).devices
-    if binding.own_name(devices) == given["device"]:
+    happened = (Path(given["folder"]) / "when").exists()
+    if binding.own_name(devices) in given["device"].split(BOTH) and not happened:
         Fault(given).prepare()
     return entry.main(words)
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     with suppress(OSError):  # nobody may read any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -2,260 +2,54 @@
 
 Six processes on this machine train a tiny model in three stages of two devices. In a phase of a
 step one of them is killed or stopped, or its network is cut (network namespaces: Linux and root).
-Then processes that do not fit together. Ranks are started one by one, as on machines of their own,
-unless the table says otherwise.
+Then processes that do not fit together, faults that pass by themselves, and elastic runs, where the
+others go on. Ranks are started one by one, as on machines of their own, unless the table says
+otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
-from planner.bench._fault_rank import PHASES
-from planner.compose.pricing import straight_plan
-from planner.compose.request import PlanRequest, Question
-from planner.compose.shape import shape_of
+from planner.bench._fault_rank import PHASES, WRITING
+from planner.bench._fault_runs import (
+    PORT,
+    STEP,
+    STEPS,
+    WAIT,
+    Row,
+    Run,
+    change_links,
+    codes_of,
+    fresh_run,
+    plan_for,
+    rank_words,
+    saved,
+    since,
+    when_due,
+)
+from planner.bench._faults_elastic import BEYOND, elastic_rows
+from planner.bench._faults_passing import (
+    DISK,
+    DONE,
+    LONGER_S,
+    PASSES_S,
+    full_disk,
+    mended,
+    stopped,
+)
 from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError, require_linux_root
-from planner.emulate.network import EmulatedNetwork, emulated, package_path
-from planner.executor.ending import PREFIX
+from planner.emulate.network import emulated
 from planner.network.atomic import write_text
-from planner.network.cluster import Cluster, Devices
-from planner.network.network import Network
-from planner.problems.answers import AssignmentPlan
-from planner.training_plan.file import save_plan
-from planner.training_plan.model import TrainingPlan
-from planner.workload.layers import Architecture, Family
-from planner.workload.workload import Workload
-
-NAMES = ("Oregon", "Ohio", "London", "Tokyo", "Paris", "Sydney")
-LATENCY_S, BYTES_PER_S = 0.01, 1e7
-STEP, STEPS = 3, "5000"
-"""When it happens, and more than are ever done."""
-WAIT = "20"
-LIMIT_S = 90.0
-"""After that a run is counted as hanging."""
-LOOK_S = 0.02
-PORT = 29_500
-MARK = "PLANNER_FAULT"
-"""In the environment of all processes of a run."""
-TORCHS = ("torchinductor_", "torchelastic_")
-"""PyTorch's caches and torchrun's logs."""
-GONE_S = 1.0
-"""For the system to take away processes that have ended."""
-
-
-@dataclass
-class Row:
-    """One run.
-
-    Attributes
-    ----------
-    fault, phase
-        What happened, and when.
-    victim
-        The device.
-    said
-        By reason, how many processes said it.
-    codes
-        Exit codes, of the others than the victim.
-    seconds
-        From the fault to the end of the last other process; None: one did not end.
-    left
-        Processes and files that are still there.
-    """
-
-    fault: str
-    phase: str
-    victim: str
-    said: dict[str, int]
-    codes: list[int]
-    seconds: float | None
-    left: list[str]
-
-    def line(self) -> str:
-        """Of the table."""
-        said = "<br>".join(f"{count} x `{line}`" for line, count in self.said.items())
-        seconds = "hangs" if self.seconds is None else f"{self.seconds:.1f}"
-        codes = " ".join(str(code) for code in sorted(set(self.codes)))
-        left = ", ".join(self.left) or "nothing"
-        return f"| {self.fault} | {self.phase} | {said} | {codes} | {seconds} | {left} |"
-
-
-@dataclass
-class Run:
-    """Processes of a run, and what is theirs."""
-
-    folder: Path
-    mark: str
-    environment: dict[str, str]
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    ended_s: dict[str, float] = field(default_factory=dict)
-
-    def start(self, name: str, command: Sequence[str], **more: str) -> None:
-        """A process on this machine, in a session of its own."""
-        with (self.folder / f"{name}.err").open("w") as errors:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, *command],
-                env=self.environment | more,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-
-    def follow(self, names: Sequence[str], until_s: float = LIMIT_S) -> bool:
-        """Wait until these have ended; returns whether they have."""
-        limit = time.monotonic() + until_s
-        while time.monotonic() < limit:
-            for name, process in self.processes.items():
-                if name not in self.ended_s and process.poll() is not None:
-                    self.ended_s[name] = time.monotonic()
-            if all(name in self.ended_s for name in names):
-                return True
-            time.sleep(LOOK_S)
-        return False
-
-    def said(self, names: Sequence[str]) -> dict[str, int]:
-        """Reasons, and how often."""
-        found: dict[str, int] = {}
-        for name in names:
-            for line in (self.folder / f"{name}.err").read_text().splitlines():
-                if line.startswith(PREFIX):
-                    reason = line.removeprefix(PREFIX)
-                    found[reason] = found.get(reason, 0) + 1
-        return found
-
-    def left(self) -> list[str]:
-        """Processes and temporary files of the run."""
-        time.sleep(GONE_S)
-        files = [path.name for path in (self.folder / "tmp").iterdir()]
-        files = [name for name in files if not name.startswith(TORCHS)]
-        return [f"process {number}" for number in marked(self.mark)] + files
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment, but not those that have ended.
-
-    Parameters
-    ----------
-    mark
-        Value of `MARK`.
-
-    Returns
-    -------
-    list[int]
-        Their numbers.
-    """
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            marked = f"{MARK}={mark}".encode() in path.read_bytes()
-            state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if marked and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-@contextmanager
-def _run(mark: str) -> Iterator[Run]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "tmp").mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": package_path(),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "LOCAL_RANK": "0",
-            "TMPDIR": str(folder / "tmp"),
-            MARK: mark,
-        }
-        run = Run(folder, mark, environment)
-        try:
-            yield run
-        finally:
-            for number in marked(mark):
-                os.kill(number, signal.SIGKILL)
-            for process in run.processes.values():
-                process.wait()
-
-
-def plan_for(pipelines: int, seed: int = 0) -> TrainingPlan:
-    """Three stages of a model that trains in milliseconds.
-
-    Parameters
-    ----------
-    pipelines
-        Devices of each stage.
-    seed
-        Of the plan.
-
-    Returns
-    -------
-    TrainingPlan
-        Straight pipelines.
-    """
-    n = 3 * pipelines
-    network = Network(np.full((n, n), LATENCY_S), np.full((n, n), BYTES_PER_S), NAMES[:n])
-    arch = Architecture(Family("gpt2"), 4, 32, 4, 4, 64, 61, 16)
-    workload = Workload.transformer(
-        "tiny", arch, precision="fp32", batch_samples=8, microbatch_samples=1
-    )
-    request = PlanRequest(stages=3, schedule="1f1b", network_name="alike")
-    question = Question(Cluster(network, Devices(1e12, 16e9)), workload, request, seed)
-    grid = [[3 * k, 3 * k + 1, 3 * k + 2] for k in range(pipelines)]
-    return straight_plan(question, shape_of(question), AssignmentPlan.of_grid(grid))
-
-
-def _saved(run: Run, pipelines: int = 2, seed: int = 0) -> tuple[str, list[str]]:
-    made = plan_for(pipelines, seed)
-    path = run.folder / f"plan-{seed}.json"
-    save_plan(made, path)
-    return str(path), list(made.cluster.network.ids)
-
-
-def _words(run: Run, path: str, victim: str, fault: str, phase: str) -> list[str]:
-    """Of a rank's command, but for its device."""
-    given = {
-        "device": victim,
-        "fault": fault,
-        "phase": phase,
-        "step": STEP,
-        "folder": str(run.folder),
-    }
-    words = ["-m", "planner.bench._fault_rank", json.dumps(given), path, "--steps", STEPS]
-    return [*words, "--device", "cpu", "--wait", WAIT]
-
-
-def _since(run: Run, names: Sequence[str]) -> float | None:
-    """Seconds from the fault, as its victim noted it, to the last end; None: not all ended."""
-    if not run.follow(names):
-        return None
-    return max(run.ended_s[name] for name in names) - float((run.folder / "when").read_text())
-
-
-def _codes(run: Run, names: Sequence[str]) -> list[int]:
-    return [run.processes[n].returncode for n in names if n in run.ended_s]
 
 
 def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> Row:
@@ -279,17 +73,19 @@ def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> 
     Row
         How it ended.
     """
-    with _run(f"{fault}-{victim}-{phase}-{pipelines}") as run:
-        path, names = _saved(run, pipelines)
+    with fresh_run(f"{fault}-{victim}-{phase}-{pipelines}") as run:
+        path, names = saved(run, pipelines)
         others = [name for name in names if name != names[victim]]
         for name in names:
-            run.start(name, [*_words(run, path, names[victim], fault, phase), "--devices", name])
-        seconds = _since(run, others)
+            run.start(
+                name, [*rank_words(run, path, names[victim], fault, phase), "--devices", name]
+            )
+        seconds = since(run, others)
         if fault == "stop":
             run.processes[names[victim]].send_signal(signal.SIGCONT)
         run.follow([names[victim]])
         return Row(
-            *(what, phase, names[victim], run.said(others), _codes(run, others)),
+            *(what, phase, names[victim], run.said(others), codes_of(run, others)),
             *(seconds, run.left()),
         )
 
@@ -313,47 +109,18 @@ def cut(what: str, victim: int, others: Sequence[int], phase: str) -> Row:
     Row
         How it ended.
     """
-    with _run(f"cut-{victim}-{len(others)}-{phase}") as run, ExitStack() as held:
-        path, names = _saved(run)
+    with fresh_run(f"cut-{victim}-{len(others)}-{phase}") as run, ExitStack() as held:
+        path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
         for device, name in enumerate(names):
-            words = [*_words(run, path, names[victim], "cut", phase), "--devices", name]
-            with (run.folder / f"{name}.err").open("w") as errors:
-                run.processes[name] = network.start(
-                    device,
-                    [sys.executable, *words],
-                    run.environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                )
-        _when(run, lambda: _cut(network, run.environment, victim, others))
-        seconds = _since(run, names)
+            words = [*rank_words(run, path, names[victim], "cut", phase), "--devices", name]
+            run.start_in(network, device, words)
+        when_due(run, lambda: change_links(network, run.environment, victim, others))
+        seconds = since(run, names)
         return Row(
-            what, phase, names[victim], run.said(names), _codes(run, names), seconds, run.left()
+            what, phase, names[victim], run.said(names), codes_of(run, names), seconds, run.left()
         )
-
-
-def _when(run: Run, act: Callable[[], None]) -> None:
-    """As soon as the victim is in its phase."""
-    limit = time.monotonic() + LIMIT_S
-    while not (run.folder / "when").exists() and time.monotonic() < limit:
-        time.sleep(LOOK_S)
-    act()
-    (run.folder / "when").write_text(repr(time.monotonic()))
-    (run.folder / "cut").touch()
-
-
-def _cut(
-    network: EmulatedNetwork, environment: dict[str, str], victim: int, others: Sequence[int]
-) -> None:
-    module = [sys.executable, "-m", "planner.bench._cut"]
-    done = [network.start(victim, [*module, *map(str, others)], environment)]
-    done += [network.start(other, [*module, str(victim)], environment) for other in others]
-    for process in done:
-        _, error = process.communicate(timeout=LIMIT_S)
-        if process.returncode:
-            raise EmulationError(f"the network was not cut: {error.splitlines()[-1]}")
 
 
 def unfit(what: str, start: Callable[[Run, str, list[str]], None]) -> Row:
@@ -371,15 +138,15 @@ def unfit(what: str, start: Callable[[Run, str, list[str]], None]) -> Row:
     Row
         Seconds are from the first end to the last one.
     """
-    with _run(what.replace(" ", "-")) as run:
-        path, names = _saved(run)
+    with fresh_run(what.replace(" ", "-")) as run:
+        path, names = saved(run)
         start(run, path, names)
         all_names = list(run.processes)
         ended = run.follow(all_names)
         ends = run.ended_s.values()
         seconds = max(ends) - min(ends) if ended else None
         said = run.said(all_names)
-        return Row(what, "join", "", said, _codes(run, all_names), seconds, run.left())
+        return Row(what, "join", "", said, codes_of(run, all_names), seconds, run.left())
 
 
 def _rank(path: str, name: str, *more: str) -> list[str]:
@@ -393,7 +160,7 @@ def _missing(run: Run, path: str, names: list[str]) -> None:
 
 
 def _other_plan(run: Run, path: str, names: list[str]) -> None:
-    other, _ = _saved(run, seed=1)
+    other, _ = saved(run, seed=1)
     for name in names:
         run.start(name, _rank(other if name == names[-1] else path, name))
 
@@ -442,17 +209,19 @@ def by_starter(what: str, command: Sequence[Sequence[str]], phase: str) -> Row:
     Row
         How the commands ended.
     """
-    with _run(what.replace(" ", "-")) as run:
-        path, names = _saved(run)
+    with fresh_run(what.replace(" ", "-")) as run:
+        path, names = saved(run)
         share = len(names) // len(command)
         for node, words in enumerate(command):
             mine = names[node * share : (node + 1) * share]
-            ranks = [*_words(run, path, names[4], "kill", phase), "--devices", *mine]
+            ranks = [*rank_words(run, path, names[4], "kill", phase), "--devices", *mine]
             port = run.environment["MASTER_PORT"]
             run.start(f"node {node}", [*(w.replace("PORT", port) for w in words), *ranks])
         nodes = list(run.processes)
-        seconds = _since(run, nodes)
-        return Row(what, phase, names[4], run.said(nodes), _codes(run, nodes), seconds, run.left())
+        seconds = since(run, nodes)
+        return Row(
+            what, phase, names[4], run.said(nodes), codes_of(run, nodes), seconds, run.left()
+        )
 
 
 def _torchrun(nodes: int) -> list[list[str]]:
@@ -461,22 +230,22 @@ def _torchrun(nodes: int) -> list[list[str]]:
     return [[*words, "--node-rank", str(node)] for node in range(nodes)]
 
 
-def rows(quick: bool, told: Callable[[str], None]) -> Iterator[Row]:
+def rows(quick: bool, network: bool) -> Iterator[Row]:
     """All of the table.
 
     Parameters
     ----------
     quick
         One phase of each fault.
-    told
-        Takes lines on what is left out.
+    network
+        Whether links can be cut here.
 
     Yields
     ------
     Row
         One after the other.
     """
-    phases = PHASES[2:3] if quick else PHASES
+    phases = PHASES[2:3] if quick else (*PHASES, WRITING)
     for what, fault, victim, pipelines in (
         ("SIGKILL of rank 0", "kill", 0, 2),
         ("SIGKILL of another", "kill", 4, 2),
@@ -488,11 +257,7 @@ def rows(quick: bool, told: Callable[[str], None]) -> Iterator[Row]:
             # a device alone in its stage averages nothing
             if pipelines > 1 or phase != "averaging":
                 yield hurt(what, fault, victim, phase, pipelines)
-    try:
-        require_linux_root()
-    except EmulationError as error:
-        told(f"cuts are left out: {error}")
-    else:
+    if network:
         for what, victim, others in (
             ("rank 0 cut off", 0, range(1, 6)),
             ("another cut off", 4, (0, 1, 2, 3, 5)),
@@ -507,6 +272,30 @@ def rows(quick: bool, told: Callable[[str], None]) -> Iterator[Row]:
     yield by_starter(
         "SIGKILL under `planner run`", [["-m", "planner.bench._fault_local"]], "backward"
     )
+
+
+def passing_rows(network: bool) -> Iterator[Row]:
+    """Of what passes, with the usual patience and with a longer one.
+
+    Parameters
+    ----------
+    network
+        Whether links can be cut and file systems mounted here.
+
+    Yields
+    ------
+    Row
+        One after the other.
+    """
+    for patience in (None, LONGER_S):
+        yield stopped(4, patience)
+        if network:
+            yield mended(4, 5, patience)
+    if network:
+        yield full_disk()
+
+
+TABLES = ("ends", "passes", "elastic")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -526,37 +315,99 @@ def main(argv: Sequence[str]) -> int:
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-faults-{today}.md")
     parser.add_argument("--quick", action="store_true", help="one phase of each")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     args = parser.parse_args(argv)
-    lines = [
-        f"# When something fails, {today}",
-        "",
-        f"planner {version('planner')}, torch {version('torch')}, {os.cpu_count()} processors; "
-        "regenerate with `planner bench faults` (as root, or cuts are left out). Six processes on "
-        "one machine, three stages of two devices (of one, for a stage's only one), a tiny model "
-        "over TCP. Rank 0 serves the store, unless torchrun or `planner run` does. Phases are "
-        f"those of step {STEP}; `join` is before all have come. Seconds are from the fault to the "
-        "end of the last other process; where processes do not fit, from the first end to the "
-        "last. A process that was stopped goes on after the others have ended, and must end too. "
-        f"Missing ranks are waited for {WAIT} s here. What is left is processes and temporary "
-        "files, but for PyTorch's caches and torchrun's logs.",
-        "",
-        "| fault | phase | what is printed, by how many | exit codes | last end, s | left |",
-        f"|{'---|' * 6}",
-    ]
-    found = []
-    for row in rows(args.quick, lambda line: print(line, file=sys.stderr)):
-        found.append(row)
-        lines.append(row.line())
-        print(lines[-1], flush=True)
-    slowest = max((row.seconds for row in found if row.seconds is not None), default=0.0)
-    bad = sum(row.seconds is None or bool(row.left) for row in found)
-    lines += [
-        "",
-        f"{len(found)} runs; the slowest ended after {slowest:.1f} s; in {bad} something did not "
-        "end or was left.",
-    ]
+    network = True
+    try:
+        require_linux_root()
+    except EmulationError as error:
+        network = False
+        print(f"cuts and full disks are left out: {error}", file=sys.stderr)
+    lines = [f"# When something fails, {today}", ""]
+
+    def say(*more: str) -> None:
+        lines.extend(more)
+        print("\n".join(more), flush=True)
+
+    say(
+        f"planner {version('planner')}, torch {version('torch')}, {os.cpu_count()} processors, "
+        f"seed 0; regenerate with `planner bench faults{_given(args)}` (as root, or cuts and full "
+        "disks are left out). Six processes on one machine, three stages of two devices (of one, "
+        "for a stage's only one), a tiny model over TCP. Phases are those of step "
+        f"{STEP}; `join` is before all have come, `{WRITING}` while a checkpoint is written. What "
+        "is left is processes and temporary files, but for PyTorch's caches and torchrun's logs."
+    )
+    bad = 0
+    if "ends" in args.tables:
+        say(
+            "", *ENDS, "", f"| fault | phase | {SAID} | exit codes | last end, s | left |", _rule(6)
+        )
+        found = []
+        for row in rows(args.quick, network):
+            found.append(row)
+            say(row.line())
+        slowest = max((row.seconds for row in found if row.seconds is not None), default=0.0)
+        wrong = sum(row.seconds is None or bool(row.left) for row in found)
+        bad += wrong
+        say(
+            "",
+            f"{len(found)} runs; the slowest ended after {slowest:.1f} s; in {wrong} something did "
+            "not end or was left.",
+        )
+    if "passes" in args.tables:
+        say("", *PASSES, "", f"| fault | phase | {SAID} | exit codes | last end, s | left |")
+        say(_rule(6))
+        for row in passing_rows(network):
+            bad += row.seconds is None or bool(row.left)
+            say(row.line())
+    if "elastic" in args.tables:
+        say("", *ELASTIC, "")
+        say(
+            "| fault | phase | what is told | exit codes | goes on after, s | losses differ by | "
+            "left |",
+            _rule(7),
+        )
+        for one in elastic_rows(args.quick, network):
+            bad += bool(one.left)
+            say(one.line())
     write_text(args.out, "\n".join(lines) + "\n")
     return int(bad > 0)
+
+
+SAID = "what is printed, by how many"
+ENDS = (
+    "## The run ends",
+    "",
+    "Rank 0 serves the store, unless torchrun or `planner run` does. Seconds are from the fault to "
+    "the end of the last other process; where processes do not fit, from the first end to the "
+    "last. A process that was stopped goes on after the others have ended, and must end too. "
+    f"Missing ranks are waited for {WAIT} s here.",
+)
+PASSES = (
+    "## It passes",
+    "",
+    f"After {PASSES_S:g} s, with the usual patience of 10 s and with a longer one; exit code 0: "
+    f"all {DONE} steps were done, and the seconds include them. A full disk is a tmpfs of {DISK} "
+    "that holds some shards of a checkpoint and not all.",
+)
+ELASTIC = (
+    "## The others go on (`--elastic`)",
+    "",
+    "Seconds are from the fault until the next step was done. Losses are compared with those of a "
+    "run without fault, as the largest relative difference of a step; a device that comes back is "
+    f"followed for {BEYOND} steps. The store is served as `planner run` does, where links are cut "
+    "by rank 0. Exit code 4: the others have gone on without this one.",
+)
+
+
+def _rule(columns: int) -> str:
+    return f"|{'---|' * columns}"
+
+
+def _given(args: argparse.Namespace) -> str:
+    """Words that a table was made with, but for where it goes."""
+    some = "" if len(args.tables) == len(TABLES) else f" --tables {' '.join(args.tables)}"
+    return (" --quick" if args.quick else "") + some
 
 
 if __name__ == "__main__":

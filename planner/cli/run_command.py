@@ -19,6 +19,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import require_writable
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.executor.work import summary
@@ -27,11 +28,15 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.moving import Move
+from planner.training_plan.without import require_elastic
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
 WAIT_S, START_S = 60.0, 4.0
 """For ranks to come: altogether, and more for each."""
+
+RESTARTS = 3
+"""Of each device, where the others go on without it."""
 
 TOLD = ("tokens_per_s", "mfu", "gradient_norm")
 """Of a step's event, where they are known."""
@@ -89,6 +94,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "Algorithm 2",
     )
     sub.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on without a device whose process is lost, where its stage has another, and let "
+        f"it come back: it is started again, {RESTARTS} times at most",
+    )
+    sub.add_argument(
         "--device",
         default="auto",
         choices=["auto", "cpu", "cuda"],
@@ -126,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.move),
         args.rebalance,
         args.rebalance_rule,
+        args.elastic,
     )
     return launch(asked, as_json=args.json)
 
@@ -160,6 +172,8 @@ class LocalRun:
         Devices that go to another stage, and when.
     rebalance, rebalance_rule
         Steps between two decisions of who goes to another stage, and by which rule.
+    elastic
+        Whether the others go on where a device is lost.
     """
 
     plan: Path
@@ -179,6 +193,7 @@ class LocalRun:
     moves: tuple[str, ...] = ()
     rebalance: int | None = None
     rebalance_rule: str | None = None
+    elastic: bool = False
 
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
@@ -198,6 +213,8 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         if text is not None:
             microbatches_of(plan, text)
     pieces_of(plan, asked.moves, asked.steps)
+    if asked.elastic:
+        require_elastic(plan)
     begin, end = asked.weights
     if begin is not None:
         require_same_model(begin, arch)
@@ -221,6 +238,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             threads(len(ids), cores()),
             steps.take,
             lambda line: print(line, file=sys.stderr, flush=True),
+            restarts=RESTARTS if asked.elastic else None,
         )
     _summary(plan, steps, reason, as_json)
     return code
@@ -254,6 +272,7 @@ class _Steps:
         self.done: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
         self.evaluated: list[dict[str, Any]] = []
+        self.changes: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json = predicted, as_json
 
@@ -279,10 +298,14 @@ class _Steps:
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
+        elif event["event"] in CHANGES:
+            self.changes.append(event)
+            self._say(change_line(event))
         elif event["event"] == "devices":
             self.devices = event["devices"]
             self._say(summary(self.devices))
-        else:
+        elif not self.done or event["step"] > self.done[-1]["step"]:
+            # who tells them may have been lost between telling a step and noting that
             assert self._predicted is not None
             self.done.append(
                 {
@@ -330,6 +353,7 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
             "planned_step_s": plan.predicted.step_s,
             "steps": steps,
             "evaluated": told.evaluated,
+            **({"changes": told.changes} if told.changes else {}),
             "devices": told.devices,
             "failed": failed,
         }
@@ -371,6 +395,8 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
+    if asked.elastic:
+        command.append("--elastic")
     if asked.moves:
         command += ["--move", *asked.moves]
     for flag, value in (

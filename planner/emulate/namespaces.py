@@ -31,6 +31,8 @@ SETTINGS = {
 QUEUE = 10_000
 """Packets that may wait for the switch to read them."""
 FIRST_BUFFER_BYTES = 2_000_000
+MENDED_MTU = 1400
+"""Of a way that was cut and is there again: every link carries such packets."""
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -158,6 +160,25 @@ def cut(others: Sequence[int]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for other in others:
             fcntl.ioctl(control, SIOCDELRT, _route(other, 0, through))
+
+
+def mend(others: Sequence[int]) -> None:
+    """In the namespace of this process: the way to other devices is there again, after `cut`.
+
+    Parameters
+    ----------
+    others
+        Devices.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses.
+    """
+    through = ctypes.create_string_buffer(INTERFACE.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for other in others:
+            fcntl.ioctl(control, SIOCADDRT, _route(other, MENDED_MTU, through))
 
 
 def _call(name: str, *arguments: int) -> None:

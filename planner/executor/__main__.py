@@ -24,6 +24,7 @@ from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
 from planner.executor.compute import Compute
 from planner.executor.data.alike import require_same_data
+from planner.executor.elastic import Elastic
 from planner.executor.ending import Ending
 from planner.executor.evaluate import Evaluation
 from planner.executor.handover import hand_over
@@ -48,6 +49,7 @@ from planner.executor.ranks import Ranks
 from planner.executor.rebalancing import Rebalancing, require_movable
 from planner.executor.records import RouteLog, StepRecord, write_records
 from planner.executor.report import device_reports, peak_flops
+from planner.executor.store import BEGUN
 from planner.executor.watch import PATIENCE_S, Watch
 from planner.executor.wiring import averaging_of
 from planner.executor.work import Work
@@ -56,11 +58,14 @@ from planner.network.atomic import write_text
 from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import require_elastic
 
 EVERY = 100
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""In the environment of ranks that torchrun has started."""
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "move", "rebalance", "rebalance_rule"),
+    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic"),
     *NUMBERS,
 )
 """Options that all ranks must be given alike."""
@@ -68,6 +73,8 @@ TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
 NO_MOVES = ("resume", "eval_data", "own_pace")
 """Options for a run whose devices stay in their stages."""
+NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "eval_data", "routes", "record")
+"""Options for a run whose devices stay all the time."""
 NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
 """Options for a model that is trained."""
 SWITCH_S = 0.0005
@@ -140,6 +147,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="whoever wins most for the rest of the run, or SWARM's Algorithm 2; default "
         "%(default)s",
     )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on without a device that is lost, where its stage has another; started again, it "
+        "comes back",
+    )
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
@@ -176,6 +189,9 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             raise ValueError(f"--{moving} goes without --{option.replace('_', '-')}; leave one out")
     if args.move and args.rebalance is not None:
         raise ValueError("--move says who moves and --rebalance decides it; leave one out")
+    for option in NO_ELASTIC if args.elastic else ():
+        if getattr(args, option):
+            raise ValueError(f"--elastic goes without --{option.replace('_', '-')}; leave one out")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -188,6 +204,13 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     pieces = pieces_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
+    if args.elastic:
+        require_elastic(plan)
+        if TORCHRUN in os.environ:
+            raise ValueError(
+                "--elastic: torchrun ends all ranks of a node when one fails; start them with "
+                "planner run, or each by itself"
+            )
     ranks = join(
         plan,
         args.devices,
@@ -196,10 +219,12 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         wait_s=args.wait,
         # imposed times are divided, those of the watch are not: latencies as they are here
         patience_s=args.patience or patience_s(plan, args.speed),
+        begun=BEGUN if args.elastic else "",
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)
     first, checkpoints, evaluation, learner, peak, export = 0, None, None, None, None, None
+    need = None
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
     works: Compute
@@ -228,20 +253,38 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         need = max(
             (needed(piece.plan, ranks.rank) for piece in pieces), key=lambda need: need.total
         )
-        require_memory(ranks, claims_of(ranks, need, device))
-        peak = peak_flops(plan, ranks, device)
+        if not ranks.late:
+            require_memory(ranks, claims_of(ranks, need, device))
+            peak = peak_flops(plan, ranks, device)
         if args.export is not None:
             export = Export(args.export, plan, args.weights)
         if ranks.rank in plan.stage_of:
             learner = computing(plan)
-        require_same_data(ranks, "--data", None if learner is None else learner.data)
-        if args.calibrate is not None:
+        if not ranks.late:
+            require_same_data(ranks, "--data", None if learner is None else learner.data)
+        if args.calibrate is not None and not ranks.late:
             measured = calibrate(plan, ranks, learner, device)
             if measured is not None:
                 write_text(args.calibrate, measured.to_json_text())
                 Progress(0.0, args.events).calibrated(args.calibrate)
         first, checkpoints = _checkpoints(args, plan, ranks, learner, optimizing, watch)
         works = learner or Helper(plan, ranks.rank)
+    work = None if args.impose else Work(plan, peak)
+    progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
+    if args.elastic:
+        assert isinstance(works, Learner | Helper)
+        elastic = Elastic(plan, ranks, works, progress, checkpoints, args.wait)
+        last = elastic.train(first, args.steps)
+        plan, ranks = elastic.plan, elastic.ranks
+        if elastic.worker is None:  # it came too late
+            watch.finish()
+            return 0
+        with elastic.at_the_end("the model is not written"):
+            if export is not None:
+                export_trained(export.of(plan), ranks, learner)
+        with elastic.at_the_end():
+            _finish(args, plan, ranks, elastic.worker, works, need, device, last, progress)
+        return 0
     tickets = ranks.store if args.own_pace else None
     worker = Worker(plan, ranks, works, imposed=imposed, tickets=tickets)
     if imposed is None and held_out is not None:
@@ -251,8 +294,6 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
             batches=args.eval_batches,
             steps=range(first, args.steps),
         )
-    work = None if args.impose else Work(plan, peak)
-    progress = Progress(plan.predicted.step_s / args.speed, args.events, work)
     steps: list[StepRecord] = []
     rebalancing = None
     if args.rebalance is not None:
@@ -294,15 +335,31 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     if args.record is not None:
         path = Path(str(args.record).replace("{rank}", str(ranks.rank)))
         write_records(path, ranks.rank, steps)
-    if args.trace is not None and steps:
-        _trace(args.trace, plan, ranks, worker, steps[-1])
-    if not args.impose:
-        holds = learner or Helper(plan, ranks.rank)
-        reports = device_reports(plan, ranks, holds, need, device, worker)
+    last = steps[-1] if steps else None
+    _finish(args, plan, ranks, worker, works, need, device, last, progress)
+    return 0
+
+
+def _finish(
+    args: argparse.Namespace,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    worker: Worker,
+    works: Compute,
+    need: Need | None,
+    device: torch.device,
+    last: StepRecord | None,
+    progress: Progress,
+) -> None:
+    """What is told after the last step; all ranks come here together."""
+    if args.trace is not None and last is not None:
+        _trace(args.trace, plan, ranks, worker, last)
+    if need is not None:
+        assert isinstance(works, Learner | Helper)
+        reports = device_reports(plan, ranks, works, need, device, worker)
         if ranks.rank == 0:
             progress.devices(reports)
     ranks.part()
-    return 0
 
 
 def _settings(args: argparse.Namespace) -> str:
@@ -326,7 +383,7 @@ def _checkpoints(
         watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
 
     first, settings = 0, optimizing.to_dict()
-    if args.resume is not None:
+    if args.resume is not None and not ranks.late:
         first = resume(args.resume, plan, ranks, learner, settings)
         if first > args.steps or (first == args.steps and args.eval_data is None):
             raise ValueError(

@@ -16,10 +16,10 @@ from torch.distributed.rendezvous import rendezvous
 from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.exchange import Exchange, Peers
+from planner.executor.failure import Failure
 from planner.executor.pace import Pace
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
-from planner.executor.transport import Failure
 from planner.executor.warmth import kept_warm
 from planner.training_plan.model import AveragingGroup
 

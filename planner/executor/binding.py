@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -127,6 +128,7 @@ def join(
     watch: Watch | None = None,
     wait_s: float = WAIT_S,
     patience_s: float = PATIENCE_S,
+    begun: str = "",
 ) -> Ranks:
     """Meet the other processes as the named device.
 
@@ -144,6 +146,9 @@ def join(
         For the store, and then for ranks that have not come yet.
     patience_s
         A silence that is longer ends the run.
+    begun
+        A key that the store has once all have met, after which this process may come late; empty:
+        it may not.
 
     Returns
     -------
@@ -170,7 +175,10 @@ def join(
     watch = watch or Watch(name, Ending())
     watch.patience_s = patience_s
     told = {"plan": plan.content_hash[:12], "settings": settings}
-    return _meet(_enter(rank, names[0], wait_s), rank, names, told, watch, wait_s)
+    entered = _enter(rank, names[0], wait_s)
+    if begun and entered.store.check([begun]):
+        return _come_late(entered, rank, names, told, watch)
+    return _meet(entered, rank, names, told, watch, wait_s)
 
 
 def join_by_name(
@@ -262,14 +270,48 @@ def _meet(
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    held = ExitStack()
-    ranks = Ranks(rank, world, store, names, watch, held)
-    beside = {(rank + 1) % world, (rank - 1) % world} - {rank}
-    ring = held.enter_context(
-        connections_to(ranks, {(Purpose.LIFELINE, r) for r in beside}, "ring")
-    )
-    held.enter_context(watch.over({c: names[r] for (_, r), c in ring.items()}))
+    ranks = Ranks(rank, world, store, names, watch)
+    ring(ranks)
     return ranks
+
+
+def _come_late(
+    entered: _Entered, rank: int, names: tuple[str, ...], told: Mapping[str, str], watch: Watch
+) -> Ranks:
+    """Give signs of life, and nothing else yet."""
+    watch.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
+    watch.begin(entered.address, serves=entered.serves)
+    watch.missed = lambda *_: None  # whatever happens to this process, the others go on
+    _require_alike(entered.store, names[rank], told)
+    watch.look_after(rank, rank, names[rank])
+    return Ranks(rank, len(names), entered.store, names, watch, late=True)
+
+
+def ring(ranks: Ranks) -> dict[socket.socket, str]:
+    """Lifelines to the ranks beside this one, for as long as it is held.
+
+    Parameters
+    ----------
+    ranks
+        This process among all, which come here together.
+
+    Returns
+    -------
+    dict
+        Connections, and the names of the devices there.
+
+    Raises
+    ------
+    ConnectionLost
+        One cannot be reached.
+    """
+    beside = {(ranks.rank + step) % ranks.world for step in (1, -1)} - {ranks.rank}
+    wanted = {(Purpose.LIFELINE, other) for other in beside}
+    opened = ranks.held.enter_context(connections_to(ranks, wanted, "ring"))
+    lifelines: dict[socket.socket, str] = {c: ranks.name(r) for (_, r), c in opened.items()}
+    assert ranks.watch is not None
+    ranks.held.enter_context(ranks.watch.over(lifelines))
+    return lifelines
 
 
 def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> tuple[Store, bool]:

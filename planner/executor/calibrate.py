@@ -25,12 +25,13 @@ from planner.executor.connections import (
     receive_into,
     send_all,
 )
+from planner.executor.failure import Failure
 from planner.executor.learner import Learner
 from planner.executor.messages import Message, Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.transport import Expected, Failure, Inbox, Outbox
+from planner.executor.transport import Expected, Inbox, Outbox
 from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.workload.calibration import Calibration

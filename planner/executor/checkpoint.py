@@ -74,15 +74,19 @@ class Checkpoints:
         }
         self._written = written
 
-    def of(self, plan: TrainingPlan, learner: Learner | None) -> Checkpoints:
+    def of(
+        self, plan: TrainingPlan, learner: Learner | None, ranks: Ranks | None = None
+    ) -> Checkpoints:
         """The same for another plan from now on.
 
         Parameters
         ----------
         plan, learner
             As above.
+        ranks
+            As above; None: the same.
         """
-        given = (self._ranks, learner, self._settings, self._written)
+        given = (ranks or self._ranks, learner, self._settings, self._written)
         return Checkpoints(self._folder, self._every, plan, *given)
 
     def due(self, step: int) -> bool:

@@ -64,7 +64,19 @@ Connections = dict[tuple[Purpose, int], Connection]
 
 
 class ConnectionLost(RuntimeError):
-    """The other end is gone."""
+    """The other end is gone.
+
+    Parameters
+    ----------
+    line
+        What has happened.
+    device
+        Who cannot be reached; empty: whether it is that one's doing is not known.
+    """
+
+    def __init__(self, line: str, device: str = "") -> None:
+        super().__init__(line)
+        self.device = device
 
 
 @contextmanager
@@ -95,6 +107,10 @@ def connections_to(
         A rank cannot be reached.
     """
     connections = _open(ranks, wanted, name)
+    if ranks.loss is not None:
+        # who waits at one of them must not wait for ever; at a lifeline nobody does
+        used = [c for (purpose, _), c in connections.items() if purpose is not Purpose.LIFELINE]
+        ranks.loss.on_failure(lambda: _shut(*used))
     try:
         yield connections
     finally:
@@ -103,9 +119,15 @@ def connections_to(
                 # closed with something unread it would be reset, and the farewell lost on its way
                 ranks.held.callback(connection.close)
                 continue
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection)
             connection.close()
+
+
+def _shut(*connections: socket.socket) -> None:
+    """Wake whoever waits there, on both ends."""
+    for connection in connections:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
@@ -116,6 +138,8 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
     with _listen(own_address(), len(asked) + 1) as server:
         host, port = server.getsockname()[:2]
         addresses = ranks.share(f"{name}/address", f"{host} {port}")
+        if ranks.loss is not None:
+            ranks.loss.on_failure(lambda: _shut(server))
         found: Connections = {}
         with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
             opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks, w[1]), higher)
@@ -128,7 +152,8 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
                 missing = min(other for _, other in set(asked) - set(higher) - set(found))
                 raise ConnectionLost(
                     f"device {ranks.name(missing)!r} did not connect to "
-                    f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})"
+                    f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})",
+                    ranks.name(missing),
                 ) from None
             found |= dict(zip(higher, opened, strict=True))
     for (_, other), connection in found.items():
@@ -290,7 +315,8 @@ def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connec
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
             f"{host} ({error}); name the interface of each node in {INTERFACE}, and let ranks open "
-            "connections to one another"
+            "connections to one another",
+            ranks.name(other),
         ) from None
     connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
     return _ready(connection)

@@ -13,6 +13,8 @@ PREFIX = "planner.executor: ended: "
 """Of the line that says why."""
 REFUSED = 2
 """Exit code where this process was given what cannot be used."""
+LEFT = 4
+"""Exit code where others may go on without this process, which may be started again."""
 
 
 class EndedError(RuntimeError):
@@ -68,6 +70,12 @@ class Ending:
             over = self.line is not None
         if over:
             wake()
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call this any more, nor keep what it holds."""
+        with self._lock:
+            if wake in self._wake:
+                self._wake.remove(wake)
 
     def before_end(self, undo: Callable[[], None]) -> None:
         """Call this also where the process cannot go the usual way out; twice must do no harm."""

@@ -22,12 +22,13 @@ from planner.executor.data.alike import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.ending import EndedError
+from planner.executor.failure import Failure
 from planner.executor.learner import Learner
 from planner.executor.messages import Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.transport import Expected, Failure, Inbox, Outbox
+from planner.executor.transport import Expected, Inbox, Outbox
 from planner.executor.wiring import Wiring
 from planner.training_plan.model import Operation, Schedule, TrainingPlan
 

@@ -36,8 +36,9 @@ from planner.executor.connections import (
     send_all,
     send_now,
 )
+from planner.executor.failure import Failure
 from planner.executor.pace import Pace
-from planner.executor.transport import Failure, Lane
+from planner.executor.transport import Lane
 from planner.training_plan.choices import Phase
 from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import Range, share_ranges, slice_ranges

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import IO
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
 
-from planner.executor.ending import FAILED, PREFIX, REFUSED
+from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.pulse import publish
-from planner.executor.store import SERVED, StoreAddress
+from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
@@ -34,6 +36,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
     begun: dict[int, bytes] = field(default_factory=dict)
     """By descriptor, what has come of a line."""
+    restarts: int = 0
 
 
 def run_local(
@@ -42,6 +45,8 @@ def run_local(
     environment: dict[str, str],
     told: Callable[[str], None],
     said: Callable[[str], None],
+    *,
+    restarts: int | None = None,
 ) -> tuple[int, str | None]:
     """Run a process a device to their end.
 
@@ -57,6 +62,9 @@ def run_local(
         Takes lines of the ranks' standard output.
     said
         Takes lines of their standard error; the reason of a failure comes once.
+    restarts
+        How often a device's process that was lost is started again while the others go on; None:
+        they do not go on, and end.
 
     Returns
     -------
@@ -72,18 +80,21 @@ def run_local(
         "WORLD_SIZE": str(len(names)),
         SERVED: "True",
     }
+
+    def started(local: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment | where | {"LOCAL_RANK": str(local)},
+        )
+
     ranks: list[_Rank] = []
-    run = _Run(ranks, StoreAddress(HOST, store.port, True), told, said)
+    run = _Run(ranks, StoreAddress(HOST, store.port, True), told, said, started, restarts)
     try:
         for local, name in enumerate(names):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment | where | {"LOCAL_RANK": str(local)},
-            )
-            ranks.append(_Rank(name, process))
+            ranks.append(_Rank(name, started(local)))
         return run.follow()
     except BaseException:
         run.interrupt()
@@ -93,9 +104,15 @@ def run_local(
             rank.process.kill()
         for rank in ranks:
             rank.process.wait()
-            for stream in (rank.process.stdout, rank.process.stderr):
-                if stream is not None:
-                    stream.close()
+            for stream in _streams(rank):
+                stream.close()
+
+
+def _streams(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
+    """What it says, and what it says when something is wrong."""
+    out, error = rank.process.stdout, rank.process.stderr
+    assert out is not None and error is not None
+    return out, error
 
 
 class _Run:
@@ -107,24 +124,28 @@ class _Run:
         address: StoreAddress,
         told: Callable[[str], None],
         said: Callable[[str], None],
+        started: Callable[[int], subprocess.Popen[bytes]],
+        restarts: int | None,
     ) -> None:
         self._ranks, self._address, self._told, self._said = ranks, address, told, said
+        self._started, self._restarts = started, restarts
         self._reason: str | None = None
         self._killed: str | None = None
+        self._store: Store | None = None
 
     def follow(self) -> tuple[int, str | None]:
         """Until all have ended; returns exit code and reason."""
         failed_s: float | None = None
         with selectors.DefaultSelector() as ready:
             for rank in self._ranks:
-                for stream in (rank.process.stdout, rank.process.stderr):
-                    assert stream is not None
+                for stream in _streams(rank):
                     ready.register(stream, selectors.EVENT_READ, rank)
             while ready.get_map():
                 for key, _ in ready.select(TICK_S):
                     if not self._read(key.data, key.fd):
                         ready.unregister(key.fileobj)
-                failed = [rank for rank in self._ranks if rank.process.poll()]
+                        self._start_again(ready, key.data)
+                failed = [rank for rank in self._ranks if self._ends_all(rank)]
                 for rank in failed:
                     self._tell_of(rank)
                 if failed and failed_s is None:
@@ -133,7 +154,8 @@ class _Run:
                     for rank in self._ranks:
                         rank.process.kill()
         codes = [rank.process.wait() for rank in self._ranks]
-        if not any(codes):
+        # where others go on, the run is done when any has done all of it
+        if not any(codes) or (self._restarts is not None and 0 in codes):
             return 0, None
         for rank in self._ranks:
             self._tell_of(rank)
@@ -141,6 +163,40 @@ class _Run:
             self._reason = self._killed or "a rank has failed and said nothing"
             self._said(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
+
+    def _ends_all(self, rank: _Rank) -> bool:
+        """Whether a rank has ended in a way that others must not outlive for long."""
+        code = rank.process.poll()
+        if self._restarts is not None and self._begun():
+            return code in (FAILED, REFUSED)
+        return bool(code)
+
+    def _begun(self) -> bool:
+        """Whether the others can go on without a rank, since steps have begun."""
+        return self._has(BEGUN)
+
+    def _has(self, key: str) -> bool:
+        """Whether the ranks' store has it."""
+        self._store = self._store or self._address.connect(CONNECT_S)
+        return self._store.check([key])
+
+    def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:
+        """A rank that was lost comes back, if it may, once all that it said has been read."""
+        if self._restarts is None or any(key.data is rank for key in ready.get_map().values()):
+            return
+        code = rank.process.wait()
+        lost = code == LEFT or code < 0
+        if not lost or rank.restarts == self._restarts or not self._begun() or self._has(OVER):
+            return
+        for stream in _streams(rank):
+            stream.close()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        self._said(f"planner run: device {rank.name!r} has ended {how} and is started again")
+        rank.restarts += 1
+        rank.begun.clear()
+        rank.process = self._started(self._ranks.index(rank))
+        for stream in _streams(rank):
+            ready.register(stream, selectors.EVENT_READ, rank)
 
     def interrupt(self) -> None:
         """Let all put things back and end."""
@@ -166,7 +222,9 @@ class _Run:
                 self._told(text)
             elif not text.startswith(PREFIX):
                 self._said(text)
-            elif self._reason is None:
+            elif self._reason is None or (
+                self._restarts is not None and text != PREFIX + self._reason
+            ):
                 self._reason = text.removeprefix(PREFIX)
                 self._said(text)
         return bool(data)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planner.executor.connections import as_bytes, receive_into
+from planner.executor.failure import Failure
 from planner.executor.messages import Message
 from planner.executor.notes import KINDS, Form, Note, Word
-from planner.executor.transport import Failure, Lane
+from planner.executor.transport import Lane
 
 
 @dataclass(frozen=True)

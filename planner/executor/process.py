@@ -14,7 +14,9 @@ from torch.distributed import DistError
 
 from planner.executor.binding import MissingError
 from planner.executor.connections import ConnectionLost
+from planner.executor.elastic import EmptyStageError
 from planner.executor.ending import FAILED, REFUSED, EndedError
+from planner.executor.roll import LeftError
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import Watch
 
@@ -40,7 +42,9 @@ def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
         return run()
     except EndedError:
         return watch.leave()
-    except ConnectionLost as error:
+    except LeftError as error:
+        return watch.depart(str(error))
+    except (ConnectionLost, EmptyStageError) as error:
         return watch.fail(str(error))
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]

@@ -7,11 +7,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.executor.changes import change_line, changes
+from planner.executor.commit import Commit
 from planner.executor.evaluate import Evaluated
 from planner.executor.losses import Losses
 from planner.executor.records import StepRecord
+from planner.executor.roll import Generation
 from planner.executor.work import Work, summary
 from planner.swarm.deciding import Decision
+from planner.training_plan.model import TrainingPlan
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Progress:
     _ended_s: float = 0.0
     _told: set[int] = field(default_factory=set)
 
-    def step(self, record: StepRecord, losses: Losses | None) -> None:
+    def step(self, record: StepRecord, losses: Losses | Commit | None) -> None:
         """A step of rank 0 has ended.
 
         Parameters
@@ -73,6 +77,22 @@ class Progress:
             predicted_s=self.planned_s,
             **rates,
         )
+
+    def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:
+        """Devices are lost, or have come, in an elastic run.
+
+        Parameters
+        ----------
+        now
+            Who takes part from now on.
+        plan
+            Of all devices.
+        lost_s
+            Seconds since the step began that is begun again.
+        """
+        self._ended_s = 0.0
+        for event in changes(now, plan, lost_s):
+            self._say(change_line(event), **event)
 
     def evaluated(self, found: Evaluated) -> None:
         """An evaluation has ended; the next step begins after it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -68,6 +69,8 @@ class Pulse(threading.Thread):
         self._next: str | None = None
         self._silent: Callable[[float], None] = lambda silent_s: None
         self._line: str | None = None
+        self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
+        self._heeded: Mapping[str, Callable[[str], None]] = {}
         self._stopped = False
         self._look = threading.Event()
 
@@ -81,7 +84,22 @@ class Pulse(threading.Thread):
         silent
             Takes the seconds since its last sign of life, at every look.
         """
-        self._silent, self._next, self._own = silent, _key(other), _key(rank)
+        self._silent, self._next, self._own = silent, beat_key(other), beat_key(rank)
+
+    def heed(self, keys: Mapping[str, Callable[[str], None]]) -> None:
+        """Read these too at every look, and no others than these.
+
+        Parameters
+        ----------
+        keys
+            They have values; each is given its own.
+        """
+        self._heeded = keys
+
+    def later(self, job: Callable[[Store], None]) -> None:
+        """Do this with the store, soon."""
+        self._jobs.put(job)
+        self._look.set()
 
     def propose(self, line: str) -> None:
         """End the run for this reason, unless there is one already."""
@@ -104,7 +122,11 @@ class Pulse(threading.Thread):
 
     def _rounds(self) -> None:
         count, seen, silent_s, looked = 0, "", 0.0, time.monotonic()
+        watched = self._next
         while not self._stopped:
+            self._do_jobs()
+            if watched != self._next:
+                watched, seen, silent_s = self._next, "", 0.0
             if self._line is not None:
                 self._ended(publish(self._store, self._line))
                 return
@@ -112,14 +134,18 @@ class Pulse(threading.Thread):
                 count += 1
                 self._store.set(self._own, str(count))
             # reading what is not there yet would block
-            keys = [ABORT]
-            if self._next is not None and (seen or self._store.check([self._next])):
-                keys.append(self._next)
-            reason, *beats = [value.decode() for value in self._store.multi_get(keys)]
+            heeded = self._heeded
+            keys = [ABORT, *heeded]
+            if watched is not None and (seen or self._store.check([watched])):
+                keys.append(watched)
+            reason, *said = [value.decode() for value in self._store.multi_get(keys)]
+            told, beats = said[: len(heeded)], said[len(heeded) :]
             self.rounds += 1
             if reason != RUNNING:
                 self._ended(reason)
                 return
+            for heed, value in zip(heeded.values(), told, strict=True):
+                heed(value)
             now = time.monotonic()
             silent_s += min(now - looked, MOST_CREDIT_S)
             looked = now
@@ -130,6 +156,15 @@ class Pulse(threading.Thread):
             self._look.wait(PERIOD_S)
             self._look.clear()
 
+    def _do_jobs(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return
+            job(self._store)
 
-def _key(rank: int) -> str:
+
+def beat_key(rank: int) -> str:
+    """Where a rank's signs of life are."""
     return f"beat/{rank}"

@@ -5,13 +5,15 @@ Only before the first step and after the last one: within steps ranks wait for m
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.failure import Failure
 from planner.executor.watch import Watch
 
 TIMEOUT = timedelta(minutes=10)
@@ -39,6 +41,12 @@ class Ranks:
         Looks after the others; None: nobody does.
     held
         Ended with the run.
+    loss
+        Of one of these ranks, where the others go on without it; None: then the run ends.
+    waiting
+        Around waiting for keys of the store, which that must end.
+    late
+        Whether the others have begun without this one.
     """
 
     rank: int
@@ -47,6 +55,9 @@ class Ranks:
     names: tuple[str, ...] = ()
     watch: Watch | None = None
     held: ExitStack = field(default_factory=ExitStack, compare=False)
+    loss: Failure | None = None
+    waiting: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: nullcontext()
+    late: bool = False
 
     @property
     def _timeout(self) -> timedelta:
@@ -73,7 +84,7 @@ class Ranks:
         """
         self.store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{r}" for r in range(self.world)]
-        self.store.wait(keys, self._timeout)
+        self.wait(keys)
         return [value.decode() for value in self.store.multi_get(keys)]
 
     def meet(self, name: str) -> None:
@@ -86,7 +97,18 @@ class Ranks:
         """
         if self.store.add(f"{name}/count", 1) == self.world:
             self.store.set(f"{name}/all", "")
-        self.store.wait([f"{name}/all"], self._timeout)
+        self.wait([f"{name}/all"])
+
+    def wait(self, keys: Sequence[str]) -> None:
+        """Wait until keys of the store have values.
+
+        Parameters
+        ----------
+        keys
+            Which.
+        """
+        with self.waiting(keys):
+            self.store.wait(list(keys), self._timeout)
 
     def part(self) -> None:
         """Wait for all ranks for the last time; the store's own process leaves last."""

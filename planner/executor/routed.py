@@ -22,12 +22,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from planner.executor.compute import Compute
+from planner.executor.failure import Failure
 from planner.executor.mailbox import Mail, Mailbox
 from planner.executor.messages import Message
 from planner.executor.notes import KINDS, NOBODY, Form, Note, Word
 from planner.executor.records import StepRecord
 from planner.executor.trainer import Trainer
-from planner.executor.transport import Failure, Outbox
+from planner.executor.transport import Outbox
 from planner.swarm.routing import Router, begun_router
 from planner.training_plan.choices import Head, Told
 from planner.training_plan.model import TrainingPlan

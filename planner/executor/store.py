@@ -17,6 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """In the environment, "True" where whoever started the ranks serves the store."""
+BEGUN, OVER = "roll/0", "roll/over"
+"""Keys of an elastic run that has begun, and of one that has done all steps."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 

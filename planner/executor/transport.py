@@ -19,6 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planner.executor.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
+from planner.executor.failure import Failure
 from planner.executor.messages import Message
 
 EARLY_BYTES = 1 << 30
@@ -33,14 +34,17 @@ class Lane(threading.Thread):
     ----------
     name
         For people who look at threads.
-    failed
-        Called with the error if a job fails; later jobs are not done.
+    failure
+        Takes the error if a job fails; then neither this thread nor any other that shares it goes
+        on for long.
     """
 
-    def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, name: str, failure: Failure) -> None:
         super().__init__(name=name, daemon=True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._failed = failed
+        self._failure = failure
+        # who waits for a job waits in vain
+        failure.on_failure(lambda: self._jobs.put(None))
         self.start()
 
     def submit(self, job: Job) -> None:
@@ -65,32 +69,9 @@ class Lane(threading.Thread):
         try:
             job()
         except Exception as error:
-            self._failed(error)
+            self._failure(error)
             return False
         return True
-
-
-class Failure:
-    """The first error of any thread, raised where the operations run."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self._wake: list[Callable[[], None]] = []
-
-    def on_failure(self, wake: Callable[[], None]) -> None:
-        """Call this when something failed."""
-        self._wake.append(wake)
-
-    def __call__(self, error: Exception) -> None:
-        """Note an error."""
-        self.error = self.error or error
-        for wake in self._wake:
-            wake()
-
-    def check(self) -> None:
-        """Raise the error, if there is one."""
-        if self.error is not None:
-            raise self.error
 
 
 class Outbox:

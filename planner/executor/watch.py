@@ -14,15 +14,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from torch.distributed import DistError
 
-from planner.executor.ending import FAILED, Ending
+from planner.executor.ending import FAILED, LEFT, Ending
 from planner.executor.pulse import Pulse, publish
-from planner.executor.store import StoreAddress, StoreMissingError
+from planner.executor.store import BEGUN, StoreAddress, StoreMissingError
 
 PATIENCE_S = 10.0
 LATENCIES = 25.0
@@ -61,10 +61,17 @@ class Watch(threading.Thread):
         Of this process.
     patience_s
         A silence that is longer ends the run.
+
+    Attributes
+    ----------
+    missed
+        Takes names of devices that are gone, and why, where the others go on without them; None:
+        then the run ends.
     """
 
     def __init__(self, name: str, ending: Ending, patience_s: float = PATIENCE_S) -> None:
         super().__init__(name="watch", daemon=True)
+        self.missed: Callable[[Sequence[str], str], None] | None = None
         self.device, self.ending, self.patience_s = name, ending, patience_s
         self.server = "whoever started the ranks"
         self._serves = False
@@ -103,6 +110,12 @@ class Watch(threading.Thread):
         self._pulse.start()
         self.start()
 
+    @property
+    def pulse(self) -> Pulse:
+        """Of this process, once it has begun."""
+        assert self._pulse is not None
+        return self._pulse
+
     def look_after(self, rank: int, other: int, name: str) -> None:
         """Give signs of life as this rank, and watch another one's.
 
@@ -113,8 +126,7 @@ class Watch(threading.Thread):
         other, name
             Whom to watch, and how its device is called.
         """
-        assert self._pulse is not None
-        self._pulse.look_after(rank, other, lambda s: self._judge([name], s))
+        self.pulse.look_after(rank, other, lambda s: self._judge([name], s))
 
     @contextmanager
     def over(self, lifelines: Mapping[socket.socket, str]) -> Iterator[None]:
@@ -139,6 +151,12 @@ class Watch(threading.Thread):
                 for connection in lifelines:
                     if self._lifelines.pop(connection, None) is not None:
                         _send(connection, FAREWELL)
+
+    def only(self, lifelines: Collection[socket.socket]) -> None:
+        """Look after no other connections than these; nobody is told."""
+        with self._lock:
+            for connection in self._lifelines.keys() - set(lifelines):
+                del self._lifelines[connection]
 
     def propose(self, line: str, code: int = FAILED) -> None:
         """End the run: in the store, so that all have the same reason, or else here alone.
@@ -176,6 +194,23 @@ class Watch(threading.Thread):
             self.ending.wait(PUBLISH_S)
         return self.leave(line)
 
+    def depart(self, line: str) -> int:
+        """End alone: the others go on.
+
+        Parameters
+        ----------
+        line
+            The reason.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        self._leaving = True
+        self.ending.because(line, LEFT)
+        return self.leave()
+
     def refuse(self, line: str, code: int) -> int:
         """End for what is wrong with this process, and tell the others.
 
@@ -191,6 +226,8 @@ class Watch(threading.Thread):
         int
             Exit code.
         """
+        if self.missed is not None:
+            return self.depart(line)
         self._leaving = True
         self.ending.because(line, code)
         self.ending.leave()
@@ -277,7 +314,7 @@ class Watch(threading.Thread):
             if not said or FAREWELL in said:
                 del self._lifelines[connection]
         if not said:
-            self.propose(f"device {line.name!r} is gone: its process has ended")
+            self._miss([line.name], f"device {line.name!r} is gone: its process has ended")
 
     def _ping(self) -> None:
         with self._lock:
@@ -294,16 +331,26 @@ class Watch(threading.Thread):
         longest_s = max(silent.values(), default=0.0)
         # one that is silent, or all of a site, or this device is cut off itself
         together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
+        if self.missed is not None and 1 < len(together) == len(silent):
+            # who hears nobody any more is the one that is gone
+            together = [self.device]
         self._judge(together, longest_s, f"to {self.device!r} ")
 
     def _judge(self, names: Sequence[str], silent_s: float, whom: str = "") -> None:
         if silent_s > self.patience_s:
             said = ", ".join(map(repr, names[:MOST_NAMES]))
             said += ", ..." if len(names) > MOST_NAMES else ""
-            self.propose(
+            self._miss(
+                names,
                 f"device {said} gave no sign of life {whom}for {self.patience_s:g} s: stopped, or "
-                "cut off; --patience allows for longer"
+                "cut off; --patience allows for longer",
             )
+
+    def _miss(self, names: Sequence[str], line: str) -> None:
+        if self.missed is None:
+            self.propose(line)
+        else:
+            self.missed(names, line)
 
     def _take_signals(self, numbers: bytes) -> None:
         known = [n for n in numbers if n in SIGNALS]
@@ -317,7 +364,11 @@ class Watch(threading.Thread):
         number, came_s = self._signal
         if number == signal.SIGINT or now - came_s > CAUSE_S:
             name = signal.Signals(number).name
-            self.propose(f"device {self.device!r} was told to end ({name})", 128 + number)
+            line, code = f"device {self.device!r} was told to end ({name})", 128 + number
+            if self.missed is None:
+                self.propose(line, code)
+            else:
+                self.ending.because("" if number == signal.SIGINT else line, code)
 
     def _end(self, reason: str) -> None:
         """For a reason that counts; who interrupted this process need not be told."""
@@ -338,4 +389,6 @@ def _send(connection: socket.socket, what: bytes) -> None:
 def _tell(line: str) -> None:
     """Write a reason into the store, if that can be done."""
     with suppress(DistError, StoreMissingError, ValueError):
-        publish(StoreAddress.of_environment().connect(PUBLISH_S), line)
+        store = StoreAddress.of_environment().connect(PUBLISH_S)
+        if not store.check([BEGUN]):  # else the others go on without this process
+            publish(store, line)

@@ -35,6 +35,8 @@ class Wiring:
         What an imposed run divides times and bytes by; None: a model is trained.
     own_pace
         Whether any rank does any microbatch, alone.
+    tells
+        Whether rank 0 is told losses over connections.
 
     Attributes
     ----------
@@ -54,7 +56,13 @@ class Wiring:
     """
 
     def __init__(
-        self, plan: TrainingPlan, rank: int, imposed: Imposed | None, own_pace: bool
+        self,
+        plan: TrainingPlan,
+        rank: int,
+        imposed: Imposed | None,
+        own_pace: bool,
+        *,
+        tells: bool = True,
     ) -> None:
         self._plan, self._rank, self._imposed = plan, rank, imposed or Imposed()
         used = {} if own_pace else {k: plan.schedules[k] for k in set(plan.cycle)}
@@ -68,6 +76,7 @@ class Wiring:
         self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
         everybody = set(plan.stage_of)
+        self._tells = tells
         self.tellers = set() if imposed is not None else everybody if own_pace else heads
 
     @property
@@ -79,6 +88,8 @@ class Wiring:
         wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers | self.within.peers}
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
+        if not self._tells:
+            return wanted
         if self._rank == 0:
             wanted |= {(Purpose.LOSSES, d) for d in self.tellers - {0}}
         elif self._rank in self.tellers:

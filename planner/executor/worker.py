@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from torch import Tensor
@@ -11,10 +11,12 @@ from torch.distributed.distributed_c10d import Store
 
 from planner.executor.averaging import Averaging
 from planner.executor.beside import Beside
+from planner.executor.commit import Commit
 from planner.executor.compute import Compute
 from planner.executor.connections import Connection, Connections, Purpose, connections_to
 from planner.executor.ending import EndedError
 from planner.executor.exchange import Peers
+from planner.executor.failure import Failure
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
@@ -22,7 +24,7 @@ from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
 from planner.executor.routed import Routed, router_of
 from planner.executor.tickets import Tickets
-from planner.executor.transport import Failure, Inbox, Outbox
+from planner.executor.transport import Inbox, Outbox
 from planner.executor.warmth import grow_windows, kept_warm, leaves_the_machine
 from planner.executor.wiring import Wiring
 from planner.swarm.routing import Router
@@ -55,6 +57,9 @@ class Worker:
         Number of this one among workers of one run.
     router
         What an earlier worker with the same plan has learnt; None: what the plan says.
+    commit
+        Decides for all ranks whether a step's update is taken, and tells their losses; None: each
+        takes its own when its gradients are there.
 
     Attributes
     ----------
@@ -87,6 +92,7 @@ class Worker:
         tickets: Store | None = None,
         part: int = 0,
         router: Router[int] | None = None,
+        commit: Commit | None = None,
     ) -> None:
         if tickets is not None and len(plan.assignment.groups) > 1:
             raise PlanError(
@@ -117,7 +123,8 @@ class Worker:
         self._beside: Beside | None = None
         self._outer_to_come = False
         self._beside_s = 0.0
-        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None)
+        self._commit = commit
+        self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
 
     @property
     def sent_bytes(self) -> dict[int, int]:
@@ -127,7 +134,7 @@ class Worker:
             found[other] = found.get(other, 0) + connection.sent_bytes
         return found
 
-    def steps(self, count: int, rest: int = 0, first: int = 0) -> Iterator[StepRecord]:
+    def steps(self, count: int, rest: int = 0, first: int = 0) -> Generator[StepRecord, None, None]:
         """Train; yields after every step.
 
         Parameters
@@ -170,8 +177,31 @@ class Worker:
         self, walk: Sequence[int], rest: int, first: int, connections: Connections
     ) -> Iterator[StepRecord]:
         failure = Failure()
-        if self.ranks.watch is not None:
-            self.ranks.watch.ending.on_end(lambda: failure(EndedError()))
+        ending = None if self.ranks.watch is None else self.ranks.watch.ending
+
+        def end() -> None:
+            failure(EndedError())
+
+        if ending is not None:
+            ending.on_end(end)
+        loss = self.ranks.loss
+        if loss is not None:
+            loss.on_failure(lambda: failure(loss.error or EndedError()))
+        try:
+            yield from self._do(walk, rest, first, connections, failure)
+        finally:
+            end()  # no thread outlives its connections
+            if ending is not None:
+                ending.forget(end)
+
+    def _do(
+        self,
+        walk: Sequence[int],
+        rest: int,
+        first: int,
+        connections: Connections,
+        failure: Failure,
+    ) -> Iterator[StepRecord]:
         pipeline = _of(connections, Purpose.PIPELINE)
         outbox = Outbox(pipeline, failure, self.wiring.rates())
         inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
@@ -259,6 +289,8 @@ class Worker:
             else:
                 # there are no gradients to look at
                 self.wiring.clipping.run(vector[:0], norms)
+        if self._commit is not None:
+            self._commit.decide(record.step, self._compute.loss())
         self._update(record)
 
     def _update_and_agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
@@ -347,6 +379,8 @@ class Worker:
     ) -> Losses | LossSender | None:
         """Where this rank's losses go: rank 0 keeps them, the others send theirs there."""
         tellers = self.wiring.tellers
+        if self._commit is not None:
+            return None
         if self.rank == 0 and tellers:
             self.losses = Losses(connections, 0 in tellers, steps)
         if self.rank not in tellers:

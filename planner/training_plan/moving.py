@@ -6,13 +6,14 @@ devices come to the same plan by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.choices import Head, Phase, Wiring
+from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import AveragingGroup, Operation, Schedule, TrainingPlan
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.remade import one_round, ordered, shared_out
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
 
@@ -118,8 +119,8 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
     after = [tuple(d for d in group if d != device) for group in groups]
     after[move.stage] = tuple(sorted((*groups[move.stage], device)))
     averaging = list(plan.averaging)
-    averaging[source] = _one_round(plan, source, after[source])
-    averaging[move.stage] = _one_round(plan, move.stage, after[move.stage])
+    averaging[source] = one_round(plan, source, after[source])
+    averaging[move.stage] = one_round(plan, move.stage, after[move.stage])
     made = plan.replace(
         assignment=AssignmentPlan(tuple(after), None),
         averaging=tuple(averaging),
@@ -131,28 +132,6 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
     for problem in contradictions(made):
         raise PlanError(f"{where}: {problem}")
     return made
-
-
-def _one_round(
-    plan: TrainingPlan, stage: int, holders: Sequence[int]
-) -> tuple[tuple[AveragingGroup, ...], ...]:
-    """All of a stage at once, and who helps it; shares as they were where that can be."""
-    rounds = plan.averaging[stage]
-    helpers = sorted({d for groups in rounds for g in groups for d in g.helpers})
-    members = (*holders, *helpers)
-    alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
-    shares = [1.0] * len(holders) + [0.0] * len(helpers)
-    if alone:
-        (group,) = rounds[0]
-        known = dict(zip(group.members, group.shares, strict=True))
-        mean = sum(known.values()) / len(known)
-        shares = [known.get(d, mean) for d in members]
-        if sum(shares) <= 0:
-            shares = [1.0] * len(members)
-    total = sum(shares)
-    contributes = (True,) * len(holders) + (False,) * len(helpers)
-    parts = tuple(share / total for share in shares)
-    return ((AveragingGroup(members, parts, contributes, contributes),),)
 
 
 def _times(
@@ -183,57 +162,6 @@ def _schedule(old: TrainingPlan, made: TrainingPlan, device: int, changed: set[i
         each = {d: times.forward_s[d] + times.backward_s[d] for d in group}
         if stage == made.head_stage:
             each = {d: seconds + times.head_s[d] for d, seconds in each.items()}
-        columns[stage] = tuple(_shared_out(each, len(schedule.paths)))
+        columns[stage] = tuple(shared_out(each, len(schedule.paths)))
     bare = Schedule(f"{schedule.name}, moved", schedule.head, tuple(zip(*columns, strict=True)), ())
-    return replace(bare, order=_order(bare, len(made.cluster), room))
-
-
-def _shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:
-    """Devices of microbatches, to whoever would be done with it first; all get one."""
-    done, found = dict.fromkeys(each, 0.0), []
-    for left in range(microbatches, 0, -1):
-        idle = [d for d in each if not done[d]]
-        among = idle if len(idle) >= left else list(each)
-        d = min(among, key=lambda d: (done[d] + each[d], d))
-        done[d] += max(each[d], 1e-12)
-        found.append(d)
-    return found
-
-
-def _order(
-    schedule: Schedule, devices: int, room: Mapping[int, int]
-) -> tuple[tuple[Operation, ...], ...]:
-    """Operations one after the other, forward passes as long as there is room: nobody waits."""
-    chains = [schedule.chain(b) for b in range(len(schedule.paths))]
-    place = [0] * len(chains)
-    held = [0] * devices
-    found: list[list[Operation]] = [[] for _ in range(devices)]
-    last = Head.LAST is schedule.head
-    while True:
-        ready: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
-        for b, chain in enumerate(chains):
-            if place[b] < len(chain):
-                kind, d = chain[place[b]]
-                ready[d][kind].append(b)
-        some = False
-        for d, waiting in enumerate(ready):
-            if waiting["F"] and held[d] < room[d]:
-                kind = "F"
-            elif waiting["H"]:
-                kind = "H"
-            elif waiting["B"]:
-                kind = "B"
-            else:
-                continue
-            some = True
-            b = waiting[kind][0]
-            held[d] += {"F": 1, "H": 0, "B": -1}[kind]
-            found[d].append((kind, b))
-            place[b] += 1
-            if last and kind == "F" and chains[b][place[b]] == ("H", d):
-                # the last stage holds none for longer than it must
-                found[d] += [("H", b), ("B", b)]
-                place[b] += 2
-                held[d] -= 1
-        if not some:
-            return tuple(map(tuple, found))
+    return replace(bare, order=ordered(bare, len(made.cluster), room))

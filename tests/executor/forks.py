@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
+    "planner.bench._fault_rank",
     "planner.executor.__main__",
     "planner.executor.probe.__main__",
     "tests.executor.rank_main",
@@ -33,17 +34,19 @@ END_S, LIMIT_S = 5.0, 240.0
 
 
 class Done(NamedTuple):
-    """What all ranks left behind."""
+    """What all ranks left behind: the first exit code that is not 0, output, and every code."""
 
     code: int
     out: str
     error: str
+    codes: list[int]
 
 
-def run_ranks(ranks: int, module: str, *words: str) -> Done:
+def run_ranks(ranks: int, module: str, *words: str, go_on: bool = False) -> Done:
     """So many processes that run ``module.main(words)``, told where they are as by torchrun.
 
-    Their output is that of rank 0, then that of rank 1, and so on.
+    Their output is that of rank 0, then that of rank 1, and so on. Unless they ``go_on``, all are
+    ended soon after the first that fails.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -52,6 +55,7 @@ def run_ranks(ranks: int, module: str, *words: str) -> Done:
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         job = {"ranks": ranks, "module": module, "words": words, "folder": folder}
+        job["go_on"] = go_on
         server.stdin.write(json.dumps(job | {"port": store.port}) + "\n")
         server.stdin.flush()
         with selectors.DefaultSelector() as ready:
@@ -60,12 +64,12 @@ def run_ranks(ranks: int, module: str, *words: str) -> Done:
                 _server.cache_clear()
                 server.kill()
                 raise AssertionError(f"ranks did not end within {LIMIT_S:g} s")
-        code = int(server.stdout.readline())
+        code, *codes = json.loads(server.stdout.readline())
         out, error = (
             "".join((Path(folder) / f"{rank}.{kind}").read_text() for rank in range(ranks))
             for kind in ("out", "err")
         )
-    return Done(code, out, error)
+    return Done(code, out, error, codes)
 
 
 def run_plan(
@@ -117,25 +121,26 @@ def _serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     for line in sys.stdin:
-        print(_run(json.loads(line)), flush=True)
+        print(json.dumps(_run(json.loads(line))), flush=True)
 
 
-def _run(job: dict[str, object]) -> int:
-    """Fork all ranks; returns the first exit code that is not 0."""
-    alive = {_fork(job, rank) for rank in range(int(str(job["ranks"])))}
+def _run(job: dict[str, object]) -> list[int]:
+    """Fork all ranks; returns the first exit code that is not 0, and then those of all."""
+    alive = {_fork(job, rank): rank for rank in range(int(str(job["ranks"])))}
+    codes = [0] * len(alive)
     code, failed_s = 0, 0.0
     while alive:
         done, status = os.waitpid(-1, os.WNOHANG)
         if done:
-            alive.discard(done)
+            codes[alive.pop(done)] = os.waitstatus_to_exitcode(status)
             if (found := os.waitstatus_to_exitcode(status)) and not code:
                 code, failed_s = found, time.monotonic()
             continue
         time.sleep(0.01)
-        if code and time.monotonic() - failed_s > END_S:
+        if code and not job["go_on"] and time.monotonic() - failed_s > END_S:
             for process in alive:
                 os.kill(process, signal.SIGKILL)
-    return code
+    return [code, *codes]
 
 
 def _fork(job: dict[str, object], rank: int) -> int:

@@ -20,7 +20,8 @@ from tests.executor.launch import ROOT, torchrun
 torch = pytest.importorskip("torch")
 
 from planner.bench._fault_rank import PHASES  # noqa: E402
-from planner.bench.faults import MARK, cut, marked  # noqa: E402
+from planner.bench._fault_runs import MARK, marked  # noqa: E402
+from planner.bench.faults import cut  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.pulse import Pulse, publish  # noqa: E402
@@ -367,7 +368,7 @@ def test_json_stays_readable(
     """``planner run --json`` of a run that fails: what was done, the reason, exit code 3."""
     from planner.cli.main import main
 
-    def fails(*_: object) -> tuple[int, str]:
+    def fails(*_: object, **__: object) -> tuple[int, str]:
         return FAILED, "device '1' is gone"
 
     monkeypatch.setattr("planner.executor.local.run_local", fails)

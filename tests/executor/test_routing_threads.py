@@ -21,11 +21,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.messages import Message  # noqa: E402
 from planner.executor.notes import Form, Note, Word  # noqa: E402
 from planner.executor.records import RouteLog, StepRecord  # noqa: E402
 from planner.executor.routed import Places, Routed, router_of  # noqa: E402
-from planner.executor.transport import Failure, Outbox  # noqa: E402
+from planner.executor.transport import Outbox  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 

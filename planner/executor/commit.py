@@ -1,0 +1,79 @@
+"""Whether a step's update is taken: by all of its ranks, or by none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from planner.executor.ranks import Ranks
+from planner.executor.roll import AGAIN, LostError, Roll
+
+GO, GROW = "go", "grow"
+"""Take the update; and then begin anew, with those who wait to come in."""
+
+
+class Commit:
+    """Ranks' votes on their steps, and the losses that they tell with them.
+
+    The store's atomic operations decide: the last of all to vote says yes, who sees a loss before
+    says no, and what was said first counts for all.
+
+    Parameters
+    ----------
+    roll
+        Who takes part.
+    ranks
+        This process among those of the generation.
+    tellers
+        Ranks that have losses.
+    last
+        The last of all steps, after which nobody comes in.
+    """
+
+    def __init__(self, roll: Roll, ranks: Ranks, tellers: Collection[int], last: int) -> None:
+        self._roll, self._ranks, self._last = roll, ranks, last
+        self._tellers = sorted(tellers)
+        self._votes = 0
+        self.grows = False
+
+    def decide(self, step: int, loss: float | None) -> None:
+        """Wait for the decision on a step, whose gradients this rank has.
+
+        Parameters
+        ----------
+        step
+            Its number.
+        loss
+            Of this rank.
+
+        Raises
+        ------
+        LostError
+            The step is to be done again: nobody may take its update.
+        """
+        store, name = self._ranks.store, f"step/{step}"
+        if self._ranks.rank in self._tellers:
+            store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
+        self._votes += 1
+        if store.add("votes", 1) == self._votes * self._ranks.world:
+            grows = bool(self._roll.comers) and step < self._last
+            store.compare_set(name, "", GROW if grows else GO)
+        answer = self._roll.answer(name)
+        if answer == AGAIN:
+            raise self._roll.loss.error or LostError(f"step {step} is done again")
+        self.grows = answer == GROW
+        if self._ranks.rank == 0 and self._votes > 2:
+            self._forget(step - 2)
+
+    def of(self, step: int) -> float:
+        """The loss of a step on which was decided."""
+        keys = [f"loss/{step}/{rank}" for rank in self._tellers]
+        return sum(float(value) for value in self._ranks.store.multi_get(keys))
+
+    def newest(self, step: int) -> int:
+        """The last step up to this one whose loss is known: it is."""
+        return step
+
+    def _forget(self, step: int) -> None:
+        """All have voted since, and so have read what was said on this step."""
+        names = [f"step/{step}", *(f"loss/{step}/{rank}" for rank in self._tellers)]
+        self._roll.forget(names)

@@ -1,0 +1,277 @@
+"""Training that goes on when devices are lost, and when they come back.
+
+Each generation of ranks has the plan of those who are there. It ends when one of them is lost:
+then the step that was under way is done again by the others, since no rank takes an update that
+not all take (`commit`). Or it ends after a step, when a device has come that waits to be let in.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from planner.executor.binding import ring
+from planner.executor.checkpoint import Checkpoints
+from planner.executor.commit import Commit
+from planner.executor.connections import ConnectionLost
+from planner.executor.ending import EndedError
+from planner.executor.handover import hand_over
+from planner.executor.helper import Helper
+from planner.executor.learner import Learner, has_head
+from planner.executor.progress import Progress
+from planner.executor.ranks import Ranks
+from planner.executor.records import StepRecord
+from planner.executor.roll import NEW, Generation, LostError, Roll
+from planner.executor.worker import Worker
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import without
+
+CAUSE_S = 3.0
+"""A connection that closes only follows from something: so long may it take to be told."""
+LOOK_S = 0.05
+
+
+class EmptyStageError(RuntimeError):
+    """A stage has nobody left who could go on."""
+
+
+@dataclass
+class _Told:
+    """The last step that this rank took, for whoever has to tell of it."""
+
+    record: StepRecord
+    commit: Commit
+
+
+class Elastic:
+    """One rank of an elastic run.
+
+    Parameters
+    ----------
+    plan
+        Of all devices.
+    ranks
+        This process among them.
+    works
+        What it computes with; a learner's parameters are those of the first step, or it comes late.
+    progress
+        What is told, by the first rank of each generation.
+    checkpoints
+        What writes them; None: nothing does.
+    wait_s
+        As `planner.executor.roll.Roll` has it.
+
+    Attributes
+    ----------
+    plan, ranks, worker
+        Of the last generation; no worker: there was none that this rank could be in.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        ranks: Ranks,
+        works: Learner | Helper,
+        progress: Progress,
+        checkpoints: Checkpoints | None,
+        wait_s: float,
+    ) -> None:
+        self.plan, self.ranks = plan, ranks
+        self.worker: Worker | None = None
+        self._whole, self._all, self._works = plan, ranks, works
+        self._learner = works if isinstance(works, Learner) else None
+        self._progress, self._checkpoints = progress, checkpoints
+        self._roll = Roll(ranks, wait_s)
+        self._step = NEW
+        self._began_s = time.monotonic()
+        self._told: _Told | None = None
+        self._held: list[ExitStack] = []
+        self._lifelines: Mapping[socket.socket, str] | None = None
+
+    def train(self, first: int, steps: int) -> StepRecord | None:
+        """Do all steps.
+
+        Parameters
+        ----------
+        first
+            Steps that were done.
+        steps
+            To be done in the end.
+
+        Returns
+        -------
+        StepRecord or None
+            The last that this rank did; None: it came when there was none to do.
+
+        Raises
+        ------
+        LeftError
+            The others go on without this device.
+        EmptyStageError
+            A stage has nobody left.
+        """
+        if self._all.late:
+            if not self._roll.come():
+                return None
+        else:
+            self._step = first
+            self._roll.open(first)
+        while True:
+            try:
+                if self._generation(steps):
+                    break
+            except LostError:
+                pass
+            except ConnectionLost as error:
+                self._await_cause(error)
+            except OSError:
+                # a connection may be shut before it is looked at for the first time
+                if self._roll.loss.error is None:
+                    raise
+            if self._step >= steps:
+                break  # the others may have left already
+            self._roll.next(self._step)
+        self._roll.close()
+        return None if self._told is None else self._told.record
+
+    @contextmanager
+    def at_the_end(self, otherwise: str = "") -> Iterator[None]:
+        """Around what all do together after the last step.
+
+        Parameters
+        ----------
+        otherwise
+            What is wrong if a device is lost meanwhile; empty: nothing is.
+
+        Yields
+        ------
+        None
+            Once.
+
+        Raises
+        ------
+        EmptyStageError
+            A device is lost.
+        """
+        try:
+            yield
+        except (LostError, ConnectionLost) as error:
+            if otherwise:
+                raise EmptyStageError(f"{error}; all steps were done, but {otherwise}") from None
+            assert self._all.watch is not None
+            self._all.watch.finish()
+
+    def _generation(self, steps: int) -> bool:
+        """Until all steps are done; False if another generation begins before."""
+        now = self._roll.now
+        self.plan = self._plan_of(now)
+        self.ranks = self._roll.ranks(now.members.index(self._roll.name))
+        self._connect()
+        self._hand_over(now)
+        self._tell_before()
+        if self._checkpoints is not None:
+            self._checkpoints = self._checkpoints.of(self.plan, self._learner, self.ranks)
+        commit = Commit(self._roll, self.ranks, _heads(self.plan), steps - 1)
+        self.worker = Worker(self.plan, self.ranks, self._works, commit=commit)
+        if self.ranks.rank == 0 and now.number:
+            self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
+        self._began_s = time.monotonic()
+        with closing(self.worker.steps(steps - self._step, first=self._step)) as done:
+            for record in done:
+                self._after(record, commit)
+                if commit.grows:
+                    return False
+        return True
+
+    def _plan_of(self, now: Generation) -> TrainingPlan:
+        """The same on all who are there."""
+        try:
+            plan = without(self._whole, set(self._all.names) - set(now.members))
+        except PlanError as error:
+            raise EmptyStageError(_because(now, str(error))) from None
+        rank = now.members.index(self._roll.name)
+        if self._learner is not None and has_head(plan, rank) and self._learner.head is None:
+            name = self._roll.name
+            raise EmptyStageError(_because(now, f"device {name!r} has no head to go on with"))
+        return plan
+
+    def _connect(self) -> None:
+        """Lifelines to the neighbours of this generation in place of the last one's."""
+        watch = self._all.watch
+        assert watch is not None
+        if self._lifelines is not None:
+            # all of this generation let go of older ones before any of them closes those
+            watch.only(self._lifelines)
+        self._held.append(self.ranks.held)
+        self._lifelines = {}
+        self._lifelines = ring(self.ranks)
+        watch.only(self._lifelines)
+        for held in self._held[:-2]:
+            held.close()
+        del self._held[:-2]
+
+    def _hand_over(self, now: Generation) -> None:
+        """Who is new gets parameters, moments and place in the data from another of its stage."""
+        for name in now.new:
+            taker = now.members.index(name)
+            stage = self.plan.stage_of.get(taker)
+            if stage is not None:
+                group = self.plan.assignment.groups[stage]
+                givers = [d for d in group if now.members[d] not in now.new]
+                if not givers:
+                    said = f"stage {stage} has no device left that has its parameters"
+                    raise EmptyStageError(_because(now, said))
+                hand_over(self.ranks, givers[0], taker, self._learner, now.step)
+            if taker == self.ranks.rank:
+                self._step = now.step
+
+    def _after(self, record: StepRecord, commit: Commit) -> None:
+        self._step = record.step + 1
+        self._told = _Told(record, commit)
+        self._began_s = time.monotonic()
+        if self.ranks.rank == 0:
+            self._tell(self._told)
+        if self._checkpoints is not None and self._checkpoints.due(record.step):
+            self._checkpoints.after(record.step)
+
+    def _tell(self, last: _Told) -> None:
+        self._progress.step(last.record, last.commit)
+        self._roll.tell(last.record.step)
+
+    def _tell_before(self) -> None:
+        """What the first rank of the generation before could not tell any more."""
+        last = self._told
+        if self.ranks.rank == 0 and last is not None and self._roll.told() < last.record.step:
+            self._tell(last)
+
+    def _await_cause(self, error: ConnectionLost) -> None:
+        """Until it is known who is lost."""
+        watch, loss = self._all.watch, self._roll.loss
+        assert watch is not None
+        for wait_s in (CAUSE_S, watch.patience_s):
+            until = time.monotonic() + wait_s
+            while time.monotonic() < until:
+                if watch.ending.line is not None:
+                    raise EndedError
+                if loss.error is not None:
+                    return
+                time.sleep(LOOK_S)
+            if not error.device:
+                break
+            self._roll.accuse([error.device], str(error))
+        raise error
+
+
+def _heads(plan: TrainingPlan) -> set[int]:
+    """Devices that have losses."""
+    used = [plan.schedules[k] for k in set(plan.cycle)]
+    return {s.head_device(b) for s in used for b in range(len(s.paths))}
+
+
+def _because(now: Generation, said: str) -> str:
+    why = next(iter((now.lost or {}).values()), "")
+    return f"{why}; {said}" if why else said

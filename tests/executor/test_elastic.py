@@ -1,0 +1,429 @@
+"""Devices are lost and come back, and training stays that of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import without
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.faults import Started
+from tests.executor.faults import hurt as hurt_words
+from tests.executor.launch import ROOT
+from tests.executor.test_train import NORMS, SETTINGS, STEPS, TOLERANCE
+
+torch = pytest.importorskip("torch")
+
+from planner.bench._fault_rank import PHASES, WRITING  # noqa: E402
+from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
+from planner.executor.checkpoint import newest, read_shard  # noqa: E402
+from planner.executor.commit import Commit  # noqa: E402
+from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
+from planner.executor.local import run_local  # noqa: E402
+from planner.executor.ranks import Ranks  # noqa: E402
+from planner.executor.roll import LeftError, LostError, Roll  # noqa: E402
+from planner.executor.watch import Watch  # noqa: E402
+from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
+from tests.executor.forks import Done, run_ranks  # noqa: E402
+
+GRID = [[0, 1, 2], [3, 4, 5]]
+IDS = ("0", "1", "2", "3", "4", "5")
+KILLED = -signal.SIGKILL
+
+
+def plan_of(kind: str = "fixed") -> TrainingPlan:
+    """Two pipelines of three stages, or devices that choose."""
+    clip = NORMS["gpt2"] if kind == "clipped" else None
+    plan = make_plan(GRID, workload=tiny_workload(batch_samples=8), clip=clip)
+    return plan.replace(wiring="stochastic") if kind == "stochastic" else plan
+
+
+def single(plan: TrainingPlan, steps: int = STEPS, **settings: Any) -> list[float]:
+    """Losses of one process."""
+    from planner.executor.optimizing import Optimizing
+    from tests.executor.reference import train_single
+
+    torch.set_num_threads(1)
+    fixed = plan.replace(wiring="fixed")
+    return [x for x, _ in islice(train_single(fixed, steps, Optimizing(**settings)), steps)]
+
+
+def hurt(
+    plan: TrainingPlan, folder: Path, device: str, phase: str, *more: str, fault: str = "kill"
+) -> Done:
+    """All ranks, to one of which it happens in the fourth step."""
+    save_plan(plan, folder / "plan.json")
+    given = {"device": device, "fault": fault, "phase": phase, "step": 3, "folder": str(folder)}
+    ids = plan.cluster.network.ids
+    words = [json.dumps(given), str(folder / "plan.json"), "--devices", *ids, "--device", "cpu"]
+    words += ["--events", "--elastic", "--steps", str(STEPS), *more]
+    return run_ranks(len(ids), "planner.bench._fault_rank", *words, go_on=True)
+
+
+def told(done: Done) -> tuple[dict[int, float], list[dict[str, Any]]]:
+    """Losses by step, each told once, and what changed."""
+    events = [json.loads(line) for line in done.out.splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    losses = {event["step"]: event["loss"] for event in steps}
+    assert len(losses) == len(steps)
+    return losses, [event for event in events if event["event"] in ("lost", "came")]
+
+
+def require_equal(losses: dict[int, float], plan: TrainingPlan, **settings: Any) -> None:
+    """Of one process on the same microbatches, each counted once."""
+    expected = single(plan, **settings)
+    np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+
+
+def _settings() -> list[str]:
+    return [
+        word
+        for name, value in SETTINGS.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+NORMAL = {("0", "averaging")}
+"""In the normal run: what tells most."""
+
+
+@pytest.mark.parametrize(
+    ("device", "phase"),
+    [
+        pytest.param(d, phase, marks=() if (d, phase) in NORMAL else pytest.mark.slow)
+        for d in ("0", "4")
+        for phase in PHASES[1:]
+    ],
+)
+def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> None:
+    """SIGKILL in the middle of a step: the others do it again, from the parameters it began with.
+
+    Rank 0, who tells losses, and another one. In the update the step counts: all had voted.
+    """
+    plan, folder = plan_of(), tmp_path / "kept"
+    kept = ("--checkpoint", str(folder), "--every", "10", *_settings())
+    done = hurt(plan, tmp_path, device, phase, *kept)
+    assert done.codes == [KILLED if d == device else 0 for d in IDS], done.error
+    losses, changes = told(done)
+    require_equal(losses, plan, **SETTINGS)
+    (lost,) = changes
+    assert (lost["event"], lost["devices"]) == ("lost", [device])
+    assert lost["why"] == f"device '{device}' is gone: its process has ended"
+    assert lost["step"] == (4 if phase == "update" else 3)
+    assert lost["taken_over_by"] == ["3" if device == "0" else "1"]
+    # checkpoints are of the plan of those who are left, and alike in each stage to the last bit
+    left = without(plan, [device])
+    for group in left.assignment.groups:
+        shards = [read_shard(folder, newest(folder, group), d, left) for d in group]
+        for name, tensor in shards[0].items():
+            assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES[1:])
+@pytest.mark.parametrize("kind", ["stochastic", "clipped"])
+def test_other_plans(kind: str, phase: str, tmp_path: Path) -> None:
+    """Where devices choose paths, and where one norm is made of all gradients."""
+    plan = plan_of(kind)
+    done = hurt(plan, tmp_path, "4", phase)
+    assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
+    losses, changes = told(done)
+    require_equal(losses, plan)
+    assert [change["devices"] for change in changes] == [["4"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["forward", "averaging"])
+def test_two_at_once(phase: str, tmp_path: Path) -> None:
+    """Neighbours, of two stages: whoever is noticed first, both are left behind."""
+    plan = plan_of()
+    done = hurt(plan, tmp_path, "0+4", phase)
+    assert done.codes == [KILLED, 0, 0, 0, KILLED, 0], done.error
+    losses, changes = told(done)
+    require_equal(losses, plan)
+    assert sorted(name for change in changes for name in change["devices"]) == ["0", "4"]
+
+
+@pytest.mark.slow
+def test_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """The step before counts; the next checkpoint is of those who are left."""
+    plan, folder = plan_of(), tmp_path / "kept"
+    more = ("--checkpoint", str(folder), "--every", "4")
+    done = hurt(plan, tmp_path, "4", WRITING, *more)
+    assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
+    losses, (lost,) = told(done)
+    require_equal(losses, plan)
+    assert lost["step"] == 4
+    assert newest(folder, range(5)) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["0", "4"])
+def test_a_stopped_device_is_left_behind(device: str, tmp_path: Path) -> None:
+    """SIGSTOP for longer than the patience: when it goes on it finds that, and ends."""
+    plan = plan_of()
+
+    def resume() -> None:
+        until = time.monotonic() + 60
+        while not (tmp_path / "when").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(8)
+        os.kill(int((tmp_path / "who").read_text()), signal.SIGCONT)
+
+    thread = threading.Thread(target=resume, daemon=True)
+    thread.start()
+    done = hurt(plan, tmp_path, device, "backward", "--patience", "4", fault="stop")
+    thread.join()
+    assert done.codes == [LEFT if d == device else 0 for d in IDS], done.error
+    assert f"the others go on without device '{device}'" in done.error
+    require_equal(told(done)[0], plan)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(NO_NETWORK), reason=NO_NETWORK)
+@pytest.mark.parametrize("others", [(0, 1, 2, 3, 5), (5,)])
+def test_a_cut(others: tuple[int, ...]) -> None:
+    """One is left behind, of two neighbours either; connections stay open, nothing comes."""
+    want = losses_without_fault()
+    row = cut("cut", 4, others, "averaging", want)
+    assert row.seconds is not None and row.left == []
+    assert sorted(row.codes) == [0] * 5 + [LEFT if len(others) == 1 else FAILED]
+    assert row.off is not None and row.off < TOLERANCE
+    assert len(row.told) == 2 and "takes over: 5 devices go on" in row.told[0]
+
+
+@pytest.mark.slow
+def test_a_stages_last_device(tmp_path: Path) -> None:
+    """There is nobody to go on with: all end with one line that names stage and device."""
+    plan = make_plan([[0, 1, 2]], workload=tiny_workload(batch_samples=8))
+    done = hurt(plan, tmp_path, "1", "forward", "--checkpoint", str(tmp_path / "kept"), "--every=2")
+    assert done.codes == [FAILED, KILLED, FAILED]
+    assert set(done.error.splitlines()) == {
+        f"{PREFIX}device '1' is gone: its process has ended; stage 1 has no device left, it had "
+        f"'1'; go on after 2 steps with --resume {tmp_path / 'kept'}"
+    }
+
+
+@pytest.mark.slow
+def test_a_device_comes_back(tmp_path: Path) -> None:
+    """As ``planner run --elastic`` starts it again: at a step's end, with a peer's moments."""
+    plan, steps, beyond = plan_of(), 600, 100
+    save_plan(plan, tmp_path / "plan.json")
+    given = {"device": "4", "fault": "kill", "phase": "backward", "step": 3}
+    words = [sys.executable, "-m", "planner.bench._fault_rank"]
+    words += [json.dumps(given | {"folder": str(tmp_path)})]
+    words += [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--events"]
+    words += ["--elastic", "--steps", str(steps), "--patience", "20"]
+    lines: list[str] = []
+    said: list[str] = []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    code, reason = run_local(words, IDS, environment, lines.append, said.append, restarts=1)
+    assert (code, reason) == (0, None), said
+    losses, changes = told(Done(0, "\n".join(lines), "", []))
+    assert [(c["event"], c["devices"]) for c in changes] == [("lost", ["4"]), ("came", ["4"])]
+    assert said == ["planner run: device '4' has ended by SIGKILL and is started again"]
+    came = changes[1]["step"]
+    assert changes[1]["go_on"] == list(IDS) and sorted(losses) == list(range(steps))
+    expected = single(plan, min(came + beyond, steps))
+    found = [losses[t] for t in range(len(expected))]
+    # rounding adds up: equal as two ways to sum are after so many steps
+    np.testing.assert_allclose(found[:STEPS], expected[:STEPS], rtol=TOLERANCE)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_store_on_a_node_that_stays(tmp_path: Path) -> None:
+    """Ranks that are started one by one: without the first, and with it again."""
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=8))
+    path, steps = tmp_path / "plan.json", 600
+    save_plan(plan, path)
+    given = {"device": "0", "fault": "kill", "phase": "forward", "step": 3}
+    words = hurt_words(path, given | {"folder": str(tmp_path)}, "--elastic", "--events")
+    words += ["--steps", str(steps)]
+    with Started(tmp_path) as run:
+        port = run.environment["MASTER_PORT"]
+        served = [sys.executable, "-m", "planner.executor.serve_store", "--port", port]
+        run.environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        store = subprocess.Popen(
+            served, env=run.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert store.stdout.readline() == f"the store is served on port {port}\n"
+            twice = subprocess.run(served, env=run.environment, capture_output=True, text=True)
+            assert twice.returncode == REFUSED and twice.stderr.count("\n") == 1
+            for d in "0123":
+                run.start(d, d, words)
+            assert run.codes(["0"]) == {"0": KILLED}
+            run.start("again", "0", words)
+            names = ["1", "2", "3", "again"]
+            assert run.codes(names) == dict.fromkeys(names, 0)
+        finally:
+            store.kill()
+            store.communicate()
+        out = "".join((tmp_path / f"{name}.out").read_text() for name in ("0", *names))
+    losses, changes = told(Done(0, out, "", []))
+    assert [(c["event"], c["devices"]) for c in changes] == [("lost", ["0"]), ("came", ["0"])]
+    require_equal(losses, plan)
+    assert sorted(losses) == list(range(steps))
+
+
+class Threads:
+    """Devices of one process, on one store, without connections."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.store = torch.distributed.HashStore()
+        self.rolls = []
+        for rank, name in enumerate(names):
+            watch = Watch(name, Ending(), 1.0)
+            watch._pulse = Told(self.store)  # type: ignore[assignment]
+            ranks = Ranks(rank, len(names), self.store, names, watch)
+            self.rolls.append(Roll(ranks, 5.0))
+            self.rolls[-1].open(7)
+
+    def look(self) -> None:
+        """What the threads of signs of life do."""
+        for roll in self.rolls:
+            roll._watch.pulse.look()  # type: ignore[attr-defined]
+
+
+class Told:
+    """Signs of life that are looked at when the test says so."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._jobs: list[Any] = []
+        self._heeded: dict[str, Any] = {}
+
+    def look_after(self, *_: Any) -> None:
+        """Nobody."""
+
+    def heed(self, keys: Any) -> None:
+        """As the real one."""
+        self._heeded = keys
+
+    def later(self, job: Any) -> None:
+        """As the real one."""
+        self._jobs.append(job)
+
+    def look(self) -> None:
+        """Once."""
+        while self._jobs:
+            self._jobs.pop(0)(self._store)
+        for key, heed in self._heeded.items():
+            heed(self._store.get(key).decode())
+        while self._jobs:
+            self._jobs.pop(0)(self._store)
+
+
+def test_an_update_is_taken_by_all_or_none() -> None:
+    """The last vote decides; a loss that was seen before does, and nothing changes it after."""
+    run = Threads(("a", "b", "c"))
+    commits = [Commit(roll, roll.ranks(rank), {0, 2}, 99) for rank, roll in enumerate(run.rolls)]
+    answers: dict[int, str] = {}
+
+    def vote(rank: int, step: int) -> None:
+        try:
+            commits[rank].decide(step, float(rank))
+            answers[rank] = "taken"
+        except LostError:
+            answers[rank] = "again"
+
+    def all_vote(ranks: tuple[int, ...], step: int) -> list[threading.Thread]:
+        threads = [threading.Thread(target=vote, args=(r, step), daemon=True) for r in ranks]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    for thread in all_vote((0, 1, 2), 7):
+        thread.join(10)
+    assert answers == dict.fromkeys(range(3), "taken")
+    assert commits[0].of(7) == 2.0 and not commits[0].grows
+    answers.clear()
+    waiting = all_vote((0, 1), 8)
+    time.sleep(0.2)
+    assert answers == {}
+    run.rolls[0].accuse(["c"], "c is gone")
+    run.look()
+    for thread in waiting:
+        thread.join(10)
+    vote(2, 8)  # it was alive after all, and is the last to vote
+    assert answers == dict.fromkeys(range(3), "again")
+
+
+def test_who_goes_on_is_agreed() -> None:
+    """Accusations of the accused do not count; who comes is let in, and has no parameters."""
+    run = Threads(("a", "b", "c"))
+    a, b, c = run.rolls
+    b.accuse(["c"], "c is gone")
+    run.look()
+    c.accuse(["a"], "a is gone")
+    run.look()
+    assert list(a.lost) == list(b.lost) == list(c.lost) == ["c"]
+    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in (a, b)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(LeftError, match="the others go on without device 'c': c is gone"):
+        c.next(9)
+    for thread in threads:
+        thread.join(10)
+    assert a.now == b.now
+    assert (a.now.members, a.now.step, a.now.new, a.now.lost) == (
+        *(("a", "b"), 9, ()),
+        {"c": "c is gone"},
+    )
+    # the same device, started again
+    again = late(run, 60.0)
+    comes = threading.Thread(target=again.come, daemon=True)
+    comes.start()
+    until = time.monotonic() + 10
+    while not a.comers and time.monotonic() < until:
+        run.look()
+        time.sleep(0.05)
+    assert a.comers == b.comers == ("c",)
+    threads = [threading.Thread(target=r.next, args=(12,), daemon=True) for r in (a, b)]
+    for thread in threads:
+        thread.start()
+    for thread in (*threads, comes):
+        thread.join(10)
+    assert a.now == b.now == again.now
+    assert (a.now.members, a.now.step, a.now.new) == (("a", "b", "c"), 12, ("c",))
+
+
+def late(run: Threads, patience_s: float, wait_s: float = 60.0) -> Roll:
+    """Of a third device that comes when others have begun."""
+    watch = Watch("c", Ending(), patience_s)
+    watch._pulse = Told(run.store)  # type: ignore[assignment]
+    return Roll(Ranks(2, 3, run.store, ("a", "b", "c"), watch, late=True), wait_s)
+
+
+def test_who_comes_in_vain() -> None:
+    """Nobody gives a sign of life, another process has the name, or all steps are done."""
+    run = Threads(("a", "b", "c"))
+    with pytest.raises(LeftError, match="nobody is left to go on with"):
+        late(run, 0.2).come()
+    with pytest.raises(LeftError, match=r"'c' was not missed within 0.2 s; see whether another"):
+        late(run, 60.0, 0.2).come()
+    run.rolls[0].close()
+    assert not late(run, 60.0).come()
+
+
+def test_what_goes_without(tmp_path: Path) -> None:
+    """One line each, before anything runs."""
+    plan = plan_of()
+    save_plan(plan, tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--devices", *IDS, "--elastic", "--own-pace"]
+    done = run_ranks(1, "planner.executor.__main__", *words)
+    assert done.error == f"{PREFIX}device '0': --elastic goes without --own-pace; leave one out\n"

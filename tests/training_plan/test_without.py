@@ -1,0 +1,167 @@
+"""A plan without lost devices: others of their stages do their microbatches, all come once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.network.cluster import Cluster
+from planner.training_plan.choices import Phase
+from planner.training_plan.error import PlanError
+from planner.training_plan.model import (
+    AveragingGroup,
+    OuterOptimizer,
+    Schedule,
+    Sync,
+    TrainingPlan,
+)
+from planner.training_plan.remade import ordered
+from planner.training_plan.rules import contradictions
+from planner.training_plan.without import require_elastic, without
+from tests.conftest import levels, make_plan, tiny_workload
+
+GRID = [[0, 1, 2], [3, 4, 5]]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
+    """Any paths through the stages, any shares, several schedules; and who is lost."""
+    stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    grid = [[k * stages + j for j in range(stages)] for k in range(pipelines)]
+    plan = make_plan(
+        grid,
+        workload=tiny_workload(batch_samples=draw(st.integers(pipelines, 12))),
+        head=draw(st.sampled_from(["first", "last"])),
+        schedule="gpipe",
+        clip=draw(st.sampled_from([None, 1.0])),
+    )
+    groups = plan.assignment.groups
+    count = len(plan.schedules[0].paths)
+    schedules = []
+    for _ in range(draw(st.integers(1, 2))):
+        paths = tuple(tuple(draw(st.sampled_from(g)) for g in groups) for _ in range(count))
+        bare = Schedule("any", plan.schedules[0].head, paths, ())
+        room = dict.fromkeys(range(len(plan.cluster)), draw(st.integers(1, 4)))
+        schedules.append(replace(bare, order=ordered(bare, len(plan.cluster), room)))
+    averaging = []
+    for group in groups:
+        weights = [draw(st.integers(0, 3)) for _ in group]
+        shares = np.array(weights) / sum(weights) if any(weights) else np.eye(len(group))[0]
+        averaging.append(((AveragingGroup(group, tuple(shares), (True,) * len(group)),),))
+    flags = tuple(k % len(schedules) for k in range(draw(st.integers(1, 3))))
+    plan = plan.replace(schedules=tuple(schedules), averaging=tuple(averaging), cycle=flags)
+    assert list(contradictions(plan)) == []
+    lost: set[int] = set()
+    for group in groups:
+        lost |= draw(st.sets(st.sampled_from(group), max_size=len(group) - 1))
+    return plan, {plan.cluster.network.ids[d] for d in lost}
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set[str]]) -> None:
+    """Who is there does what it did; the rest is done once, by the stage, within what it held."""
+    plan, lost = drawn
+    made = without(plan, lost)
+    ids, left = plan.cluster.network.ids, made.cluster.network.ids
+    assert left == tuple(name for name in ids if name not in lost)
+    assert set(made.left_out) == lost and made.stage_layers == plan.stage_layers
+    assert list(contradictions(made)) == []
+    held = np.array([s.most_live() for s in plan.schedules]).max(axis=0)
+    for old, new in zip(plan.schedules, made.schedules, strict=True):
+        for before, after in zip(old.paths, new.paths, strict=True):
+            for d, e in zip(before, after, strict=True):
+                assert plan.stage_of[d] == made.stage_of[e]
+                assert ids[d] in lost or left[e] == ids[d]
+        for e, most in enumerate(new.most_live()):
+            assert most <= max(held[ids.index(left[e])], 1)
+        done = [op for ops in new.order for op in ops]
+        assert sorted(done) == sorted(op for ops in old.order for op in ops)
+    for j, rounds in enumerate(made.averaging):
+        (group,) = rounds[0]
+        assert group.members == made.assignment.groups[j] and all(group.contributes)
+    assert made.content_hash == without(plan, lost).content_hash
+
+
+def test_by_hand() -> None:
+    """Two pipelines of three: the other device of the stage does all, one after the other."""
+    plan = make_plan(GRID, schedule="1f1b")
+    made = without(plan, ["4"])
+    assert made.assignment.groups == ((0, 3), (1,), (2, 4)) and made.assignment.grid is None
+    assert made.schedules[0].paths == ((0, 1, 2), (3, 1, 4)) * 4
+    assert made.averaging[1] == ((AveragingGroup((1,), (1.0,), (True,)),),)
+    assert made.schedules[0].most_live()[1] == plan.schedules[0].most_live()[1] == 2
+    assert without(plan, []) is plan
+    # one by one is the same as together
+    assert without(made, ["0"]).schedules == without(plan, ["0", "4"]).schedules
+
+
+def test_the_faster_one_takes_more() -> None:
+    """Three of a stage, one twice as fast: of the lost one's 4 it does those it is done with."""
+    plan = make_plan([[0], [1], [2]], workload=tiny_workload(batch_samples=12))
+    flops = np.array([1e12, 1e12, 2e12])
+    cluster = Cluster(plan.cluster.network, replace(plan.cluster.devices, flops=flops))
+    times = plan.compute_times.from_flops(
+        cluster, plan.workload, plan.assignment.groups, plan.stage_layers
+    )
+    made = without(plan.replace(cluster=cluster, compute_times=times), ["0"])
+    done = [sum(path == (d,) for path in made.schedules[0].paths) for d in (0, 1)]
+    assert done == [4, 8]
+
+
+def test_shares_keep_their_proportions() -> None:
+    """A helper stays, who cannot sum gets nothing to sum, two levels become one round."""
+    plan = make_plan([[0], [1], [2], [3]])
+    stage = AveragingGroup((0, 1, 2, 3), (0.1, 0.2, 0.3, 0.4), (True,) * 4)
+    made = without(plan.replace(averaging=(((stage,),),)), ["3"])
+    assert made.averaging[0][0][0].shares == pytest.approx((1 / 6, 2 / 6, 3 / 6))
+    alone = AveragingGroup((0, 1, 2, 3), (0.0, 0.0, 0.0, 1.0), (True,) * 4)
+    able = replace(plan.cluster.devices, can_aggregate=[True, False, True, True])
+    some = plan.replace(cluster=Cluster(plan.cluster.network, able), averaging=(((alone,),),))
+    assert without(some, ["3"]).averaging[0][0][0].shares == (0.5, 0.0, 0.5)
+    two = plan.replace(averaging=(levels([(0, 1), (2, 3)], (0.5, 0.5)),))
+    made = without(two, ["1"])
+    assert [[g.phase for g in groups] for groups in made.averaging[0]] == [[Phase.ALL]]
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (["1", "4"], "stage 1 has no device left, it had '1', '4'"),
+        (["9"], "the plan has no device '9'"),
+    ],
+)
+def test_what_cannot_be(lost: list[str], message: str) -> None:
+    """One line each."""
+    with pytest.raises(PlanError) as caught:
+        without(make_plan(GRID), lost)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sync": Sync(5)}, "found averaging every 5 steps; plan with gradients"),
+        ({"sync": Sync(1, OuterOptimizer())}, "every 1 steps with outer"),
+    ],
+)
+def test_plans_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Before anything runs."""
+    require_elastic(make_plan(GRID))
+    with pytest.raises(PlanError) as caught:
+        require_elastic(make_plan(GRID).replace(**changes))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_swaps_are_refused() -> None:
+    """Stages out of order may lock up where devices hold no more than they did."""
+    plan = make_plan(GRID)
+    (schedule,) = plan.schedules
+    swapped = replace(schedule, paths=((0, 2, 1), *schedule.paths[1:]))
+    with pytest.raises(PlanError, match=r"paths\[0\] swaps stages, found \[0, 2, 1\]"):
+        require_elastic(plan.replace(schedules=(swapped,)))
