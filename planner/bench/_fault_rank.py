@@ -23,6 +23,7 @@ import torch
 import planner.executor.__main__ as entry
 import planner.executor.binding as binding
 import planner.executor.checkpoint as checkpoint
+from planner.executor.arguments import arguments
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
@@ -118,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     """
     torch.set_num_threads(1)
     given, words = json.loads(argv[0]), list(argv[1:])
-    devices = entry._arguments(words).devices
+    devices = arguments(words, None).devices
     happened = (Path(given["folder"]) / "when").exists()
     if binding.own_name(devices) in given["device"].split(BOTH) and not happened:
         Fault(given).prepare()

@@ -14,6 +14,7 @@ from tests.executor.launch import torchrun
 torch = pytest.importorskip("torch")
 
 import planner.executor.__main__ as entry  # noqa: E402
+from planner.executor.arguments import arguments, told_alike  # noqa: E402
 
 
 def test_rank_is_the_named_device_not_the_local_process() -> None:
@@ -54,7 +55,7 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
     """What changes numbers, or is done together; a file may be elsewhere on another node."""
 
     def settings(*more: str) -> str:
-        return entry._settings(entry._arguments(["plan.json", "--devices", "a", *more]))
+        return told_alike(arguments(["plan.json", "--devices", "a", *more], None))
 
     for more in (
         ("--learning-rate", "0.5"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from planner.executor.__main__ import _arguments
+from planner.executor.arguments import arguments
 from planner.executor.binding import rank_of
 from planner.exports.error import ExportError
 from planner.exports.formats import export_plan
@@ -89,7 +89,7 @@ def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
         assert (read.rdzv_backend, read.rdzv_endpoint) == ("static", "red:1234")
         assert read.module
         assert read.training_script == "planner.executor"
-        args = _arguments(read.training_script_args)
+        args = arguments(read.training_script_args, None)
         assert (args.plan, args.steps, args.checkpoint) == (
             Path("my plans/p.json"),
             7,

@@ -1,0 +1,174 @@
+"""What a rank is told: ``python -m planner.executor plan.json --devices a b ...``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from planner.executor.binding import WAIT_S
+from planner.executor.options import FILES, NUMBERS, add_training
+from planner.executor.watch import PATIENCE_S
+from planner.swarm.deciding import Rule
+
+EVERY = 100
+ALIKE = (
+    *("steps", "every", "rest", "impose", "speed", "shrink"),
+    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic"),
+    *NUMBERS,
+)
+"""Options that all ranks must be given alike."""
+TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
+"""Given to all ranks or to none; the files may have other names elsewhere."""
+NO_MOVES = ("resume", "eval_data", "own_pace")
+"""Options for a run whose devices stay in their stages."""
+NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "eval_data", "routes", "record")
+"""Options for a run whose devices stay all the time."""
+NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
+"""Options for a model that is trained."""
+
+
+def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
+    """Words of the command line.
+
+    Parameters
+    ----------
+    argv
+        Without the program; None: this process's.
+    about
+        What ``--help`` says first.
+
+    Returns
+    -------
+    argparse.Namespace
+        As given, not yet looked at together.
+    """
+    parser = argparse.ArgumentParser(prog="python -m planner.executor", description=about)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--calibrate", type=Path, help="measure first and store it here")
+    parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
+    parser.add_argument("--every", type=int, default=EVERY, help="steps between two checkpoints")
+    parser.add_argument(
+        "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
+    )
+    parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        help="seconds for ranks that have not come; default %(default)g",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help=f"seconds of a device's silence that end the run; default {PATIENCE_S:g}, and more "
+        "where the plan has long latencies",
+    )
+    parser.add_argument(
+        "--own-pace", action="store_true", help="one stage: take microbatches as fast as possible"
+    )
+    parser.add_argument(
+        "--routes",
+        type=Path,
+        help="JSON lines of the peers that each microbatch went through, where devices choose: a "
+        "file a trainer, {rank} in the name stands for it",
+    )
+    parser.add_argument(
+        "--move",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DEVICE:STAGE@STEPS",
+        help="where devices choose paths: after so many steps this device goes to this stage, and "
+        "takes its state from a device there",
+    )
+    parser.add_argument(
+        "--rebalance",
+        type=int,
+        metavar="STEPS",
+        help="where devices choose paths: after every so many steps a device may go to another "
+        "stage, by what all were seen to take",
+    )
+    parser.add_argument(
+        "--rebalance-rule",
+        choices=list(Rule),
+        default=Rule.PLANNED,
+        help="whoever wins most for the rest of the run, or SWARM's Algorithm 2; default "
+        "%(default)s",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on without a device that is lost, where its stage has another; started again, it "
+        "comes back",
+    )
+    parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
+    add_training(parser)
+    imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
+    imposed.add_argument("--impose", action="store_true")
+    imposed.add_argument("--speed", type=float, default=1.0, help="times are divided by it")
+    imposed.add_argument("--shrink", type=float, default=1.0, help="bytes are divided by it")
+    imposed.add_argument("--rest", type=int, default=0, help="steps before, each begun together")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        help="times of operations and messages, a file a rank: {rank} in the name stands for it",
+    )
+    return parser.parse_args(argv)
+
+
+def require_sensible(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for options that go without each other, or for values that are none.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+
+    Raises
+    ------
+    ValueError
+        One line.
+    """
+    if not args.impose and (args.rest or args.speed != 1 or args.shrink != 1):
+        raise ValueError("--speed, --shrink and --rest are for imposed runs; add --impose")
+    for option in NO_MODEL if args.impose else ():
+        if getattr(args, option):
+            raise ValueError(f"--impose runs no model; leave out --{option.replace('_', '-')}")
+    moving = "move" if args.move else None if args.rebalance is None else "rebalance"
+    for option in NO_MOVES if moving else ():
+        if getattr(args, option):
+            raise ValueError(f"--{moving} goes without --{option.replace('_', '-')}; leave one out")
+    if args.move and args.rebalance is not None:
+        raise ValueError("--move says who moves and --rebalance decides it; leave one out")
+    for option in NO_ELASTIC if args.elastic else ():
+        if getattr(args, option):
+            raise ValueError(f"--elastic goes without --{option.replace('_', '-')}; leave one out")
+    if args.every < 1:
+        raise ValueError(f"--every is {args.every}; give steps, at least 1")
+    if args.steps < 0 or args.rest < 0:
+        raise ValueError(f"--steps and --rest must be at least 0, found {args.steps}, {args.rest}")
+    for option in ("wait", "patience"):
+        if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+
+
+def told_alike(args: argparse.Namespace) -> str:
+    """What all ranks must be told alike: numbers, and what they do together or not at all.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+
+    Returns
+    -------
+    str
+        In which they are compared.
+    """
+    said = {name: getattr(args, name) for name in ALIKE}
+    said |= {name: getattr(args, name) is not None for name in TOGETHER}
+    return " ".join(f"{name}={value}" for name, value in said.items())

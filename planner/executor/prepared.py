@@ -1,0 +1,226 @@
+"""A rank before its first step: met with the others, with memory for its part, and its part."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from planner.executor.arguments import told_alike
+from planner.executor.binding import join, patience_s
+from planner.executor.calibrate import calibrate
+from planner.executor.checkpoint import Checkpoints, resume
+from planner.executor.data.alike import require_same_data
+from planner.executor.data.options import Data
+from planner.executor.helper import Helper
+from planner.executor.hf_export import Export
+from planner.executor.imposed import Imposed, ImposedCompute
+from planner.executor.learner import Learner, require_executable
+from planner.executor.memory import Need, claims_of, need_of, require_memory
+from planner.executor.optimizing import Optimizing
+from planner.executor.options import data_of, optimizing_of
+from planner.executor.pieces import Piece
+from planner.executor.progress import Progress
+from planner.executor.ranks import Ranks
+from planner.executor.report import peak_flops
+from planner.executor.store import BEGUN
+from planner.executor.watch import Watch
+from planner.executor.wiring import averaging_of
+from planner.executor.work import Work
+from planner.network.atomic import write_text
+from planner.training_plan.model import TrainingPlan
+
+
+@dataclass
+class Prepared:
+    """What a rank begins its steps with.
+
+    Attributes
+    ----------
+    args
+        Of `planner.executor.arguments.arguments`.
+    ranks
+        This process among all.
+    device
+        Where it computes.
+    imposed
+        What an imposed run divides by; None: a model is trained.
+    optimizing, data
+        Of the model.
+    learner
+        Its part of the model; None: it has none, or there is no model.
+    works
+        What its operations do.
+    progress
+        What the first rank tells.
+    need
+        What it will hold; None: nothing that counts.
+    first
+        Steps that were done before.
+    checkpoints
+        What writes them.
+    export
+        Where the model goes in the end.
+    """
+
+    args: argparse.Namespace
+    ranks: Ranks
+    device: torch.device
+    imposed: Imposed | None
+    optimizing: Optimizing
+    data: Data
+    progress: Progress
+    learner: Learner | None = None
+    works: Learner | Helper | ImposedCompute = field(init=False)
+    need: Need | None = None
+    first: int = 0
+    checkpoints: Checkpoints | None = None
+    export: Export | None = None
+
+    def learner_of(self, plan: TrainingPlan) -> Learner:
+        """What this rank computes by a plan, from its beginning.
+
+        Parameters
+        ----------
+        plan
+            In which it has a stage.
+
+        Returns
+        -------
+        Learner
+            New.
+        """
+        # what is gone on from has its own weights
+        weights = self.args.weights if self.args.resume is None else None
+        return Learner(
+            plan, self.ranks.rank, self.device, self.optimizing, data=self.data, weights=weights
+        )
+
+    def need_of(self, plan: TrainingPlan, rank: int) -> Need:
+        """What a rank holds by a plan.
+
+        Parameters
+        ----------
+        plan, rank
+            Which.
+
+        Returns
+        -------
+        Need
+            In bytes.
+        """
+        return need_of(
+            plan,
+            rank,
+            averaging_of(plan, rank),
+            within=averaging_of(plan, rank, every_step=True),
+            on_gpu=self.device.type == "cuda",
+            calibrates=self.args.calibrate is not None,
+        )
+
+
+def prepare(
+    args: argparse.Namespace, plan: TrainingPlan, pieces: Sequence[Piece], watch: Watch
+) -> Prepared:
+    """Meet the others, and get ready.
+
+    Parameters
+    ----------
+    args
+        Of `planner.executor.arguments.arguments`.
+    plan
+        Which the run begins with.
+    pieces
+        Of the run, as far as they are known.
+    watch
+        Of this process.
+
+    Returns
+    -------
+    Prepared
+        For the first step.
+
+    Raises
+    ------
+    ValueError
+        This rank cannot do what it is told to.
+    """
+    optimizing, data = optimizing_of(args), data_of(args)
+    ranks = join(
+        plan,
+        args.devices,
+        told_alike(args),
+        watch=watch,
+        wait_s=args.wait,
+        # imposed times are divided, those of the watch are not: latencies as they are here
+        patience_s=args.patience or patience_s(plan, args.speed),
+        begun=BEGUN if args.elastic else "",
+    )
+    # once others can be told that it is refused
+    device = _torch_device(args.device)
+    imposed = Imposed(args.speed, args.shrink) if args.impose else None
+    progress = Progress(plan.predicted.step_s / args.speed, args.events)
+    made = Prepared(args, ranks, device, imposed, optimizing, data, progress)
+    if imposed is None:
+        _prepare_model(made, plan, pieces, watch)
+    else:
+        made.works = ImposedCompute(plan, ranks.rank, imposed)
+    return made
+
+
+def _prepare_model(
+    made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece], watch: Watch
+) -> None:
+    args, ranks = made.args, made.ranks
+    require_executable(plan)
+    needs = (made.need_of(piece.plan, ranks.rank) for piece in pieces)
+    made.need = max(needs, key=lambda need: need.total)
+    peak = None
+    if not ranks.late:
+        require_memory(ranks, claims_of(ranks, made.need, made.device))
+        peak = peak_flops(plan, ranks, made.device)
+    made.progress.work = Work(plan, peak)
+    if args.export is not None:
+        made.export = Export(args.export, plan, args.weights)
+    if ranks.rank in plan.stage_of:
+        made.learner = made.learner_of(plan)
+    if not ranks.late:
+        require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
+    if args.calibrate is not None and not ranks.late:
+        measured = calibrate(plan, ranks, made.learner, made.device)
+        if measured is not None:
+            write_text(args.calibrate, measured.to_json_text())
+            made.progress.calibrated(args.calibrate)
+    made.works = made.learner or Helper(plan, ranks.rank)
+    _prepare_checkpoints(made, plan, watch)
+
+
+def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> None:
+    """How many steps were done before, and what writes checkpoints."""
+    args, ranks, settings = made.args, made.ranks, made.optimizing.to_dict()
+
+    def written(steps: int) -> None:
+        watch.ending.hint = f"; go on after {steps} steps with --resume {args.checkpoint}"
+
+    if args.resume is not None and not ranks.late:
+        made.first = resume(args.resume, plan, ranks, made.learner, settings)
+        if made.first > args.steps or (made.first == args.steps and args.eval_data is None):
+            raise ValueError(
+                f"--steps is {args.steps}, but {made.first} were done; give the number of all "
+                "steps, with those that were done, or as many and --eval-data to evaluate alone"
+            )
+    if args.checkpoint is not None:
+        more = (plan, ranks, made.learner, settings, written)
+        made.checkpoints = Checkpoints(args.checkpoint, args.every, *more)
+
+
+def _torch_device(choice: str) -> torch.device:
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: this machine has no usable GPU; use cpu")
+    # several ranks may share a GPU: messages go through host memory anyway
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
