@@ -42,7 +42,7 @@ class Trained:
     losses
         Of each step.
     sent_bytes
-        Of all devices, in all.
+        Of all devices, without evaluations.
     seconds
         Of the run.
     """

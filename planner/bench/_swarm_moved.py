@@ -115,7 +115,7 @@ def _run(plan: TrainingPlan, rule: Rule) -> tuple[list[Step], list[dict[str, Any
         records = run_ranks(network, path, plan, asked, Path(name), told.append, more)
         network.stop()
     events = [json.loads(line) for line in told if line.startswith("{")]
-    moves = [e for e in events if e["event"] == "move" and e["fits"]]
+    moves = [e for e in events if e["event"] == "move" and not e["why_not"]]
     return steps_of(records, False, asked.speed), moves
 
 

@@ -221,7 +221,7 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
         "",
         "Held-out perplexity of a byte after so many steps; all are multiples of H, so that "
         "devices agree, but for the delayed, whose outer step is then to come. MB are what all "
-        "devices sent, evaluations included.",
+        "devices sent, without evaluations.",
         "",
         f"| averaging | {' | '.join(steps)} | to the best | MB sent |",
         f"|---|{'---|' * (len(steps) + 2)}",
@@ -306,6 +306,7 @@ def main(argv: Sequence[str]) -> int:
     kept: dict[str, Row] = {}
     if args.results is not None and args.results.exists():
         kept = {row.key: row for row in map(_row, args.results.read_text().splitlines())}
+        kept = {key: row for key, row in kept.items() if len(row.losses) == args.steps}
     rows = []
     with tempfile.TemporaryDirectory() as name:
         sizes = texts(Path(name))

@@ -75,7 +75,7 @@ class Row:
     losses
         Of each step.
     sent_bytes
-        Of all devices, without the last evaluations.
+        Of all devices, without evaluations.
     seconds
         Of the training.
     """
@@ -192,8 +192,8 @@ def report(rows: Sequence[Row], sizes: tuple[int, int], picture: str, before: st
         "",
         "## All stages, after so many steps",
         "",
-        "Held-out perplexity of a byte. Sent is what all devices sent in training, evaluations "
-        "included.",
+        "Held-out perplexity of a byte. Sent is what all devices sent in training, without "
+        "evaluations.",
         "",
         f"| skipped in training | {' | '.join(steps)} | to none | MB sent |",
         f"|---|{'---|' * (len(steps) + 2)}",
@@ -289,6 +289,7 @@ def main(argv: Sequence[str]) -> int:
     if args.results is not None and args.results.exists():
         lines = args.results.read_text().splitlines()
         kept = {row.key: row for row in (Row(**json.loads(line)) for line in lines)}
+        kept = {key: row for key, row in kept.items() if len(row.losses) == args.steps}
     rows = []
     with tempfile.TemporaryDirectory() as name:
         sizes = texts(Path(name))

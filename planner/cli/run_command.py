@@ -294,7 +294,8 @@ class _Steps:
         elif event["event"] == "move":
             move = Move(event["device"], event["stage"], event["steps"])
             decision = Decision(move, event["before_per_s"], event["after_per_s"])
-            self._say(decision.said(event["fits"]))
+            self.changes.append(event)
+            self._say(decision.said(event["why_not"]))
         elif event["event"] == "loss":
             self._of(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")

@@ -79,14 +79,7 @@ def train(
             if piece.move is not None:
                 _move(made, piece)
             if part:
-                # who has not moved, and whose peers have not, goes on with what it has learnt
-                router = worker.router if piece.move is None else None
-                worker = Worker(
-                    *(piece.plan, ranks, made.works),
-                    imposed=made.imposed,
-                    part=part,
-                    router=router,
-                )
+                worker = Worker(piece.plan, ranks, made.works, imposed=made.imposed, before=worker)
             done = _steps(made, worker, piece, part, evaluation, watchers)
             steps = [*steps, *done] if args.record is not None else done
     if args.record is not None:
@@ -100,14 +93,14 @@ def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
     if made.args.rebalance is None:
         return None
 
-    def fits(on: TrainingPlan, rank: int) -> bool:
-        """By the plan's own figures, which all ranks have alike; without a model all do."""
-        memory_bytes = float(on.cluster.memory_bytes[rank])
-        return made.imposed is not None or made.need_of(on, rank).total <= memory_bytes
+    def fits(on: TrainingPlan) -> bool:
+        """Whether this rank's device holds its part of a plan; without a model all do."""
+        memory_bytes = float(on.cluster.memory_bytes[made.ranks.rank])
+        return made.need is None or made.need_of(on, made.ranks.rank).total <= memory_bytes
 
-    def told(decision: Decision, fits: bool) -> None:
+    def told(decision: Decision, why_not: str) -> None:
         if made.ranks.rank == 0:
-            made.progress.moves(decision, fits)
+            made.progress.moves(decision, why_not)
 
     how = (made.args.rebalance, Rule(made.args.rebalance_rule), made.args.steps)
     return Rebalancing(plan, *how, made.ranks, fits, told)
@@ -115,6 +108,9 @@ def _rebalancing(made: Prepared, plan: TrainingPlan) -> Rebalancing | None:
 
 def _move(made: Prepared, piece: Piece) -> None:
     """The device that moves gets what its new stage has."""
+    if made.need is not None:
+        now = made.need_of(piece.plan, made.ranks.rank)
+        made.need = max(made.need, now, key=lambda need: need.total)
     if made.imposed is not None:
         made.works = ImposedCompute(piece.plan, made.ranks.rank, made.imposed)
     elif made.ranks.rank == piece.taker:

@@ -107,25 +107,25 @@ class Progress:
             perplexity=found.perplexity,
         )
 
-    def moves(self, decision: Decision, fits: bool) -> None:
-        """A device goes to another stage, or would if it had the memory.
+    def moves(self, decision: Decision, why_not: str) -> None:
+        """A device goes to another stage, or cannot.
 
         Parameters
         ----------
         decision
             Who, where to, and what for.
-        fits
-            Whether it does.
+        why_not
+            Why it stays; empty: it goes.
         """
         move = decision.move
         self._ended_s = 0.0
         self._say(
-            decision.said(fits),
+            decision.said(why_not),
             event="move",
             steps=move.after,
             device=move.device,
             stage=move.stage,
-            fits=fits,
+            why_not=why_not,
             before_per_s=decision.before,
             after_per_s=decision.after,
         )

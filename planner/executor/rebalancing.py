@@ -1,6 +1,6 @@
 """A run whose devices move to the stages that need them, as they are seen to work (SWARM, 3.2).
 
-Every so many steps all tell each other what a microbatch took them, and come to the same decision.
+Every so many steps all tell each other what a microbatch took them, and the first decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.swarm.deciding import Decision, Rule, decide
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import moved
+from planner.training_plan.moving import Move, moved
 
 
 class Rebalancing:
@@ -36,9 +36,9 @@ class Rebalancing:
     ranks
         This process among all.
     fits
-        Whether a device of a plan, which is new in its stage, has the memory for it.
+        Whether this rank's device has the memory for its part of a plan.
     told
-        Takes what was decided.
+        Takes what was decided, and why it is not done; empty: it is.
 
     Raises
     ------
@@ -53,13 +53,14 @@ class Rebalancing:
         rule: Rule,
         steps: int,
         ranks: Ranks,
-        fits: Callable[[TrainingPlan, int], bool],
-        told: Callable[[Decision, bool], None],
+        fits: Callable[[TrainingPlan], bool],
+        told: Callable[[Decision, str], None],
     ) -> None:
         require_movable(plan, every)
         self._plan, self._every, self._rule, self._steps = plan, every, rule, steps
         self._ranks, self._fits, self._told = ranks, fits, told
         self._busy_s, self._count = 0.0, 0
+        self._stay: set[int] = set()
 
     def after(self, record: StepRecord) -> None:
         """Count a step of this rank.
@@ -92,18 +93,41 @@ class Rebalancing:
             end = min(piece.end + self._every, self._steps)
             piece = Piece(piece.plan, piece.end, end)
             if decision is not None:
-                made = replace(piece, plan=moved(piece.plan, decision.move), move=decision.move)
-                fits = self._fits(made.plan, made.taker)
-                self._told(decision, fits)
-                piece = made if fits else piece
+                made, why_not = self._made(piece, decision)
+                self._told(decision, why_not)
+                if made is None:
+                    # and it is not asked again
+                    self._stay.add(piece.plan.cluster.network.ids.index(decision.move.device))
+                else:
+                    piece = made
 
     def _decide(self, piece: Piece, step_s: float) -> Decision | None:
+        """The first rank's decision: sums may differ in the last bit on unlike machines."""
         own_s = self._busy_s / self._count if self._count else 0.0
-        told = self._ranks.share(f"rebalance/{piece.end}", json.dumps([own_s, step_s]))
-        found = [json.loads(text) for text in told]
-        seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
-        left_s = (self._steps - piece.end) * max(step_s for _, step_s in found)
-        return decide(piece.plan, seconds, piece.end, left_s, self._rule)
+        name = f"rebalance/{piece.end}"
+        found = [json.loads(t) for t in self._ranks.share(name, json.dumps([own_s, step_s]))]
+        text = ""
+        if self._ranks.rank == 0:
+            seconds = {d: own_s for d, (own_s, _) in enumerate(found) if own_s > 0}
+            left_s = (self._steps - piece.end) * max(step_s for _, step_s in found)
+            how = (piece.end, left_s, self._rule, frozenset(self._stay))
+            if (decision := decide(piece.plan, seconds, *how)) is not None:
+                text = json.dumps([str(decision.move), decision.before, decision.after])
+        told = self._ranks.share(f"{name}/decision", text)[0]
+        if not told:
+            return None
+        move, before, after = json.loads(told)
+        return Decision(Move.of(move), before, after)
+
+    def _made(self, piece: Piece, decision: Decision) -> tuple[Piece | None, str]:
+        """The piece after a move, or why there is none; its device knows what it can hold."""
+        try:
+            made = replace(piece, plan=moved(piece.plan, decision.move), move=decision.move)
+        except PlanError as error:
+            return None, str(error)
+        fits = made.taker != self._ranks.rank or self._fits(made.plan)
+        told = self._ranks.share(f"rebalance/{piece.begin}/fits", "fits" if fits else "")
+        return (made, "") if told[made.taker] else (None, "it has not the memory")
 
 
 def require_movable(plan: TrainingPlan, every: int) -> None:

@@ -156,17 +156,6 @@ class Routed:
         self._mailbox = Mailbox(rank, connections, self._form, compute.buffer, self._take, failure)
         self._neighbours = tuple(connections)
 
-    def ban(self, peer: int) -> None:
-        """A peer has failed: it is asked for nothing until it is announced again.
-
-        Parameters
-        ----------
-        peer
-            Device.
-        """
-        with self._changed:
-            self._router.ban(peer)
-
     def run(self, serial: int, record: StepRecord) -> None:
         """Do this device's part of a step.
 

@@ -53,10 +53,9 @@ class Worker:
         If given, devices take microbatches from this store as fast as they can until the batch is
         complete (DeDLOC, 3.1), instead of those the plan expects them to do. Only for plans of one
         stage, whose microbatches any device can do alone.
-    part
-        Number of this one among workers of one run.
-    router
-        What an earlier worker with the same plan has learnt; None: what the plan says.
+    before
+        This rank's worker of the steps before, whose counts go on, and with the same plan what it
+        has learnt of its peers.
     commit
         Decides for all ranks whether a step's update is taken, and tells their losses; None: each
         takes its own when its gradients are there.
@@ -90,8 +89,7 @@ class Worker:
         *,
         imposed: Imposed | None = None,
         tickets: Store | None = None,
-        part: int = 0,
-        router: Router[int] | None = None,
+        before: Worker | None = None,
         commit: Commit | None = None,
     ) -> None:
         if tickets is not None and len(plan.assignment.groups) > 1:
@@ -115,8 +113,13 @@ class Worker:
         self.losses: Losses | None = None
         self.began_s = 0.0
         self.microbatches = 0
-        self.router = router
-        self._part = part
+        self.router: Router[int] | None = None
+        self._part = 0
+        self._sent_before: dict[int, int] = {}
+        if before is not None:
+            self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
+            self.router = before.router if before.plan is plan else None
+            self._part = before._part + 1
         self._connections: Connections = {}
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
@@ -129,7 +132,7 @@ class Worker:
     @property
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
-        found: dict[int, int] = {}
+        found = dict(self._sent_before)
         for (_, other), connection in self._connections.items():
             found[other] = found.get(other, 0) + connection.sent_bytes
         return found
@@ -212,6 +215,7 @@ class Worker:
         sync = self.plan.sync
         self._outer_to_come = sync.delayed and first > 0 and first % sync.every_steps == 0
         told = range(first, first + len(walk))
+        record = StepRecord(first - 1, False)  # of the steps before
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         for serial, k in enumerate(walk):
             if serial <= rest:
@@ -232,7 +236,7 @@ class Worker:
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
-        if self._outer_to_come and walk:
+        if self._outer_to_come:
             self._end_outer(record)
         if routed is not None:
             routed.finish()

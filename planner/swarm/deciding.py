@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -45,13 +46,13 @@ class Decision:
     before: float
     after: float
 
-    def said(self, fits: bool) -> str:
+    def said(self, why_not: str) -> str:
         """For people.
 
         Parameters
         ----------
-        fits
-            Whether the device has the memory.
+        why_not
+            Why it is not done; empty: it is.
 
         Returns
         -------
@@ -59,11 +60,11 @@ class Decision:
             A line.
         """
         move = self.move
-        goes = "goes" if fits else "stays, for want of memory, instead of going"
+        goes = "stays instead of going" if why_not else "goes"
         return (
-            f"after {move.after} steps device {move.device!r} {goes} to stage {move.stage}: "
-            f"{self.after:.4g} instead of {self.before:.4g} microbatches a second, as devices were "
-            "seen to work"
+            f"after {move.after} steps device {move.device!r} {goes} to stage {move.stage} "
+            f"({self.after:.4g} instead of {self.before:.4g} microbatches a second, as devices "
+            "were seen to work)" + (f": {why_not}" if why_not else "")
         )
 
 
@@ -75,7 +76,8 @@ def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> Stages:
     plan
         Whose devices work.
     seconds
-        By device, of a microbatch, forth and back; of those without, the plan's.
+        By device, of a microbatch, forth and back. Of those without, the plan's, times what the
+        others took over the plan's.
 
     Returns
     -------
@@ -90,17 +92,29 @@ def stages_of(plan: TrainingPlan, seconds: Mapping[int, float]) -> Stages:
         work.append(costs.busy_s(1.0))
     serving = np.zeros((len(groups), len(plan.cluster)), dtype=np.int64)
     speed = np.ones(len(plan.cluster))
+    planned = {
+        d: times.forward_s[d]
+        + times.backward_s[d]
+        + (times.head_s[d] if s == plan.head_stage else 0.0)
+        for s, group in enumerate(groups)
+        for d in group
+    }
+    late = [seconds[d] / planned[d] for d in planned if d in seconds and planned[d] > 0]
+    factor = median(late) if late else 1.0
     for s, group in enumerate(groups):
         for d in group:
-            planned = times.forward_s[d] + times.backward_s[d]
-            planned += times.head_s[d] if s == plan.head_stage else 0.0
             serving[s, d] = 1
-            speed[d] = work[s] / max(seconds.get(d, planned), 1e-12)
+            speed[d] = work[s] / max(seconds.get(d, planned[d] * factor), 1e-12)
     return Stages(serving, np.zeros_like(serving), np.array(work), speed)
 
 
 def decide(
-    plan: TrainingPlan, seconds: Mapping[int, float], done: int, left_s: float, rule: Rule
+    plan: TrainingPlan,
+    seconds: Mapping[int, float],
+    done: int,
+    left_s: float,
+    rule: Rule,
+    stay: frozenset[int] = frozenset(),
 ) -> Decision | None:
     """The move to make now, if any is worth it.
 
@@ -116,11 +130,13 @@ def decide(
         Until the run ends.
     rule
         `Rule.PLANNED`: a move must win `HYSTERESIS`, and what is lost while state is on its way.
+    stay
+        Devices that cannot move; Algorithm 2 does not ask.
 
     Returns
     -------
     Decision | None
-        The same for all who have the same numbers.
+        One at most.
     """
     stages = stages_of(plan, seconds)
     policy: Policy = OneAtATime(0.0)
@@ -128,15 +144,18 @@ def decide(
         # everybody waits while state is on its way
         lost = _download_s(plan) / left_s if left_s > 0 else 1.0
         policy = PlannedMoves(0.0, max(left_s, 0.0), 0.0, 0.0, 0.0, HYSTERESIS + lost, True)
+        # who is on its way to a stage counts there, and is not sent elsewhere
+        fixed = np.isin(np.arange(len(plan.cluster)), list(stay))
+        stages = replace(stages, serving=stages.serving * ~fixed, loading=stages.serving * fixed)
     if not (moves := policy.moves(stages)):
         return None
     source, target, device, _ = moves[0]
-    after = stages.serving.copy()
+    after = stages.serving + stages.loading
     after[source, device] -= 1
     after[target, device] += 1
     rate = float((after @ stages.speed / stages.work).min())
     name = plan.cluster.network.ids[device]
-    return Decision(Move(name, target, done), float(stages.rates.min()), rate)
+    return Decision(Move(name, target, done), float(stages.coming_rates.min()), rate)
 
 
 def _download_s(plan: TrainingPlan) -> float:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.swarm.move_programme import programme_moves
 from planner.swarm.rebalancing import Floats, Ints, Move, Stages
 
 ROUNDING = 1e-9
@@ -89,6 +88,9 @@ class PlannedMoves:
         elif stages.serving.size > PROGRAMME:
             out, into = self._of_several_kinds(stages)
         else:
+            # with HiGHS, which the policy of one peer at a time does without
+            from planner.swarm.move_programme import programme_moves
+
             out, into = programme_moves(
                 stages, self.horizon_s, self.download_s, self._cost(1), _nothing(stages)
             )

@@ -13,6 +13,7 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
 from planner.training_plan.moving import Move, moved
+from tests.conftest import make_plan, tiny_workload
 from tests.executor.forks import run_plan
 from tests.executor.test_moves import IDS, plan_of, single
 from tests.executor.test_train import STEPS, TOLERANCE
@@ -47,7 +48,7 @@ def test_losses_equal_one_process(rule: str, tmp_path: Path) -> None:
     np.testing.assert_allclose([losses[t] for t in range(STEPS)], single(plan), rtol=TOLERANCE)
     moves = [e for e in events if e["event"] == "move"]
     # one of five wins twice the rate
-    assert moves[0]["steps"] == 5 and moves[0]["stage"] == 0 and moves[0]["fits"]
+    assert moves[0]["steps"] == 5 and moves[0]["stage"] == 0 and not moves[0]["why_not"]
     assert all(e["steps"] in (5, 10, 15) for e in moves)
     if rule == "planned":
         assert all(e["after_per_s"] > e["before_per_s"] for e in moves)
@@ -61,8 +62,23 @@ def test_who_has_not_the_memory_stays(tmp_path: Path) -> None:
     code, events, said = run_plan(path, IDS, "--steps", "6", "--rebalance", "3")
     assert code == 0, said
     (move,) = (e for e in events if e["event"] == "move")
-    assert not move["fits"]
+    assert move["why_not"] == "it has not the memory"
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(6))
+
+
+def test_a_move_that_cannot_be_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    """One microbatch cannot go to two devices of a stage; nobody who cannot is asked again."""
+    grid = [[0, 1], [2, 3], [4, 5]]
+    workload = tiny_workload(batch_samples=3)
+    plan = make_plan(grid, workload=workload).replace(wiring="stochastic")
+    path = tmp_path / "plan.json"
+    save_plan(plan, path)
+    options = ("--steps", "8", "--rebalance", "2", "--rebalance-rule", "swarm")
+    code, events, said = run_plan(path, IDS, *options)
+    assert code == 0, said
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(8))
+    moves = [e for e in events if e["event"] == "move"]
+    assert moves and all("is on none" in e["why_not"] for e in moves)
 
 
 @pytest.mark.parametrize(

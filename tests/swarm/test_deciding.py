@@ -70,7 +70,10 @@ def test_speeds_are_those_that_were_seen() -> None:
         d: times.forward_s[d] + times.backward_s[d] + (times.head_s[d] if d in (1, 3) else 0.0)
         for d in range(4)
     }
-    stages = stages_of(plan, {0: planned[0], 2: 4 * planned[2]})
+    # on a machine that is late as a whole, who was not seen is thought to be as late
+    late = stages_of(plan, {0: 9 * planned[0], 2: 9 * planned[2]})
+    np.testing.assert_allclose(late.speed, np.array(plan.cluster.flops) / 9)
+    stages = stages_of(plan, {0: planned[0], 1: planned[1], 2: 4 * planned[2]})
     np.testing.assert_allclose(stages.speed, np.array(plan.cluster.flops) * [1, 1, 0.25, 1])
     assert stages.serving.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rates = [1 / planned[0] + 0.25 / planned[2], 1 / planned[1] + 1 / planned[3]]
@@ -91,6 +94,9 @@ def test_who_moves_and_who_does_not() -> None:
     moved[:, int(decision.move.device)] = (1, 0)
     assert decision.after == pytest.approx(float((moved @ stages.speed / stages.work).min()))
     assert decide(plan, seconds, 7, 0.0, Rule.PLANNED) is None
+    other = decide(plan, seconds, 7, 1e6, Rule.PLANNED, frozenset({int(decision.move.device)}))
+    assert other is not None and str(other.move) in ("1:0@7", "3:0@7")
+    assert other.move != decision.move and other.before == pytest.approx(3 / 8)
     even = dict.fromkeys(range(6), 1.0)
     nearly = even | {1: 1.0 - HYSTERESIS / 2}
     assert decide(plan, nearly, 7, 1e6, Rule.PLANNED) is None
