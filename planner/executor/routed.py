@@ -170,8 +170,6 @@ class Routed:
         ------
         ConnectionLost
             A neighbour is gone.
-        NoPeer
-            All of a stage are banned.
         """
         with self._changed:
             self._serial, self._record = serial, record

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import bench_command
 from planner.cli.main import COMMANDS, EXAMPLE, main, parser
 from planner.cli.progress import CLEAR, Progress
 from planner.report.page import GENERATOR
@@ -49,7 +50,7 @@ def test_every_example_can_be_typed() -> None:
         words = shlex.split(module.EXAMPLE.split(" > ")[0])
         words = words[words.index("planner") + 1 :]
         assert words[0] == module.NAME
-        assert parser().parse_args(words).run is module.run
+        assert parser().parse_args(bench_command.named(words)).run is module.run
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,9 @@ def test_lines_of_those_who_sum_for_others() -> None:
 
 def test_a_plan_of_machines(tmp_path: Path) -> None:
     """Averages in two levels, is saved, read, checked, and its bound proven; edits are found."""
-    cluster, work = nodes([3, 2, 2]), tiny_workload(batch_samples=32)
+    # with less to compute one machine alone would be faster
+    cluster = nodes([3, 2, 2])
+    work = tiny_workload(batch_samples=16384, microbatch_samples=512)
     result = pl.plan(cluster, work, stop=pl.MaxIterations(3), stages=1, wiring="flow")
     plan = result.plan
     assert plan is not None and result.bound is not None and result.bound <= result.objective
