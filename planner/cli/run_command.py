@@ -323,8 +323,8 @@ class _Steps:
             self._say(_line(event, self.done[-1]["predicted_s"]))
 
     def _of(self, step: int) -> dict[str, Any]:
-        first: int = self.done[0]["step"]
-        return self.done[step - first]
+        # a step may never have been told, where whoever would tell it was lost
+        return next((one for one in reversed(self.done) if one["step"] == step), {})
 
     def _say(self, text: str) -> None:
         if not self._as_json:

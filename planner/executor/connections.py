@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -141,21 +142,32 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
         if ranks.loss is not None:
             ranks.loss.on_failure(lambda: _shut(server))
         found: Connections = {}
-        with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
-            opened = pool.map(lambda w: _connect(addresses[w[1]], w[0], ranks, w[1]), higher)
-            server.settimeout(limit_s)
-            try:
-                for _ in range(lower):
-                    purpose, other, connection = _accept(server)
-                    found[purpose, other] = connection
-            except OSError as error:
-                missing = min(other for _, other in set(asked) - set(higher) - set(found))
-                raise ConnectionLost(
-                    f"device {ranks.name(missing)!r} did not connect to "
-                    f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})",
-                    ranks.name(missing),
-                ) from None
-            found |= dict(zip(higher, opened, strict=True))
+
+        def connect(asked: tuple[Purpose, int]) -> None:
+            purpose, other = asked
+            found[purpose, other] = _connect(addresses[other], purpose, ranks, other)
+
+        try:
+            with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
+                opened = pool.map(connect, higher)
+                server.settimeout(limit_s)
+                try:
+                    for _ in range(lower):
+                        purpose, other, connection = _accept(server)
+                        found[purpose, other] = connection
+                except OSError as error:
+                    missing = min(other for _, other in set(asked) - set(higher) - set(found))
+                    raise ConnectionLost(
+                        f"device {ranks.name(missing)!r} did not connect to "
+                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})",
+                        ranks.name(missing),
+                    ) from None
+                deque(opened, maxlen=0)
+        except BaseException:
+            # the others' ends must not look as if this process had gone
+            for connection in found.values():
+                ranks.held.callback(connection.close)
+            raise
     for (_, other), connection in found.items():
         connection.name = f"device {ranks.name(other)!r}"
     return found
@@ -311,6 +323,7 @@ def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connec
     limit_s = CONNECT_S + RANK_S * ranks.world
     try:
         connection = socket.create_connection((host, int(port)), timeout=limit_s)
+        connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
     except OSError as error:
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
@@ -318,7 +331,6 @@ def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connec
             "connections to one another",
             ranks.name(other),
         ) from None
-    connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
     return _ready(connection)
 
 

@@ -244,8 +244,10 @@ class Elastic:
 
     def _tell_before(self) -> None:
         """What the first rank of the generation before could not tell any more."""
-        last = self._told
-        if self.ranks.rank == 0 and last is not None and self._roll.told() < last.record.step:
+        last, now = self._told, self._roll.now
+        first = next((m for m in now.members if m not in now.new), None)
+        mine = self._roll.name == first
+        if mine and last is not None and self._roll.told() < last.record.step:
             self._tell(last)
 
     def _await_cause(self, error: ConnectionLost) -> None:

@@ -168,7 +168,8 @@ class _Run:
         """Whether a rank has ended in a way that others must not outlive for long."""
         code = rank.process.poll()
         if self._restarts is not None and self._begun():
-            return code in (FAILED, REFUSED)
+            # one that was started again and is refused costs itself alone
+            return code in (FAILED, REFUSED) and not rank.restarts
         return bool(code)
 
     def _begun(self) -> bool:

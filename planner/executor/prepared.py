@@ -187,8 +187,7 @@ def _prepare_model(
         made.export = Export(args.export, plan, args.weights)
     if ranks.rank in plan.stage_of:
         made.learner = made.learner_of(plan)
-    if not ranks.late:
-        require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
+    require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
         measured = calibrate(plan, ranks, made.learner, made.device)
         if measured is not None:

@@ -14,6 +14,7 @@ from tests.executor.launch import torchrun
 torch = pytest.importorskip("torch")
 
 import planner.executor.__main__ as entry  # noqa: E402
+import planner.executor.prepared as prepared  # noqa: E402
 from planner.executor.arguments import arguments, told_alike  # noqa: E402
 
 
@@ -95,7 +96,7 @@ def test_ranks_end_in_a_line_at_most(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(entry, "join", fails)
+    monkeypatch.setattr(prepared, "join", fails)
     monkeypatch.setattr("planner.executor.watch.CAUSE_S", 0.0)
     monkeypatch.setattr("planner.executor.watch.PUBLISH_S", 0.0)
     before = sys.getswitchinterval()

@@ -8,7 +8,9 @@ from planner.executor.ranks import Ranks
 
 
 def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> None:
-    """Raise if this rank would make other samples than another; all ranks come here together.
+    """Raise if this rank would make other samples than another.
+
+    All ranks come here together, and a late one by itself.
 
     Parameters
     ----------
@@ -29,7 +31,14 @@ def require_same_data(ranks: Ranks, option: str, mine: Microbatches | None) -> N
             mine.tokens(0, 0)
         except DataError as error:
             raise DataError(f"{option}: {error}") from None
-    told = ranks.share(f"data{option}", "" if mine is None else mine.says)
+    said = "" if mine is None else mine.says
+    name = f"data{option}"
+    if ranks.late:
+        # the others said so before their first step
+        keys = [f"{name}/{rank}" for rank in range(ranks.world)]
+        told = [value.decode() for value in ranks.store.multi_get(keys)]
+    else:
+        told = ranks.share(name, said)
     first = next((rank for rank, says in enumerate(told) if says), 0)
     if mine is not None and mine.says != told[first]:
         raise DataError(
