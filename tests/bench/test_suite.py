@@ -169,6 +169,34 @@ def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> 
                 judge(family, problem, other)
 
 
+def test_numbers_that_are_none_are_refused(answered: dict[str, tuple[Any, Any]]) -> None:
+    """As numbers and as text, of every family, wherever they stand."""
+    for instance, (problem, plan) in answered.items():
+        family = INSTANCES[instance].family
+        text = json.dumps(answer_data(plan))
+        for odd in (math.nan, math.inf, -math.inf):
+            data = {**json.loads(text), "more": {"of": [odd]}}
+            with pytest.raises(AnswerError, match=rf"answer\.more\.of\[0\] is {odd}; numbers must"):
+                judge(family, problem, data)
+    problem, plan = answered[WAVE]
+    data = answer_data(plan)
+    for odd in ("nan", "inf", math.nan):
+        ops = [data["ops"][0], *([*op[:4], odd] for op in data["ops"][1:])]
+        with pytest.raises(AnswerError, match="finite"):
+            judge(Family.PATHS, problem, {**data, "ops": ops})
+    for odd in ("nan", "-inf", math.nan):
+        with pytest.raises(AnswerError, match="finite"):
+            judge(Family.REBALANCING, answered[PEERS][0], {"moves": [[odd, 0, 1, 0, 1]]})
+    (flags, rates) = answer_data(answered[TABLE_1][1]).values()
+    for computes in ([math.nan, *flags[1:]], [*flags[:-1], math.inf]):
+        with pytest.raises(AnswerError, match=r"answer\.computes"):
+            judge(
+                Family.AVERAGING,
+                answered[TABLE_1][0],
+                {"computes": computes, "rates_bytes_per_s": rates},
+            )
+
+
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something stands in nested lists and objects."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
