@@ -21,7 +21,7 @@ from planner.bench.suite.bestknown import (
 )
 from planner.bench.suite.judge import judge
 from planner.bench.suite.kept import Kept
-from planner.bench.suite.problem import ROUNDING, Family
+from planner.bench.suite.problem import ROUNDING, Family, Instance
 from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.registry import INSTANCES
 from planner.bench.suite.solution_files import find_solution, read_solution, write_solution
@@ -102,6 +102,51 @@ def test_only_what_is_valid_and_better_changes_the_table(tmp_path: Path) -> None
     path = table / entry.solution
     assert solution_hash(path) == entry.sha256
     assert read_solution(path)["answer"]["groups"] == [sorted(g) for g in better]
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"seed": None}, "seed is None"),
+        ({"seed": -1}, "seed is -1"),
+        ({"effort": float("nan")}, "effort is nan"),
+        ({"effort": "inf"}, "effort is 'inf'"),
+        ({"effort": [1]}, "effort is [1]"),
+        ({"bound": {"value": float("nan")}}, "bound.value is nan"),
+        ({"bound": {}}, "bound.value is None"),
+        ({"bound": 5.0}, "bound is a float"),
+    ],
+)
+def test_a_strange_file_changes_nothing(tmp_path: Path, claim: Any, words: str) -> None:
+    """One that the checker accepts, and that claims what cannot be: table and files stay."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
+    assert _offer(found, table, {"groups": worse}).what == "new"
+    files = {path: path.read_bytes() for path in table.rglob("*") if path.is_file()}
+    data = {"format": "planner.solution", "answer": {"groups": better}, **claim}
+    path = found / f"{SMALL}.json"
+    path.write_text(json.dumps(data))
+    options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
+    (change,) = record(found, [INSTANCES[SMALL]], table, **options)
+    assert change.what == "refused" and words in change.words
+    assert files == {path: path.read_bytes() for path in table.rglob("*") if path.is_file()}
+
+
+def test_what_is_taken_is_on_record_at_once(tmp_path: Path) -> None:
+    """Whatever happens at the next instance."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    write_solution(found / f"{SMALL}.json", {"groups": _groups(0)})
+    write_solution(found / "assignment/next.json", {"groups": []})
+
+    def broken() -> Any:
+        raise RuntimeError("out of memory")
+
+    instances = [INSTANCES[SMALL], Instance("assignment/next", "", broken)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        record(found, instances, table, by=None, date="2026-01-01")
+    entry = load_table(table)[SMALL]
+    assert entry.sha256 == solution_hash(table / entry.solution)
 
 
 def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> None:
