@@ -156,7 +156,8 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
 
     def bound(value: float, groups: list[list[int]] = worse) -> Change:
         raw = {"value": value, "recomputed": True, "basis": "b", "method": "ours"}
-        return _offer(found, table, {"groups": groups}, bound=raw)
+        asked = problem_hash(INSTANCES[SMALL].make())
+        return _offer(found, table, {"groups": groups}, bound=raw, problem=asked)
 
     between = (_cost(worse) + _cost(better)) / 2
     assert bound(1.0).what == "new" and load_table(table)[SMALL].bound == 1.0
@@ -166,6 +167,42 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
     found_wrong = _offer(found, table, {"groups": better}, method="me")
     assert found_wrong.what == "better" and "report this" in found_wrong.words
     assert load_table(table)[SMALL].bound is None
+
+
+def test_a_bound_is_of_its_problem_and_recomputed_only_here(tmp_path: Path) -> None:
+    """What a file says of that is no proof."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    raw = {"value": 1.0, "recomputed": True, "basis": "b", "method": "ours"}
+    for said in ({}, {"problem": "0" * 16}):
+        change = _offer(found, table, {"groups": _groups(0)}, bound=raw, **said)
+        assert "bound not taken: its problem is" in change.words
+        assert load_table(table)[SMALL].bound is None
+    asked = problem_hash(INSTANCES[SMALL].make())
+    assert _offer(found, table, {"groups": _groups(0)}, bound=raw, problem=asked).what == "bound"
+    entry = load_table(table)[SMALL]
+    assert entry.bound == 1.0 and not entry.bound_recomputed
+
+
+def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
+    """As much as it proves itself, and no more."""
+    name = "rebalancing/peers40-4"
+    problem = INSTANCES[name].make()
+    proven = judge(Family.REBALANCING, problem, {"moves": []})
+    assert proven.bound is not None
+    # a rate: the lower bound claims more
+    between = (proven.objective + proven.bound.value) / 2
+    for value, recomputed in ((proven.bound.value, True), (between, False)):
+        wrapped = {
+            "format": "planner.solution",
+            "problem": problem_hash(problem),
+            "bound": {"value": value, "recomputed": not recomputed, "basis": "", "method": "me"},
+            "answer": {"moves": []},
+        }
+        write_solution(tmp_path / "found" / f"{name}.json", wrapped)
+        options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
+        record(tmp_path / "found", [INSTANCES[name]], tmp_path / "table", **options)
+        entry = load_table(tmp_path / "table")[name]
+        assert (entry.bound, entry.bound_recomputed) == (value, recomputed)
 
 
 def test_a_run_keeps_its_best(tmp_path: Path) -> None:

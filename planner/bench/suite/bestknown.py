@@ -160,7 +160,9 @@ def record(
     date
         Of today.
     bounds
-        Whether to take the bounds that the files state, too: only from files of your own.
+        Whether to take the bounds that the files state, too: only from files of your own, whose
+        ``problem`` is the hash of the instance's. Files hold no witness: but for rebalancing, where
+        the checker makes the bound itself, such a bound is recorded as not recomputed.
 
     Returns
     -------
@@ -179,17 +181,22 @@ def record(
             accepted = judge(instance.family, problem, solution["answer"])
             # whatever is wrong with a file is found before anything is written
             claim = _claim_of(solution, by)
-            bound = _bound_of(solution) if bounds else None
+            bound = _bound_of(solution, instance.family, accepted) if bounds else None
         except AnswerError as error:
             changes.append(Change(instance.id, "refused", str(error)))
             continue
-        known = table.get(instance.id)
-        if known is not None and known.problem != problem_hash(problem):
-            words = f"the table is about problem {known.problem}, this is {problem_hash(problem)}"
+        known, asked = table.get(instance.id), problem_hash(problem)
+        if known is not None and known.problem != asked:
+            words = f"the table is about problem {known.problem}, this is {asked}"
             changes.append(Change(instance.id, "refused", words))
             continue
         new, change = _taken(instance, problem, claim, accepted, known, folder, date)
-        if bound is not None and _raises(instance.family, bound[0], new):
+        if bound is not None and solution.get("problem") != asked:
+            # an answer is judged on this problem, a bound says nothing about another
+            said = solution.get("problem", "not said")
+            words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
+            change = Change(instance.id, change.what, words)
+        elif bound is not None and _raises(instance.family, bound[0], new):
             new = Entry(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
             words = f"{change.words}; bound {bound[0]:.9g}"
             change = Change(
@@ -280,14 +287,19 @@ def solution_hash(path: Path) -> str:
     return hashlib.sha256(gzip.decompress(data) if path.suffix == ".gz" else data).hexdigest()
 
 
-def _bound_of(solution: Mapping[str, Any]) -> tuple[float, bool, str, str] | None:
+def _bound_of(
+    solution: Mapping[str, Any], family: Family, accepted: Accepted
+) -> tuple[float, bool, str, str] | None:
+    """A file's bound; recomputed where the checker, of this very problem, proves as much now."""
     raw = solution.get("bound")
     if raw is None:
         return None
     if not isinstance(raw, dict):
         raise AnswerError(f"bound is a {type(raw).__name__}; give an object with value, or none")
     value = real("bound.value", raw.get("value"), 0.0, error=AnswerError)
-    return value, bool(raw.get("recomputed")), str(raw.get("basis", "")), str(raw.get("method", ""))
+    again = accepted.bound
+    recomputed = again is not None and again.recomputed and not family.better(again.value, value)
+    return value, recomputed, str(raw.get("basis", "")), str(raw.get("method", ""))
 
 
 def _excluded(family: Family, objective: float, bound: float | None) -> bool:
