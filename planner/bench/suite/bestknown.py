@@ -161,8 +161,8 @@ def record(
         Of today.
     bounds
         Whether to take the bounds that the files state, too: only from files of your own, whose
-        ``problem`` is the hash of the instance's. Files hold no witness: but for rebalancing, where
-        the checker makes the bound itself, such a bound is recorded as not recomputed.
+        ``problem`` is the hash of the instance's. Recorded as not recomputed but for rebalancing,
+        where the checker makes the bound itself.
 
     Returns
     -------
