@@ -306,7 +306,7 @@ def test_a_page_is_safe_and_whole() -> None:
 def test_rows_are_kept_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cut line is left out; what is there is not run again; other problems' rows are dropped."""
+    """A cut line is left out; what is there is not run again; other problems' rows are not used."""
     ran: list[int] = []
 
     def counted(problem: Any, seed: int, effort: float) -> Any:
@@ -327,8 +327,18 @@ def test_rows_are_kept_and_gone_on_with(
     assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
     assert ran == [0, 1, 2]
     append_row(rows, append)
+    append_row(rows, replace(append, seed=3))
+    assert main([*argv, "--seeds", "0", "1", "2", "3", "--resume"]) == 0
+    assert ran == [0, 1, 2, 3]
+    # a call for other instances, methods or seeds takes no row out of the file
+    others = Row(TABLE_1, "p", "m", "other", 0, 1.0, True, "", 1.0, None, False, "", 1.0)
+    append_row(rows, others)
+    before = read_rows(rows)
+    assert main([*argv, "--seeds", "0", "--resume"]) == 0
+    assert read_rows(rows) == before and len(before) == 7
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [row["seed"] for row in data["rows"]] == [0]
     assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
-    assert ran == [0, 1, 2, 2]
     data = json.loads((tmp_path / "out.json").read_text())
     assert [row["seed"] for row in data["rows"]] == [0, 1, 2]
     assert main([*argv, "--seeds", "0"]) == 0

@@ -193,8 +193,10 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], Row] = {}
     if options.resume:
-        rows = _still_valid(read_rows(path), tasks)
-        mend(path, rows.values())
+        found = read_rows(path)
+        # rows that this call does not ask for stay in the file: another call may
+        mend(path, found)
+        rows = _still_valid(found, tasks)
     elif path.exists():
         # half an hour of work is not lost for a forgotten --resume
         path.replace(path.with_name(path.name + "~"))
@@ -229,12 +231,10 @@ def _still_valid(
         one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
-    found = {(r.instance, r.method, r.seed, r.effort): r for r in rows}
-    return {
-        key: row
-        for key, row in found.items()
-        if hashes.get(row.instance) == row.problem and key not in files
-    }
+    asked = {_key(task) for task in tasks} - files
+    valid = [row for row in rows if hashes.get(row.instance) == row.problem]
+    found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
+    return {key: row for key, row in found.items() if key in asked}
 
 
 def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -> list[str]:
