@@ -285,6 +285,34 @@ def test_figures_by_hand() -> None:
     assert slower.gaps[TABLE_1] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("instance", [SMALL, TABLE_1])
+def test_an_answer_beyond_a_bound_is_told(instance: str) -> None:
+    """It proves nothing optimal: no gap, and a line on terminal, page and report."""
+    of_time = instance == SMALL
+    bound, beyond = (1.0, 0.5) if of_time else (1.0, 2.0)
+    rows = [
+        _row("ours", 1.0, instance=instance, bound=bound, bound_recomputed=True),
+        _row("other", beyond, instance=instance),
+    ]
+    sound, summary = summarise(rows[:1], {}), summarise(rows, {})
+    assert sound.known[instance].gap == 0.0 and summary.known[instance].gap is None
+    (standings,) = summary.families.values()
+    assert all(s.bound_gaps == {} for s in standings)
+    told = f"WRONG: {instance}: {beyond:g} "
+    for show in (
+        terminal,
+        lambda one: markdown(one, "title", ["made"]),
+        lambda one: page(one, "title", ["made"]),
+    ):
+        assert told in show(summary) and "bound or the answer is wrong" in show(summary)
+        assert "WRONG" not in show(sound)
+    optimal = "<dt>proven optimal</dt><dd>{}</dd>"
+    assert optimal.format(1) in page(sound, "t", []) and optimal.format(0) in page(summary, "t", [])
+    # what rounding may do is no contradiction
+    near = summarise([rows[0], _row("other", 1.0 - 1e-9, instance=instance)], {})
+    assert near.known[instance].gap == pytest.approx(0.0, abs=1e-8)
+
+
 def test_a_page_is_safe_and_whole() -> None:
     """Foreign names are escaped, nothing is fetched, every table sorts."""
     evil = '<script>alert("x")</script>'

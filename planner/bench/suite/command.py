@@ -285,7 +285,10 @@ def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
     return {
         "format": "planner.bench_suite",
         "made": list(made),
-        "instances": {name: {**asdict(k), "gap": k.gap} for name, k in summary.known.items()},
+        "instances": {
+            name: {**asdict(k), "gap": k.gap, "contradicted": k.contradicted}
+            for name, k in summary.known.items()
+        },
         "families": {
             str(family): [asdict(one) for one in standings]
             for family, standings in summary.families.items()
