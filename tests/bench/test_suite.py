@@ -502,6 +502,44 @@ def test_solution_files_of_strangers(
     capsys.readouterr()
 
 
+def test_folders_of_solutions_have_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of two folders are told apart, and those of the folder one is in have its name."""
+    for folder in ("one/mine", "two/mine"):
+        path = tmp_path / folder / f"{SMALL}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}))
+    argv = ["--methods", "", "--only", SMALL, "--jobs", "1", "--solutions"]
+    both = [*argv, str(tmp_path / "one/mine"), "--solutions", str(tmp_path / "two/mine")]
+    with pytest.raises(ValueError, match="have the name 'mine', too; rename"):
+        main(both)
+    with pytest.raises(ValueError, match="has no name for its rows"):
+        main([*argv, "/"])
+    monkeypatch.chdir(tmp_path / "one/mine")
+    assert main([*argv, ".", "--rows", str(tmp_path / "rows.jsonl")]) == 0
+    assert [row.method for row in read_rows(tmp_path / "rows.jsonl")] == ["mine (files)"]
+    capsys.readouterr()
+
+
+def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem in its hands is its own."""
+    groups = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
+
+    def cheats(problem: Any, seed: int, effort: float) -> Any:
+        for name in ("activation_bytes", "gradient_bytes"):
+            object.__setattr__(problem, name, tuple(1.0 for _ in getattr(problem, name)))
+        return {"groups": groups}
+
+    method = Method.of(Family.ASSIGNMENT, "cheats", cheats, Kind.OTHER, "")
+    monkeypatch.setattr(work, "METHODS", (method,))
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    row = work.run_task(work.Task(SMALL, "cheats", 0, 1.0, 60.0)).row
+    problem = INSTANCES[SMALL].make()
+    assert row.problem == problem_hash(problem)
+    assert row.objective == judge(Family.ASSIGNMENT, problem, {"groups": groups}).objective
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -511,7 +549,11 @@ def test_solution_files_of_strangers(
         (["--method", "planner.nowhere:solve"], "No module named"),
         (["--method", "planner.search.stop:LEAST_S"], "is no function"),
         (["--effort", "-1"], "--effort must be above 0"),
+        (["--effort", "0"], "--effort must be above 0"),
+        (["--effort", "nan"], "--effort must be above 0"),
         (["--seconds", "-1"], "give seconds above 0"),
+        (["--seconds", "0"], "give seconds above 0"),
+        (["--seconds", "nan"], "give seconds above 0"),
         (["--solutions", "/nowhere"], "is no folder"),
         (["--html", "/nowhere/x.html"], "does not exist"),
         (["--html", "x.txt"], "must end in .html"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shlex
@@ -157,26 +158,46 @@ def _chosen(options: argparse.Namespace) -> list[Method]:
 
 
 def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
-    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or SEEDS
+    effort, seeds = _effort(options), options.seeds or SEEDS
     if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
-    guard_s = options.seconds or 60 + 60 * effort
-    if guard_s <= 0:
+    guard_s = 60 + 60 * effort if options.seconds is None else options.seconds
+    if not 0 < guard_s < math.inf:
         raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
     methods = _chosen(options)
+    folders: dict[str, Path] = {}
     for folder in options.solutions:
         if not folder.is_dir():
             raise ValueError(f"--solutions {folder}: is no folder; give one")
+        name = _name_of(folder)
+        if not name:
+            raise ValueError(f"--solutions {folder}: has no name for its rows; give another folder")
+        if name in folders:
+            raise ValueError(
+                f"--solutions {folder}: rows of {folders[name]} have the name {name!r}, too; "
+                "rename one of the folders"
+            )
+        folders[name] = folder
     for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
         for method in methods:
             if one.family in method.families:
                 for seed in seeds if method.seeded else seeds[:1]:
                     yield Task(one.id, method.name, seed, effort, guard_s)
-        for folder in options.solutions:
+        for name, folder in folders.items():
             path = find_solution(folder, one.id)
             if path is not None:
-                yield Task(one.id, f"{folder.name} (files)", 0, effort, guard_s, path)
+                yield Task(one.id, f"{name} (files)", 0, effort, guard_s, path)
+
+
+def _effort(options: argparse.Namespace) -> float:
+    if options.effort is not None:
+        return float(options.effort)
+    return QUICK_EFFORT if options.quick else EFFORT
+
+
+def _name_of(folder: Path) -> str:
+    """Of ``.`` and ``..``, too."""
+    return folder.resolve().name
 
 
 def _rows_path(options: argparse.Namespace) -> Path:
@@ -249,12 +270,11 @@ def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -
     for reference in options.method:
         words += ["--method", reference]
     for folder in options.solutions:
-        words += ["--solutions", folder.name]
+        words += ["--solutions", _name_of(folder)]
     for name in ("effort", "seconds"):
         if getattr(options, name) is not None:
             words += [f"--{name}", f"{getattr(options, name):g}"]
-    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or SEEDS
+    effort, seeds = _effort(options), options.seeds or SEEDS
     resumed = f", {kept} rows kept from before" if kept else ""
     return [
         stamp(before),
