@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, whole, kept = _run(options, tasks)
     summary = summarise(rows, load_table(options.best_known))
     print(terminal(summary))
-    _write(options, summary, _made(options, before, time.perf_counter() - began, kept))
+    total_s = sum(row.seconds for row in rows)
+    _write(options, summary, _made(options, before, time.perf_counter() - began, kept, total_s))
     if not whole:
         print(f"interrupted; --resume goes on with {_rows_path(options)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -258,7 +259,9 @@ def _still_valid(
     return {key: row for key, row in found.items() if key in asked}
 
 
-def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -> list[str]:
+def _made(
+    options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
+) -> list[str]:
     """Paragraphs that say how a run was made."""
     words = ["planner", "bench", "suite"]
     words += ["--quick"] * options.quick
@@ -274,13 +277,18 @@ def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -
     for name in ("effort", "seconds"):
         if getattr(options, name) is not None:
             words += [f"--{name}", f"{getattr(options, name):g}"]
+    words += ["--jobs", str(options.jobs)]
+    for name in ("json", "html", "markdown"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", Path(getattr(options, name)).name]
     effort, seeds = _effort(options), options.seeds or SEEDS
     resumed = f", {kept} rows kept from before" if kept else ""
     return [
         stamp(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
         f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
-        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}.",
+        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
+        f"seconds of all rows together: {total_s:.0f}.",
     ]
 
 

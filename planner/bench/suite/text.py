@@ -193,7 +193,12 @@ def terminal(summary: Summary) -> str:
     refused = sum(not row.accepted for row in summary.rows)
     new = [name for name, k in summary.known.items() if k.improved or k.recorded is None]
     wrong = contradictions(summary)
-    lines = [*wrong, *[""] * bool(wrong), *quality(summary, markdown=False), "Time over ours, median (this run only):"]
+    lines = [
+        *wrong,
+        *[""] * bool(wrong),
+        *quality(summary, markdown=False),
+        "Time over ours, median (this run only):",
+    ]
     lines += [*speed(summary, markdown=False), ""]
     if refused:
         lines.append(f"{refused} of {len(summary.rows)} rows refused:")
