@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -16,7 +17,7 @@ TOLERANCE = 1e-9
 
 def check_paths(plan: PathPlan, problem: PathProblem) -> list[Violation]:
     """Every constraint that a plan breaks."""
-    wrong = list(_paths(plan, problem))
+    wrong = list(_paths(plan, problem)) or list(_not_finite(plan))
     return wrong if wrong else list(_timeline(plan, problem))
 
 
@@ -156,6 +157,17 @@ def swaps_of(stages: Sequence[int]) -> int | None:
         else:
             k += 1
     return swaps if order == sorted(order) else None
+
+
+def _not_finite(plan: PathPlan) -> Iterator[Violation]:
+    """Times that are none: every comparison with NaN is false, so no other rule would see them."""
+    for op in plan.ops:
+        if not (math.isfinite(op.start_s) and math.isfinite(op.end_s)):
+            yield Violation(
+                "timeline",
+                f"{op.kind} of microbatch {op.microbatch} on device {op.device}",
+                f"must begin and end at finite times, found {op.start_s:g} and {op.end_s:g} s",
+            )
 
 
 def _timeline(plan: PathPlan, problem: PathProblem) -> Iterator[Violation]:

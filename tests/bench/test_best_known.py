@@ -21,7 +21,7 @@ from planner.bench.suite.bestknown import (
 )
 from planner.bench.suite.judge import judge
 from planner.bench.suite.kept import Kept
-from planner.bench.suite.problem import ROUNDING, Family
+from planner.bench.suite.problem import ROUNDING, Family, Instance
 from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.registry import INSTANCES
 from planner.bench.suite.solution_files import find_solution, read_solution, write_solution
@@ -104,6 +104,51 @@ def test_only_what_is_valid_and_better_changes_the_table(tmp_path: Path) -> None
     assert read_solution(path)["answer"]["groups"] == [sorted(g) for g in better]
 
 
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"seed": None}, "seed is None"),
+        ({"seed": -1}, "seed is -1"),
+        ({"effort": float("nan")}, "effort is nan"),
+        ({"effort": "inf"}, "effort is 'inf'"),
+        ({"effort": [1]}, "effort is [1]"),
+        ({"bound": {"value": float("nan")}}, "bound.value is nan"),
+        ({"bound": {}}, "bound.value is None"),
+        ({"bound": 5.0}, "bound is a float"),
+    ],
+)
+def test_a_strange_file_changes_nothing(tmp_path: Path, claim: Any, words: str) -> None:
+    """One that the checker accepts, and that claims what cannot be: table and files stay."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    worse, better = sorted((_groups(seed) for seed in (0, 1)), key=_cost, reverse=True)
+    assert _offer(found, table, {"groups": worse}).what == "new"
+    files = {path: path.read_bytes() for path in table.rglob("*") if path.is_file()}
+    data = {"format": "planner.solution", "answer": {"groups": better}, **claim}
+    path = found / f"{SMALL}.json"
+    path.write_text(json.dumps(data))
+    options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
+    (change,) = record(found, [INSTANCES[SMALL]], table, **options)
+    assert change.what == "refused" and words in change.words
+    assert files == {path: path.read_bytes() for path in table.rglob("*") if path.is_file()}
+
+
+def test_what_is_taken_is_on_record_at_once(tmp_path: Path) -> None:
+    """Whatever happens at the next instance."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    write_solution(found / f"{SMALL}.json", {"groups": _groups(0)})
+    write_solution(found / "assignment/next.json", {"groups": []})
+
+    def broken() -> Any:
+        raise RuntimeError("out of memory")
+
+    instances = [INSTANCES[SMALL], Instance("assignment/next", "", broken)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        record(found, instances, table, by=None, date="2026-01-01")
+    entry = load_table(table)[SMALL]
+    assert entry.sha256 == solution_hash(table / entry.solution)
+
+
 def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> None:
     """And a better answer takes out a bound that it beats."""
     found, table = tmp_path / "found", tmp_path / "table"
@@ -111,7 +156,8 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
 
     def bound(value: float, groups: list[list[int]] = worse) -> Change:
         raw = {"value": value, "recomputed": True, "basis": "b", "method": "ours"}
-        return _offer(found, table, {"groups": groups}, bound=raw)
+        asked = problem_hash(INSTANCES[SMALL].make())
+        return _offer(found, table, {"groups": groups}, bound=raw, problem=asked)
 
     between = (_cost(worse) + _cost(better)) / 2
     assert bound(1.0).what == "new" and load_table(table)[SMALL].bound == 1.0
@@ -121,6 +167,42 @@ def test_bounds_only_rise_and_never_exclude_what_is_there(tmp_path: Path) -> Non
     found_wrong = _offer(found, table, {"groups": better}, method="me")
     assert found_wrong.what == "better" and "report this" in found_wrong.words
     assert load_table(table)[SMALL].bound is None
+
+
+def test_a_bound_is_of_its_problem_and_recomputed_only_here(tmp_path: Path) -> None:
+    """What a file says of that is no proof."""
+    found, table = tmp_path / "found", tmp_path / "table"
+    raw = {"value": 1.0, "recomputed": True, "basis": "b", "method": "ours"}
+    for said in ({}, {"problem": "0" * 16}):
+        change = _offer(found, table, {"groups": _groups(0)}, bound=raw, **said)
+        assert "bound not taken: its problem is" in change.words
+        assert load_table(table)[SMALL].bound is None
+    asked = problem_hash(INSTANCES[SMALL].make())
+    assert _offer(found, table, {"groups": _groups(0)}, bound=raw, problem=asked).what == "bound"
+    entry = load_table(table)[SMALL]
+    assert entry.bound == 1.0 and not entry.bound_recomputed
+
+
+def test_a_bound_that_the_checker_makes_is_recomputed(tmp_path: Path) -> None:
+    """As much as it proves itself, and no more."""
+    name = "rebalancing/peers40-4"
+    problem = INSTANCES[name].make()
+    proven = judge(Family.REBALANCING, problem, {"moves": []})
+    assert proven.bound is not None
+    # a rate: the lower bound claims more
+    between = (proven.objective + proven.bound.value) / 2
+    for value, recomputed in ((proven.bound.value, True), (between, False)):
+        wrapped = {
+            "format": "planner.solution",
+            "problem": problem_hash(problem),
+            "bound": {"value": value, "recomputed": not recomputed, "basis": "", "method": "me"},
+            "answer": {"moves": []},
+        }
+        write_solution(tmp_path / "found" / f"{name}.json", wrapped)
+        options: dict[str, Any] = {"by": None, "date": "2026-01-01", "bounds": True}
+        record(tmp_path / "found", [INSTANCES[name]], tmp_path / "table", **options)
+        entry = load_table(tmp_path / "table")[name]
+        assert (entry.bound, entry.bound_recomputed) == (value, recomputed)
 
 
 def test_a_run_keeps_its_best(tmp_path: Path) -> None:

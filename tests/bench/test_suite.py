@@ -169,6 +169,34 @@ def test_what_breaks_a_rule_is_refused(answered: dict[str, tuple[Any, Any]]) -> 
                 judge(family, problem, other)
 
 
+def test_numbers_that_are_none_are_refused(answered: dict[str, tuple[Any, Any]]) -> None:
+    """As numbers and as text, of every family, wherever they stand."""
+    for instance, (problem, plan) in answered.items():
+        family = INSTANCES[instance].family
+        text = json.dumps(answer_data(plan))
+        for odd in (math.nan, math.inf, -math.inf):
+            data = {**json.loads(text), "more": {"of": [odd]}}
+            with pytest.raises(AnswerError, match=rf"answer\.more\.of\[0\] is {odd}; numbers must"):
+                judge(family, problem, data)
+    problem, plan = answered[WAVE]
+    data = answer_data(plan)
+    for odd in ("nan", "inf", math.nan):
+        ops = [data["ops"][0], *([*op[:4], odd] for op in data["ops"][1:])]
+        with pytest.raises(AnswerError, match="finite"):
+            judge(Family.PATHS, problem, {**data, "ops": ops})
+    for odd in ("nan", "-inf", math.nan):
+        with pytest.raises(AnswerError, match="finite"):
+            judge(Family.REBALANCING, answered[PEERS][0], {"moves": [[odd, 0, 1, 0, 1]]})
+    (flags, rates) = answer_data(answered[TABLE_1][1]).values()
+    for computes in ([math.nan, *flags[1:]], [*flags[:-1], math.inf]):
+        with pytest.raises(AnswerError, match=r"answer\.computes"):
+            judge(
+                Family.AVERAGING,
+                answered[TABLE_1][0],
+                {"computes": computes, "rates_bytes_per_s": rates},
+            )
+
+
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something stands in nested lists and objects."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
@@ -257,6 +285,34 @@ def test_figures_by_hand() -> None:
     assert slower.gaps[TABLE_1] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("instance", [SMALL, TABLE_1])
+def test_an_answer_beyond_a_bound_is_told(instance: str) -> None:
+    """It proves nothing optimal: no gap, and a line on terminal, page and report."""
+    of_time = instance == SMALL
+    bound, beyond = (1.0, 0.5) if of_time else (1.0, 2.0)
+    rows = [
+        _row("ours", 1.0, instance=instance, bound=bound, bound_recomputed=True),
+        _row("other", beyond, instance=instance),
+    ]
+    sound, summary = summarise(rows[:1], {}), summarise(rows, {})
+    assert sound.known[instance].gap == 0.0 and summary.known[instance].gap is None
+    (standings,) = summary.families.values()
+    assert all(s.bound_gaps == {} for s in standings)
+    told = f"WRONG: {instance}: {beyond:g} "
+    for show in (
+        terminal,
+        lambda one: markdown(one, "title", ["made"]),
+        lambda one: page(one, "title", ["made"]),
+    ):
+        assert told in show(summary) and "bound or the answer is wrong" in show(summary)
+        assert "WRONG" not in show(sound)
+    optimal = "<dt>proven optimal</dt><dd>{}</dd>"
+    assert optimal.format(1) in page(sound, "t", []) and optimal.format(0) in page(summary, "t", [])
+    # what rounding may do is no contradiction
+    near = summarise([rows[0], _row("other", 1.0 - 1e-9, instance=instance)], {})
+    assert near.known[instance].gap == pytest.approx(0.0, abs=1e-8)
+
+
 def test_a_page_is_safe_and_whole() -> None:
     """Foreign names are escaped, nothing is fetched, every table sorts."""
     evil = '<script>alert("x")</script>'
@@ -278,7 +334,7 @@ def test_a_page_is_safe_and_whole() -> None:
 def test_rows_are_kept_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cut line is left out; what is there is not run again; other problems' rows are dropped."""
+    """A cut line is left out; what is there is not run again; other problems' rows are not used."""
     ran: list[int] = []
 
     def counted(problem: Any, seed: int, effort: float) -> Any:
@@ -299,8 +355,18 @@ def test_rows_are_kept_and_gone_on_with(
     assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
     assert ran == [0, 1, 2]
     append_row(rows, append)
+    append_row(rows, replace(append, seed=3))
+    assert main([*argv, "--seeds", "0", "1", "2", "3", "--resume"]) == 0
+    assert ran == [0, 1, 2, 3]
+    # a call for other instances, methods or seeds takes no row out of the file
+    others = Row(TABLE_1, "p", "m", "other", 0, 1.0, True, "", 1.0, None, False, "", 1.0)
+    append_row(rows, others)
+    before = read_rows(rows)
+    assert main([*argv, "--seeds", "0", "--resume"]) == 0
+    assert read_rows(rows) == before and len(before) == 7
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [row["seed"] for row in data["rows"]] == [0]
     assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
-    assert ran == [0, 1, 2, 2]
     data = json.loads((tmp_path / "out.json").read_text())
     assert [row["seed"] for row in data["rows"]] == [0, 1, 2]
     assert main([*argv, "--seeds", "0"]) == 0
@@ -436,6 +502,44 @@ def test_solution_files_of_strangers(
     capsys.readouterr()
 
 
+def test_folders_of_solutions_have_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of two folders are told apart, and those of the folder one is in have its name."""
+    for folder in ("one/mine", "two/mine"):
+        path = tmp_path / folder / f"{SMALL}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}))
+    argv = ["--methods", "", "--only", SMALL, "--jobs", "1", "--solutions"]
+    both = [*argv, str(tmp_path / "one/mine"), "--solutions", str(tmp_path / "two/mine")]
+    with pytest.raises(ValueError, match="have the name 'mine', too; rename"):
+        main(both)
+    with pytest.raises(ValueError, match="has no name for its rows"):
+        main([*argv, "/"])
+    monkeypatch.chdir(tmp_path / "one/mine")
+    assert main([*argv, ".", "--rows", str(tmp_path / "rows.jsonl")]) == 0
+    assert [row.method for row in read_rows(tmp_path / "rows.jsonl")] == ["mine (files)"]
+    capsys.readouterr()
+
+
+def test_a_method_cannot_change_what_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem in its hands is its own."""
+    groups = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
+
+    def cheats(problem: Any, seed: int, effort: float) -> Any:
+        for name in ("activation_bytes", "gradient_bytes"):
+            object.__setattr__(problem, name, tuple(1.0 for _ in getattr(problem, name)))
+        return {"groups": groups}
+
+    method = Method.of(Family.ASSIGNMENT, "cheats", cheats, Kind.OTHER, "")
+    monkeypatch.setattr(work, "METHODS", (method,))
+    monkeypatch.setattr(work, "_warm_up", lambda family: None)
+    row = work.run_task(work.Task(SMALL, "cheats", 0, 1.0, 60.0)).row
+    problem = INSTANCES[SMALL].make()
+    assert row.problem == problem_hash(problem)
+    assert row.objective == judge(Family.ASSIGNMENT, problem, {"groups": groups}).objective
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -445,7 +549,11 @@ def test_solution_files_of_strangers(
         (["--method", "planner.nowhere:solve"], "No module named"),
         (["--method", "planner.search.stop:LEAST_S"], "is no function"),
         (["--effort", "-1"], "--effort must be above 0"),
+        (["--effort", "0"], "--effort must be above 0"),
+        (["--effort", "nan"], "--effort must be above 0"),
         (["--seconds", "-1"], "give seconds above 0"),
+        (["--seconds", "0"], "give seconds above 0"),
+        (["--seconds", "nan"], "give seconds above 0"),
         (["--solutions", "/nowhere"], "is no folder"),
         (["--html", "/nowhere/x.html"], "does not exist"),
         (["--html", "x.txt"], "must end in .html"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,19 @@ def test_times_must_follow_the_chain() -> None:
     assert rules(PathPlan.of(plan.paths, ops[:-1]), problem) == {"timeline"}
     more = [*ops, PathOp(0, 3, "F", 50.0, 51.0)]
     assert rules(PathPlan.of(plan.paths, more), problem) == {"timeline"}
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_times_must_be_finite(odd: float) -> None:
+    """NaN is neither early nor late nor long: no other rule would see it."""
+    plan = timed([[0, 1, 2]])
+    first, *others = plan.ops
+    never = PathPlan.of(plan.paths, [first, *(op._replace(end_s=odd) for op in others)])
+    found = check(never, small())
+    assert {v.rule for v in found} == {"timeline"} and len(found) == len(others)
+    assert "finite times" in str(found[0])
+    late = PathPlan.of(plan.paths, [first._replace(start_s=odd), *others])
+    assert any("finite times" in str(v) for v in check(late, small()))
 
 
 def test_the_public_paths_overfill_one_device() -> None:

@@ -24,6 +24,7 @@ from planner.bench.suite.solution_files import (
 )
 from planner.network.atomic import write_text
 from planner.network.files import read_json
+from planner.network.values import count, real
 
 FORMAT = "planner.best_known"
 TABLE = "best-known.json"
@@ -159,7 +160,9 @@ def record(
     date
         Of today.
     bounds
-        Whether to take the bounds that the files state, too: only from files of your own.
+        Whether to take the bounds that the files state, too: only from files of your own, whose
+        ``problem`` is the hash of the instance's. Recorded as not recomputed but for rebalancing,
+        where the checker makes the bound itself.
 
     Returns
     -------
@@ -176,41 +179,65 @@ def record(
         try:
             solution = read_solution(path)
             accepted = judge(instance.family, problem, solution["answer"])
+            # whatever is wrong with a file is found before anything is written
+            claim = _claim_of(solution, by)
+            bound = _bound_of(solution, instance.family, accepted) if bounds else None
         except AnswerError as error:
             changes.append(Change(instance.id, "refused", str(error)))
             continue
-        known = table.get(instance.id)
-        if known is not None and known.problem != problem_hash(problem):
-            words = f"the table is about problem {known.problem}, this is {problem_hash(problem)}"
+        known, asked = table.get(instance.id), problem_hash(problem)
+        if known is not None and known.problem != asked:
+            words = f"the table is about problem {known.problem}, this is {asked}"
             changes.append(Change(instance.id, "refused", words))
             continue
-        new, change = _taken(instance, problem, solution, accepted, known, folder, by, date)
-        bound = _bound_of(solution) if bounds else None
-        if bound is not None and _raises(instance.family, bound[0], new):
+        new, change = _taken(instance, problem, claim, accepted, known, folder, date)
+        if bound is not None and solution.get("problem") != asked:
+            # an answer is judged on this problem, a bound says nothing about another
+            said = solution.get("problem", "not said")
+            words = f"{change.words}; bound not taken: its problem is {said}, this is {asked}"
+            change = Change(instance.id, change.what, words)
+        elif bound is not None and _raises(instance.family, bound[0], new):
             new = Entry(**{**asdict(new), **dict(zip(BOUND_FIELDS, bound, strict=True))})
             words = f"{change.words}; bound {bound[0]:.9g}"
             change = Change(
                 instance.id, "bound" if change.what == "no better" else change.what, words
             )
-        table[instance.id] = new
         changes.append(change)
-    if any(change.what not in ("refused", "no better") for change in changes):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_table(table, folder)
+        if new != known:
+            # at once: a file beside the table and its entry stay of one answer
+            table[instance.id] = new
+            save_table(table, folder)
+            _only(folder / new.solution)
     return changes
 
 
 BOUND_FIELDS = ("bound", "bound_recomputed", "bound_basis", "bound_method")
 
 
+@dataclass(frozen=True)
+class _Claim:
+    """Who says to have found an answer, and how."""
+
+    method: str
+    seed: int
+    effort: float
+
+
+def _claim_of(solution: Mapping[str, Any], by: str | None) -> _Claim:
+    return _Claim(
+        by or str(solution.get("method", "not said")),
+        count("seed", solution.get("seed", 0), 0, error=AnswerError),
+        real("effort", solution.get("effort", 0.0), 0.0, error=AnswerError),
+    )
+
+
 def _taken(
     instance: Instance,
     problem: Any,
-    solution: Mapping[str, Any],
+    claim: _Claim,
     accepted: Accepted,
     known: Entry | None,
     folder: Path,
-    by: str | None,
     date: str,
 ) -> tuple[Entry, Change]:
     family, objective = instance.family, accepted.objective
@@ -221,8 +248,6 @@ def _taken(
     data = {"answer": answer_data(accepted.plan)}
     text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
     suffix = SUFFIXES[len(text) > PACKED_BYTES]
-    for other in SUFFIXES:
-        (folder / SOLUTIONS / f"{instance.id}{other}").unlink(missing_ok=True)
     name = f"{SOLUTIONS}/{instance.id}{suffix}"
     header = {"format": "planner.solution", "instance": instance.id}
     write_solution(folder / name, header | data)
@@ -231,9 +256,7 @@ def _taken(
         problem=problem_hash(problem),
         objective=objective,
         unit=family.unit,
-        method=by or str(solution.get("method", "not said")),
-        seed=int(solution.get("seed", 0)),
-        effort=float(solution.get("effort", 0.0)),
+        **asdict(claim),
         date=date,
         solution=name,
         sha256=solution_hash(folder / name),
@@ -247,6 +270,14 @@ def _taken(
     return entry, Change(instance.id, "better", words)
 
 
+def _only(path: Path) -> None:
+    """Take away the same solution packed, or unpacked."""
+    name = path.name.removesuffix(".gz").removesuffix(".json")
+    for suffix in SUFFIXES:
+        if path.name != f"{name}{suffix}":
+            path.with_name(f"{name}{suffix}").unlink(missing_ok=True)
+
+
 PACKED_BYTES = 4000
 
 
@@ -256,12 +287,19 @@ def solution_hash(path: Path) -> str:
     return hashlib.sha256(gzip.decompress(data) if path.suffix == ".gz" else data).hexdigest()
 
 
-def _bound_of(solution: Mapping[str, Any]) -> tuple[float, bool, str, str] | None:
+def _bound_of(
+    solution: Mapping[str, Any], family: Family, accepted: Accepted
+) -> tuple[float, bool, str, str] | None:
+    """A file's bound; recomputed where the checker, of this very problem, proves as much now."""
     raw = solution.get("bound")
-    if not isinstance(raw, dict) or not isinstance(raw.get("value"), float):
+    if raw is None:
         return None
-    recomputed = bool(raw.get("recomputed"))
-    return raw["value"], recomputed, str(raw.get("basis", "")), str(raw.get("method", ""))
+    if not isinstance(raw, dict):
+        raise AnswerError(f"bound is a {type(raw).__name__}; give an object with value, or none")
+    value = real("bound.value", raw.get("value"), 0.0, error=AnswerError)
+    again = accepted.bound
+    recomputed = again is not None and again.recomputed and not family.better(again.value, value)
+    return value, recomputed, str(raw.get("basis", "")), str(raw.get("method", ""))
 
 
 def _excluded(family: Family, objective: float, bound: float | None) -> bool:

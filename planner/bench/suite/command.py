@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shlex
@@ -79,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, whole, kept = _run(options, tasks)
     summary = summarise(rows, load_table(options.best_known))
     print(terminal(summary))
-    _write(options, summary, _made(options, before, time.perf_counter() - began, kept))
+    total_s = sum(row.seconds for row in rows)
+    _write(options, summary, _made(options, before, time.perf_counter() - began, kept, total_s))
     if not whole:
         print(f"interrupted; --resume goes on with {_rows_path(options)}", file=sys.stderr)
     return 0 if whole else INTERRUPTED
@@ -157,26 +159,46 @@ def _chosen(options: argparse.Namespace) -> list[Method]:
 
 
 def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
-    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or SEEDS
+    effort, seeds = _effort(options), options.seeds or SEEDS
     if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
         raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
-    guard_s = options.seconds or 60 + 60 * effort
-    if guard_s <= 0:
+    guard_s = 60 + 60 * effort if options.seconds is None else options.seconds
+    if not 0 < guard_s < math.inf:
         raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
     methods = _chosen(options)
+    folders: dict[str, Path] = {}
     for folder in options.solutions:
         if not folder.is_dir():
             raise ValueError(f"--solutions {folder}: is no folder; give one")
+        name = _name_of(folder)
+        if not name:
+            raise ValueError(f"--solutions {folder}: has no name for its rows; give another folder")
+        if name in folders:
+            raise ValueError(
+                f"--solutions {folder}: rows of {folders[name]} have the name {name!r}, too; "
+                "rename one of the folders"
+            )
+        folders[name] = folder
     for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
         for method in methods:
             if one.family in method.families:
                 for seed in seeds if method.seeded else seeds[:1]:
                     yield Task(one.id, method.name, seed, effort, guard_s)
-        for folder in options.solutions:
+        for name, folder in folders.items():
             path = find_solution(folder, one.id)
             if path is not None:
-                yield Task(one.id, f"{folder.name} (files)", 0, effort, guard_s, path)
+                yield Task(one.id, f"{name} (files)", 0, effort, guard_s, path)
+
+
+def _effort(options: argparse.Namespace) -> float:
+    if options.effort is not None:
+        return float(options.effort)
+    return QUICK_EFFORT if options.quick else EFFORT
+
+
+def _name_of(folder: Path) -> str:
+    """Of ``.`` and ``..``, too."""
+    return folder.resolve().name
 
 
 def _rows_path(options: argparse.Namespace) -> Path:
@@ -193,8 +215,10 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
     path = _rows_path(options)
     rows: dict[tuple[str, str, int, float], Row] = {}
     if options.resume:
-        rows = _still_valid(read_rows(path), tasks)
-        mend(path, rows.values())
+        found = read_rows(path)
+        # rows that this call does not ask for stay in the file: another call may
+        mend(path, found)
+        rows = _still_valid(found, tasks)
     elif path.exists():
         # half an hour of work is not lost for a forgotten --resume
         path.replace(path.with_name(path.name + "~"))
@@ -229,15 +253,15 @@ def _still_valid(
         one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
     }
     files = {_key(task) for task in tasks if task.solution is not None}
-    found = {(r.instance, r.method, r.seed, r.effort): r for r in rows}
-    return {
-        key: row
-        for key, row in found.items()
-        if hashes.get(row.instance) == row.problem and key not in files
-    }
+    asked = {_key(task) for task in tasks} - files
+    valid = [row for row in rows if hashes.get(row.instance) == row.problem]
+    found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
+    return {key: row for key, row in found.items() if key in asked}
 
 
-def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -> list[str]:
+def _made(
+    options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
+) -> list[str]:
     """Paragraphs that say how a run was made."""
     words = ["planner", "bench", "suite"]
     words += ["--quick"] * options.quick
@@ -249,18 +273,22 @@ def _made(options: argparse.Namespace, before: str, seconds: float, kept: int) -
     for reference in options.method:
         words += ["--method", reference]
     for folder in options.solutions:
-        words += ["--solutions", folder.name]
+        words += ["--solutions", _name_of(folder)]
     for name in ("effort", "seconds"):
         if getattr(options, name) is not None:
             words += [f"--{name}", f"{getattr(options, name):g}"]
-    effort = options.effort or (QUICK_EFFORT if options.quick else EFFORT)
-    seeds = options.seeds or SEEDS
+    words += ["--jobs", str(options.jobs)]
+    for name in ("json", "html", "markdown"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", Path(getattr(options, name)).name]
+    effort, seeds = _effort(options), options.seeds or SEEDS
     resumed = f", {kept} rows kept from before" if kept else ""
     return [
         stamp(before),
         f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
         f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
-        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}.",
+        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
+        f"seconds of all rows together: {total_s:.0f}.",
     ]
 
 
@@ -285,7 +313,10 @@ def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
     return {
         "format": "planner.bench_suite",
         "made": list(made),
-        "instances": {name: {**asdict(k), "gap": k.gap} for name, k in summary.known.items()},
+        "instances": {
+            name: {**asdict(k), "gap": k.gap, "contradicted": k.contradicted}
+            for name, k in summary.known.items()
+        },
         "families": {
             str(family): [asdict(one) for one in standings]
             for family, standings in summary.families.items()

@@ -10,7 +10,7 @@ import planner.report
 from planner.bench.suite.drawing import key, profile_svg
 from planner.bench.suite.problem import Family
 from planner.bench.suite.summary import Standing, Summary, percent
-from planner.bench.suite.text import HEADS, NOTE, SPEED, count_of
+from planner.bench.suite.text import HEADS, NOTE, SPEED, contradictions, count_of
 
 HERE = Path(__file__).parent
 STYLE = Path(planner.report.__path__[0]) / "page.css"
@@ -44,6 +44,7 @@ def page(summary: Summary, title: str, made: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{style}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         *map(_note, made),
+        *(f'<p class="wrong" role="alert">{escape(one)}</p>' for one in contradictions(summary)),
         _head(summary),
         f"<section><h2>Quality</h2>{_note(NOTE)}",
         *(_family(summary, family) for family in summary.families),

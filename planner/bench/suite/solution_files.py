@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from planner.genetic.tables import tables_of
 from planner.lp.solve import plan_of as averaging_of
 from planner.network.atomic import write_bytes
 from planner.network.files import MOST_BYTES, parse_json, read_json
-from planner.network.values import LARGEST, SMALLEST, numbers, sensible
+from planner.network.values import LARGEST, SMALLEST, numbers, real, sensible
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole
@@ -63,10 +65,13 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
     Raises
     ------
     AnswerError
-        It has another form.
+        It has another form, or a number that is not finite.
     """
     if not isinstance(data, dict):
         raise AnswerError(f"an answer must be an object, found {type(data).__name__}; see the docs")
+    odd = next(_not_finite(data, "answer"), None)
+    if odd is not None:
+        raise AnswerError(f"{odd}; numbers must be finite")
     try:
         match family:
             case Family.ASSIGNMENT:
@@ -75,7 +80,13 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
                 return _averaging(problem, data["computes"], data["rates_bytes_per_s"])
             case Family.PATHS:
                 ops = [
-                    PathOp(whole("ops", b), whole("ops", d), str(kind), float(start), float(end))
+                    PathOp(
+                        whole("ops", b),
+                        whole("ops", d),
+                        str(kind),
+                        real("ops", start),
+                        real("ops", end),
+                    )
                     for b, d, kind, start, end in data["ops"]
                 ]
                 return PathPlan.of([[whole("paths", d) for d in p] for p in data["paths"]], ops)
@@ -83,7 +94,7 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
                 return from_dict(data)
             case Family.REBALANCING:
                 rows = [
-                    TimedMove(float(time_s), *(whole("moves", one) for one in rest))
+                    TimedMove(real("moves", time_s), *(whole("moves", one) for one in rest))
                     for time_s, *rest in data["moves"]
                 ]
                 return RebalancingPlan(tuple(rows))
@@ -93,6 +104,18 @@ def answer_of(family: Family, problem: Any, data: Any) -> Any:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise AnswerError(str(error).splitlines()[0] or "is of another form") from None
+
+
+def _not_finite(value: Any, where: str) -> Iterator[str]:
+    """Where a number stands that is none, whatever the family does with that entry."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{where} is {value}"
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _not_finite(one, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for k, one in enumerate(value):
+            yield from _not_finite(one, f"{where}[{k}]")
 
 
 def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:

@@ -44,10 +44,18 @@ class Known:
 
     @property
     def gap(self) -> float | None:
-        """Of the best to the bound."""
-        if self.objective is None or self.bound is None:
+        """Of the best to the bound; None where the best is beyond it, which proves nothing."""
+        if self.objective is None or self.bound is None or self.contradicted:
             return None
+        # nearer than rounding
         return max(0.0, self.family.gap(self.objective, self.bound))
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether an answer is better than the bound allows: one of the two is wrong."""
+        if self.objective is None or self.bound is None:
+            return False
+        return self.family.better(self.objective, self.bound)
 
     @property
     def improved(self) -> bool:
@@ -195,7 +203,7 @@ def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) 
             reference, bound = known[name].objective, known[name].bound
             assert reference is not None
             gaps[name] = fmean(max(0.0, family.gap(x, reference)) for x in reached)
-            if bound is not None:
+            if bound is not None and not known[name].contradicted:
                 bound_gaps[name] = fmean(max(0.0, family.gap(x, bound)) for x in reached)
             # in all seeds, or a method with more of them would win more
             wins += not any(family.better(best[name], x) for x in reached)

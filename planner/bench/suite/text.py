@@ -136,6 +136,27 @@ def instances(summary: Summary, *, markdown: bool) -> Iterator[str]:
     yield from table(heads, rows, markdown=markdown)
 
 
+def contradictions(summary: Summary) -> list[str]:
+    """A sentence an instance whose best answer is beyond its bound.
+
+    Parameters
+    ----------
+    summary
+        Of the run.
+
+    Returns
+    -------
+    list[str]
+        Empty if all is well.
+    """
+    return [
+        f"WRONG: {name}: {k.objective:.9g} {k.family.unit} ({k.method}) is beyond the bound "
+        f"{k.bound:.9g}: the bound or the answer is wrong; report this"
+        for name, k in summary.known.items()
+        if k.contradicted
+    ]
+
+
 def refusals(summary: Summary, *, markdown: bool) -> Iterator[str]:
     """A line a refused row, with the reason.
 
@@ -171,7 +192,13 @@ def terminal(summary: Summary) -> str:
     """
     refused = sum(not row.accepted for row in summary.rows)
     new = [name for name, k in summary.known.items() if k.improved or k.recorded is None]
-    lines = [*quality(summary, markdown=False), "Time over ours, median (this run only):"]
+    wrong = contradictions(summary)
+    lines = [
+        *wrong,
+        *[""] * bool(wrong),
+        *quality(summary, markdown=False),
+        "Time over ours, median (this run only):",
+    ]
     lines += [*speed(summary, markdown=False), ""]
     if refused:
         lines.append(f"{refused} of {len(summary.rows)} rows refused:")
@@ -204,6 +231,8 @@ def markdown(summary: Summary, title: str, made: Sequence[str]) -> str:
     lines = [f"# {title}", ""]
     for paragraph in made:
         lines += [paragraph, ""]
+    for wrong in contradictions(summary):
+        lines += [f"**{wrong}**", ""]
     lines += ["## Quality", "", NOTE, "", *quality(summary, markdown=True)]
     lines += ["## Speed", "", SPEED, "", *speed(summary, markdown=True), ""]
     lines += [

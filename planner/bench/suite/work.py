@@ -108,6 +108,8 @@ def run_task(task: Task) -> Done:
     except Exception as error:  # whatever a stranger's function raises is its row
         reason = _said(error)
     seconds = time.perf_counter() - began
+    # made anew: the one that a stranger's function had in its hands may be another by now
+    problem = instance.make()
     accepted = None
     if not reason:
         try:
