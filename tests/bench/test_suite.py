@@ -180,13 +180,14 @@ def test_numbers_that_are_none_are_refused(answered: dict[str, tuple[Any, Any]])
                 judge(family, problem, data)
     problem, plan = answered[WAVE]
     data = answer_data(plan)
-    for odd in ("nan", "inf", math.nan):
-        ops = [data["ops"][0], *([*op[:4], odd] for op in data["ops"][1:])]
+    for text_or_nan in ("nan", "inf", math.nan):
+        ops = [data["ops"][0], *([*op[:4], text_or_nan] for op in data["ops"][1:])]
         with pytest.raises(AnswerError, match="finite"):
             judge(Family.PATHS, problem, {**data, "ops": ops})
-    for odd in ("nan", "-inf", math.nan):
+    for text_or_nan in ("nan", "-inf", math.nan):
         with pytest.raises(AnswerError, match="finite"):
-            judge(Family.REBALANCING, answered[PEERS][0], {"moves": [[odd, 0, 1, 0, 1]]})
+            moves = {"moves": [[text_or_nan, 0, 1, 0, 1]]}
+            judge(Family.REBALANCING, answered[PEERS][0], moves)
     (flags, rates) = answer_data(answered[TABLE_1][1]).values()
     for computes in ([math.nan, *flags[1:]], [*flags[:-1], math.inf]):
         with pytest.raises(AnswerError, match=r"answer\.computes"):
