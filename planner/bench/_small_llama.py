@@ -6,14 +6,17 @@ of the files held out. What is learnt does not depend on how busy the machine is
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import sysconfig
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from planner.executor.local import run_local, threads
 from planner.training_plan.file import save_plan
@@ -21,6 +24,22 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class Row(DataclassInstance, Protocol):
+        """What came of a training: a dataclass of what JSON has."""
+
+        @property
+        def key(self) -> str:
+            """Of the training."""
+
+        @property
+        def losses(self) -> list[float]:
+            """Of each step."""
+
+
+RowT = TypeVar("RowT", bound="Row")
 SEED = 0
 BATCHES = 64
 HELD_OUT = 20
@@ -223,3 +242,82 @@ def means(losses: Sequence[float], width: int) -> list[float]:
     """
     whole = len(losses) // width * width
     return [sum(losses[k : k + width]) / width for k in range(0, whole, width)]
+
+
+def arguments(
+    argv: Sequence[str], name: str, about: str | None, steps: int, every: int
+) -> argparse.Namespace:
+    """Words of a benchmark's command line.
+
+    Parameters
+    ----------
+    argv
+        Without the command.
+    name, about
+        Of the benchmark.
+    steps, every
+        Of a training by default, and between its evaluations.
+
+    Returns
+    -------
+    argparse.Namespace
+        ``out``, ``results``, ``steps``.
+
+    Raises
+    ------
+    ValueError
+        Steps that are no multiple of ``every``.
+    """
+    parser = argparse.ArgumentParser(prog=f"planner bench {name}", description=about)
+    today = datetime.now(UTC).date().isoformat()
+    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-{name}-{today}.md")
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {every}")
+    args = parser.parse_args(argv)
+    if args.steps < every or args.steps % every:
+        raise ValueError(f"--steps is {args.steps}; give a multiple of {every}")
+    return args
+
+
+def rows_of(
+    args: argparse.Namespace,
+    keys: Iterable[str],
+    form: Callable[..., RowT],
+    make: Callable[[str, Path], RowT],
+    say: Callable[[RowT], str],
+) -> tuple[list[RowT], tuple[int, int]]:
+    """Run the trainings that are not in the file of results yet, and keep theirs there.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+    keys
+        Of the trainings.
+    form
+        A row from its fields.
+    make
+        A row from its key and a folder with both texts.
+    say
+        What is printed of a row.
+
+    Returns
+    -------
+    tuple[list[RowT], tuple[int, int]]
+        In the order of keys; bytes of both texts.
+    """
+    kept: dict[str, RowT] = {}
+    if args.results is not None and args.results.exists():
+        found = (form(**json.loads(line)) for line in args.results.read_text().splitlines())
+        kept = {row.key: row for row in found if len(row.losses) == args.steps}
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        sizes = texts(Path(name))
+        for key in keys:
+            row = kept.get(key) or make(key, Path(name))
+            if args.results is not None and key not in kept:
+                with args.results.open("a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+            print(say(row), flush=True)
+            rows.append(row)
+    return rows, sizes

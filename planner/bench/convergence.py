@@ -8,13 +8,10 @@ one that is better where gradients are averaged; there, means of parameters too 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,11 +19,12 @@ import numpy as np
 
 from planner.bench._small_llama import (
     SEED,
+    arguments,
     means,
+    rows_of,
     said_of,
     said_of_texts,
     small_llama,
-    texts,
     train,
 )
 from planner.bench._stamp import stamp
@@ -294,38 +292,24 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench convergence", description=__doc__)
-    today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-convergence-{today}.md")
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"multiple of {EVERY}")
-    args = parser.parse_args(argv)
-    if args.steps < EVERY or args.steps % EVERY:
-        raise ValueError(f"--steps is {args.steps}; give a multiple of {EVERY}")
+    args = arguments(argv, "convergence", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
-    kept: dict[str, Row] = {}
-    if args.results is not None and args.results.exists():
-        kept = {row.key: row for row in map(_row, args.results.read_text().splitlines())}
-        kept = {key: row for key, row in kept.items() if len(row.losses) == args.steps}
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        sizes = texts(Path(name))
-        for case in CASES:
-            row = kept.get(case.key) or row_of(case, Path(name), args.steps)
-            if args.results is not None and case.key not in kept:
-                with args.results.open("a") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
-            last = next(reversed(row.perplexity.values()))
-            print(f"{row.key}: perplexity {last:.3f} ({row.seconds:.0f} s)", flush=True)
-            rows.append(row)
+    cases = {case.key: case for case in CASES}
+    rows, sizes = rows_of(
+        args,
+        cases,
+        Row,
+        lambda key, folder: row_of(cases[key], folder, args.steps),
+        lambda row: f"{row.key}: perplexity {_last(row):.3f} ({row.seconds:.0f} s)",
+    )
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
     write_text(args.out, report(rows, sizes, picture.name, before))
     return 0
 
 
-def _row(line: str) -> Row:
-    return Row(**json.loads(line))
+def _last(row: Row) -> float:
+    return next(reversed(row.perplexity.values()))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,10 @@ none, a quarter, a third and half of its stages dropped.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,11 +18,12 @@ import numpy as np
 
 from planner.bench._small_llama import (
     SEED,
+    arguments,
     means,
+    rows_of,
     said_of,
     said_of_texts,
     small_llama,
-    texts,
     train,
 )
 from planner.bench._stamp import stamp
@@ -276,30 +274,15 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench skipping", description=__doc__)
-    today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-skipping-{today}.md")
-    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"multiple of {EVERY}")
-    args = parser.parse_args(argv)
-    if args.steps < EVERY or args.steps % EVERY:
-        raise ValueError(f"--steps is {args.steps}; give a multiple of {EVERY}")
+    args = arguments(argv, "skipping", __doc__, STEPS, EVERY)
     before = f"{os.getloadavg()[0]:.1f}"
-    kept: dict[str, Row] = {}
-    if args.results is not None and args.results.exists():
-        lines = args.results.read_text().splitlines()
-        kept = {row.key: row for row in (Row(**json.loads(line)) for line in lines)}
-        kept = {key: row for key, row in kept.items() if len(row.losses) == args.steps}
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        sizes = texts(Path(name))
-        for key in TRAINED:
-            row = kept.get(key) or row_of(key, Path(name), args.steps)
-            if args.results is not None and key not in kept:
-                with args.results.open("a") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
-            print(f"{key}: perplexity {row.dropped} ({row.seconds:.0f} s)", flush=True)
-            rows.append(row)
+    rows, sizes = rows_of(
+        args,
+        TRAINED,
+        Row,
+        lambda key, folder: row_of(key, folder, args.steps),
+        lambda row: f"{row.key}: perplexity {row.dropped} ({row.seconds:.0f} s)",
+    )
     picture = args.out.with_suffix(".png")
     draw(rows, picture)
     write_text(args.out, report(rows, sizes, picture.name, before))
