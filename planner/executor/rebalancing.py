@@ -14,10 +14,9 @@ from planner.executor.pieces import Piece
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
 from planner.swarm.deciding import Decision, Rule, decide
-from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
-from planner.training_plan.moving import Move, moved
+from planner.training_plan.moving import Move, moved, require_agreed, require_routed
 
 
 class Rebalancing:
@@ -147,13 +146,5 @@ def require_movable(plan: TrainingPlan, every: int) -> None:
     """
     if every < 1:
         raise PlanError(f"--rebalance is {every}; give steps, at least 1")
-    if plan.wiring is not Wiring.STOCHASTIC:
-        raise PlanError(
-            f"--rebalance: devices move where microbatches are routed, found wiring {plan.wiring}; "
-            "plan with --wiring stochastic"
-        )
-    if plan.sync.delayed or every % plan.sync.every_steps:
-        raise PlanError(
-            f"--rebalance {every}: devices move after an outer step that is not delayed, found "
-            f"averaging every {plan.sync.every_steps} steps; give a multiple of it"
-        )
+    require_routed(plan, "--rebalance")
+    require_agreed(plan, f"--rebalance {every}", every, "give a multiple of it")

@@ -67,6 +67,54 @@ class Move:
         return f"{self.device}:{self.stage}@{self.after}"
 
 
+def require_routed(plan: TrainingPlan, where: str) -> None:
+    """Raise `PlanError` where devices stay in their stages.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    where
+        Who asks.
+
+    Raises
+    ------
+    PlanError
+        Microbatches have fixed paths.
+    """
+    if plan.wiring is not Wiring.STOCHASTIC:
+        raise PlanError(
+            f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
+            "plan with --wiring stochastic"
+        )
+
+
+def require_agreed(plan: TrainingPlan, where: str, steps: int, remedy: str) -> None:
+    """Raise `PlanError` where devices of a stage differ after so many steps.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    where
+        Who asks.
+    steps
+        That are done.
+    remedy
+        What to do instead.
+
+    Raises
+    ------
+    PlanError
+        An outer step is to come.
+    """
+    if plan.sync.delayed or steps % plan.sync.every_steps:
+        raise PlanError(
+            f"{where}: devices move after an outer step that is not delayed, found averaging every "
+            f"{plan.sync.every_steps} steps; {remedy}"
+        )
+
+
 def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
     """The plan once a device has moved.
 
@@ -94,11 +142,7 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
         The move cannot be: no such device or stage, or the device is the last of its own.
     """
     where = f"--move {move}"
-    if plan.wiring is not Wiring.STOCHASTIC:
-        raise PlanError(
-            f"{where}: devices move where microbatches are routed, found wiring {plan.wiring}; "
-            "plan with --wiring stochastic"
-        )
+    require_routed(plan, where)
     ids, groups = plan.cluster.network.ids, plan.assignment.groups
     if move.device not in ids:
         raise PlanError(f"{where}: the plan has no device {move.device!r}; it has {', '.join(ids)}")
@@ -111,11 +155,7 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
         )
     if len(groups[source]) == 1:
         raise PlanError(f"{where}: is the last device of stage {source}; let another one move")
-    if plan.sync.delayed or move.after % plan.sync.every_steps:
-        raise PlanError(
-            f"{where}: devices move after an outer step that is not delayed, found averaging every "
-            f"{plan.sync.every_steps} steps; move after a multiple of it"
-        )
+    require_agreed(plan, where, move.after, "move after a multiple of it")
     after = [tuple(d for d in group if d != device) for group in groups]
     after[move.stage] = tuple(sorted((*groups[move.stage], device)))
     averaging = list(plan.averaging)
