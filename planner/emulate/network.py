@@ -178,7 +178,7 @@ def _switch(
     given = {"tuns": tuns, "slots": slots, "packet_bytes": longest}
     (Path(folder) / "switch.json").write_text(json.dumps(given))
     switch = subprocess.Popen(
-        [sys.executable, "-m", "planner.emulate.switch", folder],
+        [sys.executable, "-m", "planner.emulate.serve_switch", folder],
         pass_fds=tuns,
         env=os.environ | {"PYTHONPATH": package_path(), "NUMBA_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,

@@ -1,35 +1,27 @@
 """The switch: carries packets between TUN devices as the imposed network does.
 
-``python -m planner.emulate.switch FOLDER``: a process of its own, started by `network`, which hands
-over the descriptors of the devices. It ends when its input does, also when its parent was killed.
-The loop is compiled and calls the C library itself: it shares two cores with all the ranks.
+The loop is compiled and calls the C library itself: it shares two cores with all the ranks. It is
+run by `serve_switch`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, typeof, types
+from numba import njit, types
 from numpy.typing import NDArray
 
 from planner.emulate.links import Links
 from planner.emulate.namespaces import HEADER_BYTES
 from planner.emulate.queues import (
-    BUSY,
     FREE,
     LOST,
-    ORDER,
     TRAVELLING,
     Queues,
     advance,
     arrive,
-    empty_queues,
     next_event,
     pop,
     release,
@@ -46,8 +38,6 @@ READS = 64
 """Packets taken from a device before the next one has its turn."""
 CLOCK_MONOTONIC = 1
 POLLIN = 1
-RECORDS = 400_000
-"""Busy times of pairs that are kept."""
 
 _clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 _read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.intp))
@@ -215,36 +205,3 @@ def ports_of(tuns: list[int], slots: int, packet_bytes: int) -> Ports:
         moment=np.zeros(2, dtype=np.int64),
         late=np.zeros(3),
     )
-
-
-def main() -> int:
-    """Run the switch of a folder; returns the exit code."""
-    folder = Path(sys.argv[1])
-    given = json.loads((folder / "switch.json").read_text())
-    arrays = np.load(folder / "links.npz")
-    links = Links(*(arrays[name] for name in Links._fields))
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    q = empty_queues(links, given["slots"], RECORDS)
-    ports = ports_of(given["tuns"], given["slots"], given["packet_bytes"])
-    compiled: Any = carry
-    kinds: Any = typeof
-    compiled.compile((kinds(links), kinds(q), kinds(ports)))
-    print("ready", flush=True)
-    began_s = sum(os.times()[:2])
-    carry(links, q, ports)
-    count, late_s, most_late_s = (float(x) for x in ports.late)
-    np.save(folder / "busy.npy", q.busy[: q.numbers[BUSY]])
-    report = {
-        "packets": int(q.numbers[ORDER]),
-        "lost": int(q.numbers[LOST]),
-        "late_s": late_s / max(count, 1.0),
-        "most_late_s": most_late_s,
-        "cpu_s": sum(os.times()[:2]) - began_s,
-    }
-    print(json.dumps(report), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

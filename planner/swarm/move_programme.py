@@ -17,7 +17,12 @@ NODES = 500
 
 
 def programme_moves(
-    stages: Stages, horizon_s: float, download_s: float, cost: float, nothing: tuple[Ints, Ints]
+    stages: Stages,
+    horizon_s: float,
+    download_s: float,
+    cost: float,
+    most: float,
+    nothing: tuple[Ints, Ints],
 ) -> tuple[Ints, Ints]:
     """The moves of the greatest value (see `planner.swarm.planned_moves`).
 
@@ -29,6 +34,8 @@ def programme_moves(
         H and d.
     cost
         Microbatches that a move costs.
+    most
+        The rate of the slowest stage above which nothing is won.
     nothing
         What is done where no answer is found.
 
@@ -84,14 +91,14 @@ def programme_moves(
             [down_s - horizon_s, -down_s],
         ]
     )
-    most = np.concatenate(
-        [stages.serving.ravel(), np.tile(stages.serving.sum(axis=0), s), [np.inf, np.inf]]
+    highest = np.concatenate(
+        [stages.serving.ravel(), np.tile(stages.serving.sum(axis=0), s), [most, most]]
     )
     found = highs.milp(
         aim,
         constraints=LinearConstraint(matrix, low, high),
         integrality=np.concatenate([np.ones(2 * size), np.zeros(2)]),
-        bounds=Bounds(0, most),
+        bounds=Bounds(0, highest),
         options={"mip_rel_gap": GAP, "node_limit": NODES},
     )
     if found.x is None:

@@ -5,8 +5,12 @@ Over a horizon of H seconds, of which movers download for d,
 
     value = (H - d) * (rate with movers there) + d * (rate with movers gone) - price * bytes,
 
-where a rate is that of the slowest stage. No stage loses its last peer, and nothing is done that
-wins less than ``hysteresis`` of what is done anyway.
+where a rate is that of the slowest stage, and counts up to ``keep`` of what all peers could do
+perfectly spread. No stage loses its last peer, and nothing is done that wins less than
+``hysteresis`` of what is done anyway.
+
+Less than all is kept with far fewer moves: a stage that lost a peer often gets one back by itself,
+and moves that only undo a decline, and stop at what is to be kept, are the fewest that keep it.
 
 Of equal peers the best moves follow from looking at every rate that the slowest stage could have.
 Of peers of several kinds an integer programme finds them in small swarms; in large ones, where it
@@ -50,6 +54,8 @@ class PlannedMoves:
         Microbatches that a byte must win.
     hysteresis
         The part of H's microbatches that a set of moves must win.
+    keep
+        The part of a perfect spread's rate that is worth moves; more than that is worth none.
     one_at_a_time
         Whether one peer moves at most: all that could are tried, without any programme.
     """
@@ -60,6 +66,7 @@ class PlannedMoves:
     state_bytes: float = 0.0
     price: float = 0.0
     hysteresis: float = 0.0
+    keep: float = 1.0
     one_at_a_time: bool = False
 
     def moves(self, stages: Stages) -> list[Move]:
@@ -76,10 +83,9 @@ class PlannedMoves:
             Exact for peers of one kind; for several, within the programme's gap in small swarms.
         """
         least = self._least(stages)
-        # with all peers perfectly spread, and nothing lost on the way
-        bound = float(((stages.serving + stages.loading) @ stages.speed).sum() / stages.work.sum())
+        # nothing lost on the way
         now = self.value(stages, *_nothing(stages))
-        if self.horizon_s * bound - self._cost(1) - now <= least:
+        if self.horizon_s * self._most(stages) - self._cost(1) - now <= least:
             return []
         if self.one_at_a_time:
             out, into = self._of_one_peer(stages)
@@ -92,7 +98,12 @@ class PlannedMoves:
             from planner.swarm.move_programme import programme_moves
 
             out, into = programme_moves(
-                stages, self.horizon_s, self.download_s, self._cost(1), _nothing(stages)
+                stages,
+                self.horizon_s,
+                self.download_s,
+                self._cost(1),
+                self._most(stages),
+                _nothing(stages),
             )
         if self.value(stages, out, into) - now <= least:
             return []
@@ -115,9 +126,18 @@ class PlannedMoves:
         """
         there = stages.serving + stages.loading - out + into
         gone = stages.serving - out
-        after, during = (float(((n @ stages.speed) / stages.work).min()) for n in (there, gone))
+        most = self._most(stages)
+        after, during = (
+            min(float(((n @ stages.speed) / stages.work).min()), most) for n in (there, gone)
+        )
         down_s = min(self.download_s, self.horizon_s)
         return (self.horizon_s - down_s) * after + down_s * during - self._cost(int(out.sum()))
+
+    def _most(self, stages: Stages) -> float:
+        """The rate that counts: of all peers perfectly spread, or the part that is kept."""
+        speed = ((stages.serving + stages.loading) @ stages.speed).sum()
+        # rounding apart, so that a perfect spread itself has all its value
+        return self.keep * (1 + ROUNDING) * float(speed / stages.work.sum())
 
     def _cost(self, moves: int) -> float:
         return self.price * self.state_bytes * moves
@@ -145,6 +165,7 @@ class PlannedMoves:
         serving = stages.serving[:, kind]
         there = serving + stages.loading[:, kind]
         down_s, now = min(self.download_s, self.horizon_s), float(stages.rates.min())
+        worth = self._most(stages)
         cases: list[tuple[float, Ints, Ints]] = []
         for level in _levels(unit, float((there / unit).min()), float(there.sum() / unit.sum())):
             need = np.ceil(level * unit * (1 - ROUNDING)).astype(np.int64)
@@ -155,9 +176,11 @@ class PlannedMoves:
             if not lack.any():
                 continue  # the lowest rate itself, but for rounding
             # who gets peers is no faster than it needs to be
-            after = float((need / unit)[lack > 0].min())
+            after = min(float((need / unit)[lack > 0].min()), worth)
             most = (self.horizon_s - down_s) * after + down_s * now - self._cost(int(lack.sum()))
             cases.append((most, lack, spare))
+            if level >= worth:
+                break
         best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
         # whose value can be greatest comes first; of equal values the fewest moves
         for most, lack, spare in sorted(cases, key=lambda case: (-case[0], case[1].sum())):
@@ -176,8 +199,7 @@ class PlannedMoves:
     def _of_several_kinds(self, stages: Stages) -> tuple[Ints, Ints]:
         """Rates in even steps up to that of a perfect spread, each reached move by move."""
         best, best_value = _nothing(stages), self.value(stages, *_nothing(stages))
-        speed = (stages.serving + stages.loading) @ stages.speed
-        top, now = float(speed.sum() / stages.work.sum()), float(stages.coming_rates.min())
+        top, now = self._most(stages), float(stages.coming_rates.min())
         for step in range(1, STEPS + 1):
             found = _reached(stages, now + (top - now) * step / STEPS)
             if found is None:

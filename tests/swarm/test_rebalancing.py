@@ -77,15 +77,23 @@ def all_changes(stages: Stages) -> list[tuple[Ints, Ints]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(some_stages(1), st.sampled_from([0.0, 20.0]), st.sampled_from([0.0, 0.05, 0.3]))
-def test_moves_of_equal_peers_are_the_best(stages: Stages, download_s: float, price: float) -> None:
+@given(
+    some_stages(1),
+    st.sampled_from([0.0, 20.0]),
+    st.sampled_from([0.0, 0.05, 0.3]),
+    st.sampled_from([1.0, 0.9, 0.6]),
+)
+def test_moves_of_equal_peers_are_the_best(
+    stages: Stages, download_s: float, price: float, keep: float
+) -> None:
     """Against every possible way; the integer programme says the same."""
-    policy = PlannedMoves(60, 100.0, download_s, 10.0, price)
+    policy = PlannedMoves(60, 100.0, download_s, 10.0, price, keep=keep)
     best = max(policy.value(stages, *change) for change in all_changes(stages))
     found = changes(stages, policy.moves(stages))
     assert policy.value(stages, *found) == pytest.approx(best, abs=1e-6)
     nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
-    programme = programme_moves(stages, 100.0, download_s, 10.0 * price, nothing)
+    worth = keep * float((stages.coming_rates @ stages.work) / stages.work.sum())
+    programme = programme_moves(stages, 100.0, download_s, 10.0 * price, worth, nothing)
     assert policy.value(stages, *programme) == pytest.approx(best, rel=2e-4, abs=1e-6)
     fewest = min(
         int(out.sum())
@@ -96,10 +104,17 @@ def test_moves_of_equal_peers_are_the_best(stages: Stages, download_s: float, pr
 
 
 @settings(max_examples=25, deadline=None)
-@given(some_stages(2, most=2), st.sampled_from([0.0, 20.0]), st.sampled_from([0.0, 0.3]))
-def test_moves_of_two_kinds_are_the_best(stages: Stages, download_s: float, price: float) -> None:
+@given(
+    some_stages(2, most=2),
+    st.sampled_from([0.0, 20.0]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1.0, 0.8]),
+)
+def test_moves_of_two_kinds_are_the_best(
+    stages: Stages, download_s: float, price: float, keep: float
+) -> None:
     """Within the programme's gap."""
-    policy = PlannedMoves(60, 100.0, download_s, 10.0, price)
+    policy = PlannedMoves(60, 100.0, download_s, 10.0, price, keep=keep)
     best = max(policy.value(stages, *change) for change in all_changes(stages))
     found = changes(stages, policy.moves(stages))
     assert policy.value(stages, *found) == pytest.approx(best, rel=2e-4, abs=1e-4)
@@ -109,6 +124,7 @@ POLICIES: list[Policy] = [
     OneAtATime(60),
     PlannedMoves(60),
     PlannedMoves(60, 1800.0, 120.0, 3e9, 1e-9, 0.01),
+    PlannedMoves(60, keep=0.9),
     NoMoves(),
 ]
 
@@ -147,7 +163,7 @@ def test_large_swarms_are_near_the_programme() -> None:
     )
     policy = PlannedMoves(60)
     nothing = np.zeros_like(stages.serving), np.zeros_like(stages.serving)
-    best = policy.value(stages, *programme_moves(stages, 1800.0, 0.0, 0.0, nothing))
+    best = policy.value(stages, *programme_moves(stages, 1800.0, 0.0, 0.0, np.inf, nothing))
     found = policy.value(stages, *changes(stages, policy.moves(stages)))
     assert 0.97 * best < found <= best * 1.001
     assert found > 1.3 * policy.value(stages, *nothing)
@@ -209,3 +225,11 @@ def test_hysteresis_and_price_hold_moves_back() -> None:
     assert PlannedMoves(60, state_bytes=1e9, price=19e-9).moves(stages) == []
     # a download that takes as long as the horizon wins nothing
     assert PlannedMoves(60, download_s=1800.0).moves(stages) == []
+
+
+def test_no_more_is_kept_than_is_asked_for() -> None:
+    """Nothing while the slowest stage has it; then the fewest moves, not all to an even spread."""
+    near = stages_of([[96], [104], [100]], [[0]] * 3, [1.0] * 3, [1.0])
+    assert PlannedMoves(60, keep=0.96).moves(near) == []
+    assert PlannedMoves(60, keep=0.98).moves(near) == [Move(1, 0, 0, 2)]
+    assert PlannedMoves(60).moves(near) == [Move(1, 0, 0, 4)]
