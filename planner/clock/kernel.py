@@ -641,31 +641,24 @@ def _leave(
 
 @within
 def _computed(
-    pairs: Any,
-    work: Any,
-    rules: Any,
-    devices: Any,
-    flows: Any,
-    queue: Any,
-    times: Any,
-    d: int,
-    now: float,
-) -> None:
-    """An operation is done: its result stays here or goes on its way."""
+    work: Any, rules: Any, devices: Any, queue: Any, times: Any, d: int, now: float
+) -> int:
+    """An operation is done; returns the message that it hands over at once, if any."""
     o, t = devices.doing[d], devices.step[d]
     devices.doing[d] = IDLE
     devices.live[d] -= 1 if work.kind[o] == 0 else 0
     if t < rules.recorded:
         times.end[t, o] = now
     if work.after[o] == NONE:
-        return
+        return NONE
     message = t * len(work.device) + o
     if work.pair[o] == NONE:
         _make_ready(work, rules, devices, message - o + work.after[o])
-    elif rules.message_s > 0:
+        return NONE
+    if rules.message_s > 0:
         _push(queue, now + rules.message_s, HANDED, message, 0)
-    else:
-        _hand_over(pairs, work, rules, flows, queue, times, message, now)
+        return NONE
+    return message
 
 
 @compiled
@@ -694,13 +687,34 @@ def run(
         for o in range(total):
             if work.begins[o]:
                 _make_ready(work, rules, devices, o)
+    # called at one place each, what is put in line is compiled once
+    now, touched = 0.0, 0
     for d in range(n):
-        _go_on(
-            pairs, work, rounds, rules, devices, flows, averaging, processors, queue, times, d, 0.0
-        )
-    while len(queue.heap) > 0:
-        now = queue.heap[0][0]
-        touched = 0
+        touched = _touch(devices, touched, d)
+    while True:
+        for k in range(touched):
+            d = devices.touched[k]
+            devices.mark[d] = False
+            _go_on(
+                pairs,
+                work,
+                rounds,
+                rules,
+                devices,
+                flows,
+                averaging,
+                processors,
+                queue,
+                times,
+                d,
+                now,
+            )
+        if flows.moved[0] > 0:
+            # rounds that have begun
+            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
+        if len(queue.heap) == 0:
+            break
+        now, touched = queue.heap[0][0], 0
         while len(queue.heap) > 0 and queue.heap[0][0] == now:
             _, _, kind, subject, version = heapq.heappop(queue.heap)
             if kind == PROCESSOR:
@@ -713,10 +727,13 @@ def run(
                 _forecast(processors, queue, rules.cores, now)
                 kind, subject = (UPDATED, code // 2) if code % 2 else (COMPUTED, code // 2)
             if kind == COMPUTED:
-                _computed(pairs, work, rules, devices, flows, queue, times, subject, now)
                 # what stays on the device is there now
                 touched = _touch(devices, touched, subject)
-            elif kind == HANDED:
+                subject = _computed(work, rules, devices, queue, times, subject, now)
+                if subject == NONE:
+                    continue
+                kind = HANDED
+            if kind == HANDED:
                 _hand_over(pairs, work, rules, flows, queue, times, subject, now)
             elif kind == LEFT:
                 if version == flows.version[subject] and flows.head[subject] != NONE:
@@ -754,26 +771,6 @@ def run(
                     _finish_step(work, rules, rounds, devices, times, subject, now)
                 touched = _touch(devices, touched, subject)
         if flows.moved[0] > 0:
-            _renew_rounds(pairs, rounds, flows, averaging, queue, now)
-        for k in range(touched):
-            d = devices.touched[k]
-            devices.mark[d] = False
-            _go_on(
-                pairs,
-                work,
-                rounds,
-                rules,
-                devices,
-                flows,
-                averaging,
-                processors,
-                queue,
-                times,
-                d,
-                now,
-            )
-        if flows.moved[0] > 0:
-            # rounds that have begun
             _renew_rounds(pairs, rounds, flows, averaging, queue, now)
     for d in range(n):
         # not who waits for others to average, but who waits for an operation

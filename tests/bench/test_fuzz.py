@@ -15,10 +15,11 @@ PATIENT_S = 600
 """A busy machine proves nothing about an input."""
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TARGETS)
-def test_some_of_each(name: str) -> None:
+def test_some_of_each(name: str, count: int) -> None:
     """`planner bench fuzz` tries thousands."""
-    tally = fuzz(TARGETS[name], 1, range(20 if name == "command lines" else 60), PATIENT_S)
+    tally = fuzz(TARGETS[name], 1, range(count), PATIENT_S)
     assert tally.findings == []
     assert tally.refused
 

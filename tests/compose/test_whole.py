@@ -83,10 +83,11 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_fixing_a_decision_hardly_ever_beats_leaving_it_open() -> None:
+@pytest.mark.parametrize("seeds", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_fixing_a_decision_hardly_ever_beats_leaving_it_open(seeds: int) -> None:
     """By over 2% in at most one of twenty cases, with the same counted effort."""
     better = []
-    for seed in range(8):
+    for seed in range(seeds):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(1, 4, 3).tolist()
         cluster = regions(sizes, seed, memory_bytes=float(rng.choice([8e7, 1e9])))
@@ -100,7 +101,7 @@ def test_fixing_a_decision_hardly_ever_beats_leaving_it_open() -> None:
                 continue  # so fixed, memory does not hold it
             assert fixed is not None
             better.append((fixed / free, name, seed))
-    assert len(better) > 40
+    assert len(better) > 5 * seeds
     assert sum(ratio < 1 / 1.02 for ratio, *_ in better) <= 0.05 * len(better), sorted(better)[:5]
 
 

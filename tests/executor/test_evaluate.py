@@ -97,7 +97,13 @@ def by_hand(plan: TrainingPlan, kept: Path, paths: Sequence[tuple[int, ...]]) ->
     return total / (BATCHES * samples * SEQUENCE)
 
 
-@pytest.mark.parametrize("name", PLANS)
+QUICK = {"skipping", "2 x 2 in bf16"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANS],
+)
 def test_held_out_loss_equals_one_process(name: str, tmp_path: Path) -> None:
     """Every four steps and after the last, of all schedules; training goes on as without."""
     plan = PLANS[name]()

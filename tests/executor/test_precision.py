@@ -39,7 +39,13 @@ def tiny(kind: str = "gpt2", precision: Formats = "bf16") -> Workload:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {"bf16, head first, recomputed", "2 x 2 in bf16"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
 def test_losses_and_gradients_equal_one_process_in_the_same_formats(
     case: str, tmp_path: Path
 ) -> None:

@@ -94,7 +94,18 @@ SETTINGS: dict[str, Any] = {
 """Warm-up, cosine and its end within the 20 steps."""
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {
+    "2 x 2, head first",
+    "data parallel only, tied",
+    "2 x 2, clipped",
+    "3 stages, tied, clipped, with a schedule",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
 def test_losses_and_gradients_equal_a_single_process(case: str, tmp_path: Path) -> None:
     """20 steps within 1e-5; gradients too, whichever local process is which device."""
     grid, head, schedule, kind = CASES[case]
@@ -179,19 +190,22 @@ def test_own_pace_completes_the_batch_whoever_gives_how_much(tmp_path: Path) -> 
     np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
 
 
-def test_recomputation_changes_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "some", [(True, False), pytest.param((True, True), marks=pytest.mark.slow)]
+)
+def test_recomputation_changes_no_bit(some: tuple[bool, ...], tmp_path: Path) -> None:
     """One stage or all of them: losses and gradients are those of a plan that keeps everything."""
     plan = make_plan([[0, 3], [2, 1]])
     losses, gradients = single(plan)
     found = []
-    for does in ((False, False), (True, False), (True, True)):
+    for does in ((False, False), some):
         ranks = execute(plan.replace(recompute=does), tmp_path, list(plan.cluster.network.ids))
         found.append([ranks[0]["losses"].tobytes(), *(r[w].tobytes() for r in ranks for w in WHEN)])
         np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
         for rank, mine in enumerate(ranks):
             want = expected_gradient(plan, rank, gradients["first"])
             np.testing.assert_allclose(mine["first"], want, atol=1e-5 * np.abs(want).max(), rtol=0)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def skipping_and_swapping_plan() -> TrainingPlan:
@@ -226,7 +240,10 @@ def test_skipped_and_swapped_stages_train_as_planned(tmp_path: Path) -> None:
     assert np.abs(np.array(full) / losses - 1).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("sizes", "path_stages"), [((2, 2, 1), 2), ((2, 1), 1)])
+@pytest.mark.parametrize(
+    ("sizes", "path_stages"),
+    [((2, 2, 1), 2), pytest.param((2, 1), 1, marks=pytest.mark.slow)],
+)
 def test_skipping_and_full_iterations_take_turns(
     sizes: tuple[int, ...], path_stages: int, tmp_path: Path
 ) -> None:

@@ -248,7 +248,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("gpt2", "qwen2") else pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_trained_and_exported_as_transformers_trains(name: str, tmp_path: Path) -> None:
     """From the same weights: losses, and logits of the exported model; also from a checkpoint."""
     folder = saved(name, tmp_path / "given")

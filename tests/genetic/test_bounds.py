@@ -47,7 +47,7 @@ def slots_of(groups: list[tuple[int, ...]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-@pytest.mark.parametrize("sites", [None, 2])
+@pytest.mark.parametrize("sites", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_star_and_forest_hold(shape: dict[str, object], sites: int | None) -> None:
     """Neither part exceeds the best that eq. 2 and eq. 4 allow alone, nor both the optimum."""
     for seed in range(2):

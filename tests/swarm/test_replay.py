@@ -109,7 +109,9 @@ class Reading:
                 self.moves += 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
+)
 @pytest.mark.parametrize("download_s", [0.0, 130.0])
 @pytest.mark.parametrize("policy", [NoMoves(), OneAtATime(60), PlannedMoves(90, 900.0, 130.0)])
 def test_as_the_reading_version(policy: Policy, download_s: float, seed: int) -> None:
