@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +24,14 @@ import torch
 import planner.executor.__main__ as entry
 import planner.executor.binding as binding
 import planner.executor.checkpoint as checkpoint
+import planner.executor.connections as connections
 from planner.executor.arguments import arguments
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING = "checkpoint"
 """A phase of runs that write them."""
-FAULTS = ("kill", "stop", "cut", "hold")
+FAULTS = ("kill", "stop", "cut", "hold", "tear")
 BOTH = "+"
 """Between names of devices to which it happens."""
 HOLD_S = 6
@@ -52,10 +54,13 @@ class Fault:
         self._given, self._folder = given, Path(given["folder"])
         self._steps = -1
         self._done = False
+        self._open: connections.Connections = {}
 
     def prepare(self) -> None:
         """Let it happen in its phase."""
         phase = self._given["phase"]
+        if self._given["fault"] == "tear":
+            self._keep_connections()
         if phase == "join":
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
@@ -82,6 +87,16 @@ class Fault:
 
         setattr(owner, name, hurt)
 
+    def _keep_connections(self) -> None:
+        usual = connections._open
+
+        def opened(*args: Any, **more: Any) -> connections.Connections:
+            found = usual(*args, **more)
+            self._open |= found
+            return found
+
+        connections._open = opened
+
     def _count(self, *_: Any) -> bool:
         self._steps += 1
         return False
@@ -98,6 +113,10 @@ class Fault:
         if fault == "cut":  # by somebody else, while this phase lasts
             while not (self._folder / "cut").exists():
                 time.sleep(LOOK_S)
+        elif fault == "tear":  # one connection, and both processes live
+            purpose = connections.Purpose.PIPELINE
+            torn = next(c for (what, _), c in self._open.items() if what is purpose)
+            torn.shutdown(socket.SHUT_RDWR)
         elif fault == "hold":
             ctypes.PyDLL(None).sleep(HOLD_S)
         else:

@@ -658,7 +658,7 @@ def _computed(
     if rules.message_s > 0:
         _push(queue, now + rules.message_s, HANDED, message, 0)
         return NONE
-    return message
+    return int(message)
 
 
 @compiled

@@ -10,7 +10,7 @@ from planner.training_plan.model import TrainingPlan
 if TYPE_CHECKING:
     from planner.executor.roll import Generation
 
-CHANGES = ("lost", "came")
+CHANGES = ("lost", "came", "torn")
 """Events."""
 MOST_NAMES = 8
 
@@ -30,7 +30,8 @@ def changes(now: Generation, plan: TrainingPlan, lost_s: float) -> Iterator[dict
     Yields
     ------
     dict[str, Any]
-        JSON-ready. Of devices that are lost for one reason, and of those that come.
+        JSON-ready. Of devices that are lost for one reason, of those that come, and of a
+        connection that was made anew.
     """
     said = {"step": now.step, "go_on": list(now.members), "lost_s": lost_s}
     lost = now.lost or {}
@@ -43,6 +44,8 @@ def changes(now: Generation, plan: TrainingPlan, lost_s: float) -> Iterator[dict
             "taken_over_by": _others(gone, now, plan),
             **said,
         }
+    if now.torn:
+        yield {"event": "torn", "why": now.torn, **said}
     if now.new:
         yield {"event": "came", "devices": list(now.new), **said}
 
@@ -64,6 +67,8 @@ def change_line(event: Mapping[str, Any]) -> str:
     tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
         return f"{head}device {_named(event['devices'])} has come and takes its part: {tail}"
+    if event["event"] == "torn":
+        return f"{head}{event['why']}, and is connected anew: {tail}"
     return f"{head}{event['why']}; {_named(event['taken_over_by'])} takes over: {tail}"
 
 

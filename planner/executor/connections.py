@@ -55,7 +55,7 @@ class Purpose(enum.IntEnum):
 class Connection(socket.socket):
     """A connection that knows whose it is, and what went over it."""
 
-    name = "another rank"
+    name = ""
     """Of the device at the other end."""
     sent_bytes = 0
 
@@ -78,6 +78,10 @@ class ConnectionLost(RuntimeError):
     def __init__(self, line: str, device: str = "") -> None:
         super().__init__(line)
         self.device = device
+
+
+class TornError(ConnectionLost):
+    """An open connection has ended, whether or not the other end lives."""
 
 
 @contextmanager
@@ -169,7 +173,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
                 ranks.held.callback(connection.close)
             raise
     for (_, other), connection in found.items():
-        connection.name = f"device {ranks.name(other)!r}"
+        connection.name = ranks.name(other)
     return found
 
 
@@ -203,7 +207,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
 
     Raises
     ------
-    ConnectionLost
+    TornError
         The other end is gone.
     """
     try:
@@ -211,7 +215,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
             connection.sendall(part)
             _count(connection, len(part))
     except OSError as error:
-        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
 
 
 def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
@@ -231,7 +235,7 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
 
     Raises
     ------
-    ConnectionLost
+    TornError
         The other end is gone.
     """
     try:
@@ -240,7 +244,7 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     except BlockingIOError:
         sent = 0
     except OSError as error:
-        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
     left = []
     for part in parts:
         if sent < len(part):
@@ -261,7 +265,7 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
 
     Raises
     ------
-    ConnectionLost
+    TornError
         The other end is gone.
     """
     try:
@@ -269,10 +273,10 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             # waiting in the kernel for all of it costs one call and no interpreter time
             size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
-                raise ConnectionLost(f"{_name(connection)} closed its connection")
+                raise TornError(f"{_name(connection)} closed its connection", _device(connection))
             view = view[size:]
     except OSError as error:
-        raise ConnectionLost(f"{_name(connection)} is gone ({error})") from None
+        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
 
 
 def unacknowledged_bytes(connection: socket.socket) -> int:
@@ -365,5 +369,10 @@ def _count(connection: socket.socket, size: int) -> None:
         connection.sent_bytes += size
 
 
-def _name(connection: socket.socket) -> str:
+def _device(connection: socket.socket) -> str:
     return getattr(connection, "name", Connection.name)
+
+
+def _name(connection: socket.socket) -> str:
+    name = _device(connection)
+    return f"device {name!r}" if name else "another rank"

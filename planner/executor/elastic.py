@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from planner.executor.binding import ring
 from planner.executor.checkpoint import Checkpoints
 from planner.executor.commit import Commit
-from planner.executor.connections import ConnectionLost
+from planner.executor.connections import ConnectionLost, TornError
 from planner.executor.ending import EndedError
 from planner.executor.handover import hand_over
 from planner.executor.helper import Helper
@@ -33,6 +33,8 @@ from planner.training_plan.without import without
 CAUSE_S = 3.0
 """A connection that closes only follows from something: so long may it take to be told."""
 LOOK_S = 0.05
+MOST_TORN = 3
+"""Connections in one step that are made anew; who tears more is missed."""
 
 
 class EmptyStageError(RuntimeError):
@@ -89,6 +91,7 @@ class Elastic:
         self._step = NEW
         self._began_s = time.monotonic()
         self._told: _Told | None = None
+        self._torn = 0
         self._held: list[ExitStack] = []
         self._lifelines: Mapping[socket.socket, str] | None = None
 
@@ -231,6 +234,7 @@ class Elastic:
 
     def _after(self, record: StepRecord, commit: Commit) -> None:
         self._step = record.step + 1
+        self._torn = 0
         self._told = _Told(record, commit)
         self._began_s = time.monotonic()
         if self.ranks.rank == 0:
@@ -262,9 +266,13 @@ class Elastic:
                 if loss.error is not None:
                     return
                 time.sleep(LOOK_S)
-            if not error.device:
+            if isinstance(error, TornError) and self._torn < MOST_TORN:
+                self._torn += 1
+                self._roll.tear(str(error))
+            elif error.device:
+                self._roll.accuse([error.device], str(error))
+            else:
                 break
-            self._roll.accuse([error.device], str(error))
         raise error
 
 

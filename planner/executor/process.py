@@ -48,7 +48,9 @@ def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
         return watch.fail(str(error))
     except DistError as error:
         said = (str(error).splitlines() or [""])[0]
-        return watch.fail(f"device {name!r} lost the store ({said})")
+        line = f"device {name!r} lost the store ({said})"
+        # the others may have it still, and go on
+        return watch.fail(line) if watch.missed is None else watch.part(line)
     except (StoreMissingError, MissingError) as error:
         return watch.refuse(str(error), FAILED)
     except ValueError as error:

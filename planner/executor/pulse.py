@@ -15,6 +15,8 @@ from queue import Empty, SimpleQueue
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.store import StoreMissingError
+
 ABORT, RUNNING = "abort", "running"
 """The key that ends all, and what it holds until somebody writes a reason."""
 PERIOD_S = 0.5
@@ -52,6 +54,8 @@ class Pulse(threading.Thread):
         Takes the reason that somebody wrote.
     lost
         Called when the store is gone.
+    again
+        Another connection to the store, where this one ends; raises `StoreMissingError`.
 
     Attributes
     ----------
@@ -60,16 +64,21 @@ class Pulse(threading.Thread):
     """
 
     def __init__(
-        self, store: Store, ended: Callable[[str], None], lost: Callable[[], None]
+        self,
+        store: Store,
+        ended: Callable[[str], None],
+        lost: Callable[[], None],
+        again: Callable[[], Store],
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self.rounds = 0
-        self._store, self._ended, self._lost = store, ended, lost
+        self._store, self._ended, self._lost, self._again = store, ended, lost, again
         self._own: str | None = None
         self._next: str | None = None
         self._silent: Callable[[float], None] = lambda silent_s: None
         self._line: str | None = None
         self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
+        self._job: Callable[[Store], None] | None = None
         self._heeded: Mapping[str, Callable[[str], None]] = {}
         self._stopped = False
         self._look = threading.Event()
@@ -113,12 +122,26 @@ class Pulse(threading.Thread):
 
     def run(self) -> None:
         """Until `stop`, or until there is a reason to end."""
-        try:
-            self._store.compare_set(ABORT, "", RUNNING)
-            self._rounds()
-        except DistError:
-            if not self._stopped:
+        while True:
+            rounds = self.rounds
+            try:
+                self._store.compare_set(ABORT, "", RUNNING)
+                self._rounds()
+                return
+            except DistError:
+                if self._stopped:
+                    return
+            # one that ends as soon as it is open is no connection
+            if self.rounds == rounds or not self._connected():
                 self._lost()
+                return
+
+    def _connected(self) -> bool:
+        try:
+            self._store = self._again()
+        except StoreMissingError:
+            return False
+        return True
 
     def _rounds(self) -> None:
         count, seen, silent_s, looked = 0, "", 0.0, time.monotonic()
@@ -158,11 +181,14 @@ class Pulse(threading.Thread):
 
     def _do_jobs(self) -> None:
         while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                return
-            job(self._store)
+            if self._job is None:
+                try:
+                    self._job = self._jobs.get_nowait()
+                except Empty:
+                    return
+            # kept until it is done: the connection may end meanwhile
+            self._job(self._store)
+            self._job = None
 
 
 def beat_key(rank: int) -> str:

@@ -5,7 +5,8 @@ come is let in. Whoever goes on into the next one says so there, with the number
 has done; the first list that is made of them counts. A device that comes says so beforehand.
 
 Keys, by the number of the generation: ``roll/G`` is its list, ``came/G`` has a line a device that
-wants to be in it, ``lost/G`` a line a device that was missed in it. What ranks of a generation
+wants to be in it, ``lost/G`` a line a device that was missed in it, or for a connection that tore
+between two that live: then all of them go on. What ranks of a generation
 share among themselves begins with ``generation/G/``.
 """
 
@@ -61,6 +62,8 @@ class Generation:
         Those who have no parameters yet.
     lost
         By name, why devices of the generation before are not in it.
+    torn
+        Why it begins, where nobody is lost.
     """
 
     number: int
@@ -68,6 +71,7 @@ class Generation:
     step: int
     new: tuple[str, ...] = ()
     lost: Mapping[str, str] | None = None
+    torn: str = ""
 
     def to_text(self) -> str:
         """JSON."""
@@ -83,6 +87,7 @@ class Generation:
             data["step"],
             tuple(data["new"]),
             dict(data["lost"] or {}),
+            data["torn"],
         )
 
 
@@ -193,13 +198,17 @@ class Roll:
             gone = self._counted(lost)
             late = [m for m in self.now.members if m not in steps and m not in gone]
             if not late:
-                self._store.compare_set(key, "", self._made(number, steps, gone).to_text())
+                made = self._made(number, steps, gone, _torn(lost))
+                self._store.compare_set(key, "", made.to_text())
                 break
             # who computes comes when that is done; a device that was missed before may be no more
             silent_s = silence.of([self._ids.index(name) for name in late])
             for name, seconds in zip(late, silent_s, strict=True):
                 if seconds > self._watch.patience_s:
                     self.accuse([name], f"device {name!r} did not go on with the others")
+            # its own word does not count any more: it would wait for ever for those who vanished
+            if self.name in gone and min(silent_s) > self._watch.patience_s:
+                raise LeftError(f"{gone[self.name]}; and nobody is left to go on with")
             time.sleep(LOOK_S)
         found = Generation.of_text(self._store.get(key).decode())
         if self.name not in found.members:
@@ -244,6 +253,18 @@ class Roll:
                 why = f"device {self.name!r} hears nobody any more"
             text = json.dumps({"by": self.name, "lost": found, "why": why}) + "\n"
             self._watch.pulse.later(lambda store: _append(store, key, text))
+
+    def tear(self, why: str) -> None:
+        """Begin again with all who are there: a connection has ended, and both its ends may live.
+
+        Parameters
+        ----------
+        why
+            A line.
+        """
+        key = f"lost/{self.now.number}"
+        text = json.dumps({"by": self.name, "lost": [], "why": why}) + "\n"
+        self._watch.pulse.later(lambda store: _append(store, key, text))
 
     @contextmanager
     def waiting(self, keys: Sequence[str]) -> Iterator[None]:
@@ -323,20 +344,23 @@ class Roll:
     def _prefix(self) -> str:
         return f"generation/{self.now.number}"
 
-    def _made(self, number: int, steps: Mapping[str, int], gone: Mapping[str, str]) -> Generation:
+    def _made(
+        self, number: int, steps: Mapping[str, int], gone: Mapping[str, str], torn: str
+    ) -> Generation:
         members = tuple(name for name in self._ids if name in steps and name not in gone)
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
-        return Generation(number, members, step, new, dict(gone))
+        return Generation(number, members, step, new, dict(gone), "" if gone else torn)
 
     def _hear_lost(self, number: int, text: str) -> None:
         """In the thread of signs of life, as `_hear_came`."""
-        gone = self._counted(_read(text))
+        lines = _read(text)
+        gone, torn = self._counted(lines), _torn(lines)
         with self._lock:
-            if not gone or number != self.now.number or self.loss.error is not None:
+            if not (gone or torn) or number != self.now.number or self.loss.error is not None:
                 return
             self.lost, loss = gone, self.loss
-        loss(LostError(next(iter(gone.values()))))
+        loss(LostError(next(iter(gone.values()), torn)))
         for key in self._awaited:
             whole = f"generation/{number}/{key}"
             self._watch.pulse.later(partial(_set_again, whole))
@@ -364,6 +388,11 @@ class Roll:
 
 def _read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
+
+
+def _torn(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Why all begin again; empty: no connection tore."""
+    return next((str(line["why"]) for line in lines if not line["lost"]), "")
 
 
 def _append(store: Store, key: str, text: str) -> None:

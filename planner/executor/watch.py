@@ -30,6 +30,8 @@ LATENCIES = 25.0
 TICK_S = 0.25
 PING_S = 1.0
 PING, FAREWELL = b"\1", b"\0"
+RECONNECT_S = 1.0
+"""To the store, where the connection has ended."""
 PUBLISH_S = 3.0
 """To write a reason into the store; then it is said here alone."""
 CAUSE_S = 2.0
@@ -102,7 +104,9 @@ class Watch(threading.Thread):
         """
         self._address, self._serves = address, serves
         store = address.connect(self.patience_s)
-        self._pulse = Pulse(store, self._end, self._store_gone)
+        self._pulse = Pulse(
+            store, self._end, self._store_gone, lambda: address.connect(RECONNECT_S)
+        )
         # written by the system itself, even while the main thread is blocked
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
@@ -210,6 +214,23 @@ class Watch(threading.Thread):
         self._leaving = True
         self.ending.because(line, LEFT)
         return self.leave()
+
+    def part(self, line: str) -> int:
+        """End alone, unless there is a reason soon that ends all.
+
+        Parameters
+        ----------
+        line
+            The reason.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        self._leaving = True
+        self.ending.wait(CAUSE_S)
+        return self.depart(line)
 
     def refuse(self, line: str, code: int) -> int:
         """End for what is wrong with this process, and tell the others.

@@ -29,6 +29,7 @@ torch = pytest.importorskip("torch")
 
 from planner.bench._fault_rank import PHASES, WRITING  # noqa: E402
 from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
+from planner.executor.changes import CHANGES  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
 from planner.executor.commit import Commit  # noqa: E402
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
@@ -79,7 +80,7 @@ def told(done: Done) -> tuple[dict[int, float], list[dict[str, Any]]]:
     steps = [event for event in events if event["event"] == "step"]
     losses = {event["step"]: event["loss"] for event in steps}
     assert len(losses) == len(steps)
-    return losses, [event for event in events if event["event"] in ("lost", "came")]
+    return losses, [event for event in events if event["event"] in CHANGES]
 
 
 def require_equal(losses: dict[int, float], plan: TrainingPlan, **settings: Any) -> None:
@@ -130,6 +131,19 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
         shards = [read_shard(folder, newest(folder, group), d, left) for d in group]
         for name, tensor in shards[0].items():
             assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
+
+
+@pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+def test_a_connection_tears(phase: str, tmp_path: Path) -> None:
+    """Both of its ends live: nobody is lost, and the step is done again by all."""
+    plan = plan_of()
+    done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear")
+    assert done.codes == [0] * len(IDS), done.error
+    losses, changes = told(done)
+    require_equal(losses, plan, **SETTINGS)
+    (torn,) = changes
+    assert (torn["event"], torn["step"], torn["go_on"]) == ("torn", 3, list(IDS))
+    assert torn["why"].startswith("device '") and "connection" in torn["why"]
 
 
 @pytest.mark.slow
@@ -400,6 +414,43 @@ def test_who_goes_on_is_agreed() -> None:
         thread.join(10)
     assert a.now == b.now == again.now
     assert (a.now.members, a.now.step, a.now.new) == (("a", "b", "c"), 12, ("c",))
+
+
+def test_a_connection_tears_between_two_that_live() -> None:
+    """All go on, with the reason; a device that is lost at the same time is not among them."""
+    run = Threads(("a", "b", "c"))
+    a, b, c = run.rolls
+    b.tear("device 'c' closed its connection")
+    run.look()  # what is said now is heard
+    run.look()
+    assert [str(r.loss.error) for r in run.rolls] == ["device 'c' closed its connection"] * 3
+    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in run.rolls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert a.now == b.now == c.now
+    assert (a.now.members, a.now.new, a.now.lost) == (("a", "b", "c"), (), {})
+    assert a.now.torn == "device 'c' closed its connection"
+    a.tear("torn")
+    b.accuse(["c"], "c is gone")
+    run.look()
+    run.look()
+    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in (a, b)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert (a.now.members, a.now.lost, a.now.torn) == (("a", "b"), {"c": "c is gone"}, "")
+
+
+def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None:
+    """It is cut off from its neighbours, and they give no sign of life in the store either."""
+    run = Threads(("a", "b", "c"))
+    run.rolls[2].accuse(["c"], "device 'c' hears nobody any more")
+    run.look()
+    with pytest.raises(LeftError, match="hears nobody any more; and nobody is left to go on with"):
+        run.rolls[2].next(9)
 
 
 def late(run: Threads, patience_s: float, wait_s: float = 60.0) -> Roll:

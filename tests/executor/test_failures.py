@@ -314,7 +314,7 @@ def test_silence_is_counted_in_ones_own_looks(monkeypatch: pytest.MonkeyPatch) -
     store = torch.distributed.HashStore()
     store.set("beat/1", "7")
     heard: list[float] = []
-    pulse = Pulse(store, lambda reason: None, lambda: None)
+    pulse = Pulse(store, lambda reason: None, lambda: None, lambda: store)
 
     def look(silent_s: float) -> None:
         heard.append(silent_s)

@@ -211,5 +211,6 @@ def _take(connection: object, room: bytearray | memoryview) -> int:
     except OSError as error:
         raise ConnectionLost(f"a stream has ended ({error})") from None
     if size == 0:
-        raise ConnectionLost(f"{getattr(connection, 'name', 'another rank')} closed its connection")
+        name = getattr(connection, "name", "")
+        raise ConnectionLost(f"device {name!r} closed its connection")
     return size
