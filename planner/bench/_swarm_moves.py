@@ -77,7 +77,7 @@ def policies(download_s: float) -> dict[str, Policy]:
         "none": NoMoves(),
         "T = 300": OneAtATime(300.0),
         "T = 60": OneAtATime(60.0),
-        **{f"planned, every 60 s, {keep:.1%} kept": ours(60.0, keep) for keep in KEPT},
+        **{f"planned, every 60 s, {100 * keep:g}% kept": ours(60.0, keep) for keep in KEPT},
         "planned, every 60 s": ours(60.0),
         "planned, after every event": ours(0.0),
     }
