@@ -13,8 +13,10 @@ Less than all is kept with far fewer moves: a stage that lost a peer often gets 
 and moves that only undo a decline, and stop at what is to be kept, are the fewest that keep it.
 
 Of equal peers the best moves follow from looking at every rate that the slowest stage could have.
-Of peers of several kinds an integer programme finds them in small swarms; in large ones, where it
-takes minutes, rates are tried in steps, and peers chosen one after the other to reach them.
+Of peers of several kinds rates are tried in steps, and peers chosen one after the other to reach
+them. In small swarms where that may be far from the best an integer programme is solved too. Its
+moves are taken only where they win much more: the best for the moment are many, and the next event
+comes before they have paid (on traces they did less than moves that are nearly as good).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ ROUNDING = 1e-9
 """Relative, of rates that are compared."""
 PROGRAMME = 24
 """Stages times kinds up to which the integer programme is solved: tenths of a second."""
+MUCH = 0.05
+"""Of the value: what the programme must be able to win, and win, over rates in steps."""
 STEPS = 32
 """Rates that are tried in larger swarms."""
 
@@ -80,7 +84,8 @@ class PlannedMoves:
         Returns
         -------
         list[Move]
-            Exact for peers of one kind; for several, within the programme's gap in small swarms.
+            Exact for peers of one kind; for several, within `MUCH` of the best value in small
+            swarms.
         """
         least = self._least(stages)
         # nothing lost on the way
@@ -91,20 +96,14 @@ class PlannedMoves:
             out, into = self._of_one_peer(stages)
         elif np.count_nonzero((stages.serving + stages.loading).sum(axis=0)) == 1:
             out, into = self._of_one_kind(stages)
-        elif stages.serving.size > PROGRAMME:
-            out, into = self._of_several_kinds(stages)
         else:
-            # with HiGHS, which the policy of one peer at a time does without
-            from planner.swarm.move_programme import programme_moves
-
-            out, into = programme_moves(
-                stages,
-                self.horizon_s,
-                self.download_s,
-                self._cost(1),
-                self._most(stages),
-                _nothing(stages),
-            )
+            out, into = self._of_several_kinds(stages)
+            value = self.value(stages, out, into)
+            most = self.horizon_s * self._most(stages) - self._cost(1)
+            if value < (1 - MUCH) * most and stages.serving.size <= PROGRAMME:
+                better = self._best(stages)
+                if self.value(stages, *better) > (1 + MUCH) * value:
+                    out, into = better
         if self.value(stages, out, into) - now <= least:
             return []
         return _paired(out, into)
@@ -195,6 +194,16 @@ class PlannedMoves:
             if value > best_value + equal or fewer:
                 best, best_value = (out, into), value
         return best
+
+    def _best(self, stages: Stages) -> tuple[Ints, Ints]:
+        """By the integer programme."""
+        # with HiGHS, which the policy of one peer at a time does without
+        from planner.swarm.move_programme import programme_moves
+
+        cost, most = self._cost(1), self._most(stages)
+        return programme_moves(
+            stages, self.horizon_s, self.download_s, cost, most, _nothing(stages)
+        )
 
     def _of_several_kinds(self, stages: Stages) -> tuple[Ints, Ints]:
         """Rates in even steps up to that of a perfect spread, each reached move by move."""
