@@ -125,8 +125,11 @@ class Checkpoints:
             self._give_up(here, done, *failed[0])
             return
         self._written(done)
-        for old in _complete(self._folder)[:-KEPT]:
-            shutil.rmtree(_place(self._folder, old), ignore_errors=True)
+        kept = _complete(self._folder)[-KEPT:]
+        # without an index: what a lost device did not let the others complete
+        for old in _begun(self._folder):
+            if old < done and old not in kept:
+                shutil.rmtree(_place(self._folder, old), ignore_errors=True)
 
     def _shard(self, here: Path, done: int) -> str:
         """Write this rank's; what the others are told."""
@@ -458,8 +461,10 @@ def _has(folder: Path, steps: int, rank: int) -> bool:
 
 def _complete(folder: Path) -> list[int]:
     """Numbers of steps of the checkpoints that have an index, ascending."""
-    return sorted(
-        int(path.parent.name.removeprefix("step-"))
-        for path in folder.glob(f"step-*/{INDEX}")
-        if path.parent.name.removeprefix("step-").isdecimal()
-    )
+    return [steps for steps in _begun(folder) if (_place(folder, steps) / INDEX).is_file()]
+
+
+def _begun(folder: Path) -> list[int]:
+    """Numbers of steps of all checkpoints, ascending."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())

@@ -117,6 +117,15 @@ def test_two_are_kept(tmp_path: Path) -> None:
     """And only every so many steps."""
     assert write(tmp_path, [2, 3, 4, 6, 8], every=2) == [2, 4, 6, 8]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000008"]
+    # what was not finished goes with the next one that is; other things and later ones stay
+    (tmp_path / "step-000008" / INDEX).unlink()
+    for name in ("mine", "step-by-step", "step-000020"):
+        (tmp_path / name).mkdir()
+    assert write(tmp_path, [10], every=2) == [10]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "mine") == [
+        *("step-000006", "step-000010"),
+        *("step-000020", "step-by-step"),
+    ]
 
 
 def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
