@@ -49,6 +49,7 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert first | second == whole
 
 
+@pytest.mark.slow
 def test_resumed_on_a_text(tmp_path: Path) -> None:
     """A folder of shards goes on within a shuffled block, as one process reads it; another is said.
 

@@ -54,7 +54,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case.startswith("one") else pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_training_with_helpers_is_training_without(case: str, tmp_path: Path) -> None:
     """Losses of a single process within 1e-6, and helpers have the sums of their share alone."""
     plan = helped_plan(*CASES[case])

@@ -171,7 +171,7 @@ def test_int8_changes_are_within_the_codecs_error(tmp_path: Path) -> None:
     ("delayed", "done"),
     [
         pytest.param(False, 7, marks=pytest.mark.slow),
-        (True, 10),
+        pytest.param(True, 10, marks=pytest.mark.slow),
         pytest.param(True, 11, marks=pytest.mark.slow),
     ],
 )

@@ -75,6 +75,7 @@ def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any
         np.testing.assert_allclose([found[t] for t in rest], list(rest.values()), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_between_outer_steps_it_is_refused_and_after_one_it_goes_on(tmp_path: Path) -> None:
     """H = 2: a checkpoint after 3 steps, then one after 4, with averaging every step from there."""
     grid = [[0, 1], [2, 3]]

@@ -96,7 +96,8 @@ def test_losses_and_parameters_equal_one_process(case: str, tmp_path: Path) -> N
         assert np.abs(np.array(other) / losses - 1).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("done", [pytest.param(7, marks=pytest.mark.slow), 10])
+@pytest.mark.slow
+@pytest.mark.parametrize("done", [7, 10])
 def test_resumed_losses_are_the_same_to_the_last_bit(done: int, tmp_path: Path) -> None:
     """Within a period of H = 5, and after an outer step; regions differ within, devices do not."""
     from planner.executor.checkpoint import newest, read_shard
