@@ -22,6 +22,8 @@ STATE_BYTES = 1.01e9 / STAGES * 12
 """4.3's 1.01 billion parameters in four stages: 32 bits each, and LAMB's two moments."""
 DOWNLOAD_S = STATE_BYTES / (200e6 / 8)
 """At the abstract's 200 Mb/s."""
+MARKS = ("o", "s")
+"""Of planned moves, and of Algorithm 2."""
 KEPT = (0.9, 0.95, 0.96, 0.975)
 """Of the rate of an even spread."""
 HORIZON_S = 1800.0
@@ -255,7 +257,7 @@ def figure_7(seeds: Sequence[int], picture: Path, say: Callable[[str], None]) ->
         "| stages | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
-    curves: dict[int, list[tuple[str, Floats]]] = {}
+    found: dict[int, list[Row]] = {}
     for stages in FIGURE_STAGES:
         market = Market(peers=(100 * stages,))
         traces = [market.trace(seed) for seed in seeds]
@@ -266,10 +268,11 @@ def figure_7(seeds: Sequence[int], picture: Path, say: Callable[[str], None]) ->
             for row in rows
         ]
         lines.append(f"| {stages} | " + " | ".join(cells) + " |")
-        curves[stages] = [(row.name, _hourly(row)) for row in rows]
+        found[stages] = rows
         say(f"figure 7: {stages} stages: {cells}")
-    _draw(curves, picture)
-    return [*lines, "", f"![Share of the best allocation over time]({picture.name})", ""]
+    _draw(found, picture)
+    about = "Share of the best allocation over time, and against the moves that it took"
+    return [*lines, "", f"![{about}]({picture.name})", ""]
 
 
 def _hourly(row: Row) -> Floats:
@@ -283,23 +286,36 @@ def _hourly(row: Row) -> Floats:
     )
 
 
-def _draw(curves: dict[int, list[tuple[str, Floats]]], path: Path) -> None:
+def _draw(found: dict[int, list[Row]], path: Path) -> None:
+    """By number of stages: over time, and all hours against moves."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(curves), figsize=(13, 3.4), sharey=True)
-    for axis, (stages, lines) in zip(axes, curves.items(), strict=True):
-        for name, share in lines:
-            axis.plot(np.arange(len(share)) + 0.5, share, label=name, linewidth=1.4)
-        axis.set_title(f"{stages} stages")
-        axis.set_xlabel("hour")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("% of the best allocation")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure, (over, against) = plt.subplots(
+        2, len(found), figsize=(13, 6.4), sharex="row", sharey="row"
+    )
+    for top, bottom, (stages, rows) in zip(over, against, found.items(), strict=True):
+        for row in rows:
+            share = _hourly(row)
+            (line,) = top.plot(np.arange(len(share)) + 0.5, share, label=row.name, linewidth=1.4)
+            mean = float(row.shares[:, 0].mean())
+            if row.moves:  # of none a logarithm is not drawn
+                bottom.plot(
+                    row.moves, mean, MARKS[row.name.startswith("T =")], color=line.get_color()
+                )
+        top.set_title(f"{stages} stages")
+        top.set_xlabel("hour")
+        bottom.set_xlabel("moves")
+        bottom.set_xscale("log")
+        for axis in (top, bottom):
+            axis.grid(alpha=0.3)
+    over[0].set_ylabel("% of the best allocation")
+    against[0].set_ylabel("% of the best allocation, all hours")
+    handles, labels = over[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     write_picture(path, figure, dpi=110)
     plt.close(figure)
 
