@@ -135,8 +135,8 @@ def _slow_streams(say: Callable[[str], None]) -> list[str]:
     lines = [
         "**If a stream carries less with latency.** Part of the speed that is kept, with "
         f"{STREAM_IN_FLIGHT} in flight, where a pair carries at most so much once there is "
-        "latency, and devices 500 Mb/s as before: a fixed pipeline has one stream to the next stage, a "
-        "router one to each of its peers.",
+        "latency, and devices 500 Mb/s as before: a fixed pipeline has one stream to the next "
+        "stage, a router one to each of its peers.",
         "",
         "| Mb/s | " + " | ".join(f"{m}, {w}" for m in MODELS for w in wirings) + " |",
         "|---|" + "---|" * (len(MODELS) * len(wirings)),
