@@ -98,6 +98,7 @@ def elastic_rows(quick: bool, network: bool) -> Iterator[ElasticRow]:
         ("SIGKILL of rank 0", "kill", 0),
         ("SIGKILL of another", "kill", 4),
         ("SIGSTOP of another", "stop", 4),
+        ("a connection torn, both ends alive", "tear", 4),
     ):
         for phase in phases:
             yield hurt(what, fault, victim, phase, want)
@@ -132,14 +133,14 @@ def hurt(
     pipelines: int = 2,
     back: bool = False,
 ) -> ElasticRow:
-    """One rank is killed, or stopped and goes on when all others have ended.
+    """One rank is killed, stopped and goes on when all others have ended, or loses a connection.
 
     Parameters
     ----------
     what
         In the table.
     fault
-        ``"kill"`` or ``"stop"``.
+        ``"kill"``, ``"stop"`` or ``"tear"``.
     victim
         Device.
     phase
@@ -245,7 +246,7 @@ def _goes_on(run: Run, names: Sequence[str]) -> float | None:
     limit = time.monotonic() + LIMIT_S
     while time.monotonic() < limit:
         events = _events(run, names)
-        lost = [e["step"] for e in events if e["event"] == "lost"]
+        lost = [e["step"] for e in events if e["event"] in ("lost", "torn")]
         if lost and any(e["event"] == "step" and e["step"] >= lost[0] for e in events):
             return time.monotonic()
         alive = [p for p in run.processes.values() if p.poll() is None]
