@@ -10,7 +10,7 @@ from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
-from planner.workload.executed_bytes import executed_bytes
+from planner.workload.executed_bytes import executed_bytes, unexecuted
 from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.workload import Workload
 
@@ -37,11 +37,8 @@ def as_executed(plan: TrainingPlan) -> Workload:
         The executor cannot build the workload.
     """
     w = plan.workload
-    if w.architecture is None:
-        raise PlanError(
-            f"workload.architecture: {w.name!r} cannot be built by the executor; plan for a GPT-2 "
-            "or LLaMA workload"
-        )
+    if w.architecture is None or w.architecture.unexecuted:
+        raise PlanError(unexecuted(w))
     return w
 
 

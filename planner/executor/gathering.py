@@ -18,6 +18,8 @@ from planner.training_plan.model import TrainingPlan
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
+LATER = ("qk_norm", "out_bias", "ffn_bias", "post_norms", "full_layers", "experts", "priced_only")
+"""Fields of an `Architecture` that are left out where they say nothing."""
 
 
 def says(plan: TrainingPlan) -> dict[str, Any]:
@@ -39,7 +41,12 @@ def says(plan: TrainingPlan) -> dict[str, Any]:
     assert w.architecture is not None
     return {
         "model": {
-            **asdict(w.architecture),
+            # checkpoints of older releases have none of what came later
+            **{
+                name: value
+                for name, value in asdict(w.architecture).items()
+                if value or name not in LATER
+            },
             **{f"precision of {name}": value for name, value in asdict(w.precision).items()},
             "batch_samples": w.batch_samples,
             "seed": plan.seed,

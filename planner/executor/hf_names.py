@@ -108,4 +108,6 @@ def _llama_layer(arch: Architecture, k: int) -> dict[str, tuple[Piece, ...]]:
         found[f"attention.qkv.{what}"] = tuple(
             Piece(f"{place}self_attn.{part}_proj.{what}", span) for part, span in rows.items()
         )
+    for part in "qk" if arch.qk_norm else "":
+        found[f"attention.norm_{part}.weight"] = (Piece(f"{place}self_attn.{part}_norm.weight"),)
     return found

@@ -24,6 +24,7 @@ from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.workload.executed_bytes import unexecuted
 from planner.workload.layers import Architecture
 
 
@@ -46,11 +47,8 @@ def require_executable(plan: TrainingPlan) -> Architecture:
         One line with the field and the remedy.
     """
     arch = plan.workload.architecture
-    if arch is None:
-        raise PlanError(
-            f"workload.architecture: {plan.workload.name!r} cannot be built by the executor; plan "
-            "for a GPT-2 or LLaMA workload"
-        )
+    if arch is None or arch.unexecuted:
+        raise PlanError(unexecuted(plan.workload))
     if arch.tied and plan.head_stage != 0:
         raise PlanError(
             "workload.architecture.tied: head and embedding share a matrix, so the executor needs "

@@ -1,6 +1,6 @@
 """Stages of a decoder-only transformer: built alike by every device and by a single process.
 
-GPT-2, LLaMA, Mistral and Qwen2 as ``transformers`` has them, so that weights go to and fro.
+GPT-2, LLaMA, Mistral, Qwen2 and Qwen3 as ``transformers`` has them, so that weights go to and fro.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ class Attention(nn.Module):
         width = (arch.heads + 2 * arch.kv_heads) * self.size
         self.qkv = nn.Linear(arch.hidden, width, bias=bias or arch.qkv_bias)
         self.out = nn.Linear(arch.heads * self.size, arch.hidden, bias=bias)
+        self.norm_q, self.norm_k = (
+            RMSNorm(self.size, arch.norm_eps) if arch.qk_norm else None for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
@@ -83,6 +86,8 @@ class Attention(nn.Module):
         q, k, v = (
             part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
         )
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
         if self.rotary:
             # v by itself, or it would keep the others as they were before
             q, k, v = _rotate(q, self.theta), _rotate(k, self.theta), v.contiguous()

@@ -81,6 +81,11 @@ def require_same_model(folder: Path, arch: Architecture) -> None:
         found = architecture_of(read_config(folder / CONFIG), folder / CONFIG)
     except ValueError as error:
         raise WeightsError(str(error)) from None
+    if found.unexecuted:
+        raise WeightsError(
+            f"{folder / CONFIG}: the executor does not do this: {found.unexecuted[0]}; take a "
+            "model without"
+        )
     theirs, ours = _says(found, arch), _says(arch, arch)
     for name, value in ours.items():
         if theirs[name] != value:
@@ -96,7 +101,7 @@ def _says(arch: Architecture, planned: Architecture) -> dict[str, object]:
     rows = arch.position_rows if arch.kind is Family.GPT2 else None
     names = (
         *("kind", "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "tied"),
-        *("norm_eps", "rope_theta", "qkv_bias", "attention_size"),
+        *("norm_eps", "rope_theta", "qkv_bias", "qk_norm", "attention_size"),
     )
     return {name: getattr(arch, name) for name in names} | {"window": window, "positions": rows}
 

@@ -105,6 +105,27 @@ def executed_bytes(
     )
 
 
+def unexecuted(workload: Workload) -> str:
+    """Why the executor cannot run a workload that can be planned.
+
+    Parameters
+    ----------
+    workload
+        Without an architecture, or with one that has what the executor does not do.
+
+    Returns
+    -------
+    str
+        One line with the field and the remedy.
+    """
+    arch = workload.architecture
+    what = "no transformer of known sizes" if arch is None else arch.unexecuted[0]
+    return (
+        f"workload.architecture: {workload.name!r} can be planned but not run, the executor does "
+        f"not do this: {what}; take a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 workload without"
+    )
+
+
 def _largest_matrix(arch: Architecture) -> int:
-    attention = arch.hidden + 2 * (arch.hidden // arch.heads) * arch.kv_heads
+    attention = arch.attention_size * (arch.heads + 2 * arch.kv_heads)
     return arch.hidden * max(attention, arch.ffn)

@@ -1,23 +1,30 @@
 """A transformer from its Hugging Face ``config.json``, and the file of one.
 
-What changes the model and is not done here is refused by name; so is a field that nobody here
-knows, unless it says nothing (null, false, empty).
+What may change a size and is not counted here is refused by name; so is a field that nobody here
+knows, unless it says nothing (null, false, empty). What changes no size, but the executor does not
+do, becomes `Architecture.priced_only`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planner.network.files import read_json
-from planner.network.values import real, short
-from planner.workload.layers import ROPE_THETA, Architecture, Family
-from planner.workload.presets import Fields, changed, transformer
+from planner.network.values import short
+from planner.workload.hf_families import MODELS
+from planner.workload.hf_fields import ConfigFields
+from planner.workload.layers import Architecture, Family
+from planner.workload.presets import changed
+from planner.workload.transformer import Fields, transformer
 
 CONFIG = "config.json"
-KINDS = ("gpt2", "llama", "mistral", "qwen2")
-MISTRAL_WINDOW = 4096
+WITH_IMAGES = "gemma3"
+"""A ``model_type`` whose file has a text model's inside."""
+LEFT_OUT = "the part that sees images, which is left out"
 SAYS_NOTHING = re.compile(
     r"architectures|model_type|(_?name_or_path)|transformers_version|(torch_)?dtype|use_cache|"
     r".*_token_id|initializer_range|(attn|embd|resid)_pdrop|attention_dropout|summary_.*|"
@@ -25,42 +32,15 @@ SAYS_NOTHING = re.compile(
     r"output_(attentions|hidden_states)|return_dict|return_dict_in_generate|output_scores|"
     r"(_?attn|_?experts)_implementation.*|chunk_size_feed_forward|tokenizer_class|auto_map|"
     r"predict_special_tokens|problem_type|gradient_checkpointing|tf_legacy_loss|"
+    r"(boi|eoi|image)_token_index|mm_tokens_per_image|cache_implementation|"
     r"max_length|min_length|top_[kp]|temperature|num_beams|num_beam_groups|num_return_sequences|"
     r"length_penalty|repetition_penalty|diversity_penalty|typical_p|early_stopping"
 )
 """Of labels, tokens, dropout (never done here), storage and text generation."""
-READ = {
-    "gpt2": {
-        *("n_embd", "n_head", "n_layer", "n_inner", "vocab_size", "n_positions", "n_ctx"),
-        *("layer_norm_epsilon", "tie_word_embeddings"),
-    },
-    "llama": {
-        *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
-        *("intermediate_size", "vocab_size", "max_position_embeddings", "head_dim"),
-        *("rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "sliding_window"),
-        *("use_sliding_window", "max_window_layers", "layer_types", "tie_word_embeddings"),
-    },
-}
-"""By family, fields that the architecture is made of."""
-MUST_BE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "gpt2": {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    },
-    "llama": {
-        "hidden_act": ("silu", "swish"),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "partial_rotary_factor": (1, 1.0),
-    },
-}
-"""By family, fields whose other values change the model in a way that is not done here."""
 
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
-    """From a Hugging Face ``config.json`` of the GPT-2 or the LLaMA family (Mistral, Qwen2).
+    """From a Hugging Face ``config.json`` of one of `planner.workload.hf_families.MODELS`.
 
     Parameters
     ----------
@@ -136,180 +116,50 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
         A field that is missing, that is not done here, or that nobody knows.
     """
     kind = config.get("model_type")
-    if kind not in KINDS:
+    if kind == WITH_IMAGES:
+        return _text_part(config, path)
+    rules = MODELS.get(kind) if isinstance(kind, str) else None
+    if rules is None:
         raise ValueError(
-            f"{path}: model_type {kind!r} is not supported; it must be gpt2, llama, mistral or "
-            "qwen2"
+            f"{path}: model_type {short(kind)} is not supported; it must be {', '.join(MODELS)} or "
+            f"{WITH_IMAGES}"
         )
-    family = "gpt2" if kind == "gpt2" else "llama"
-    for name, value in config.items():
-        silent = value is None or value is False or value == [] or value == {}
-        if name in READ[family] or silent or SAYS_NOTHING.fullmatch(name):
-            continue
-        allowed = MUST_BE[family].get(name)
-        if allowed is None:
-            raise ValueError(
-                f"{path}: field {name!r} ({value!r}) is not known here and may change the model; "
-                "take it out if it does not"
-            )
-        if value not in allowed:
-            raise ValueError(
-                f"{path}: {name} is {value!r}, and the executor does {allowed[0]!r} only; take "
-                "another model"
-            )
-    for name, values in MUST_BE[family].items():
-        # a false where something true is needed was let by as saying nothing
-        if config.get(name) is False and False not in values:
-            raise ValueError(f"{path}: {name} is False, and the executor does {values[0]!r} only")
-    get = _Getter(config, path)
+    _require_known(config, rules.reads, path)
     try:
-        return _gpt2(get) if family == "gpt2" else _llama(get, kind)
+        return rules.build(ConfigFields(config, path))
     except ValueError as error:
         said = str(error)
         raise ValueError(said if said.startswith(f"{path}:") else f"{path}: {said}") from None
 
 
-class _Getter:
-    """Fields of a config, refused where they are of the wrong kind."""
-
-    def __init__(self, config: dict[str, Any], path: str | Path) -> None:
-        self._config, self._path = config, path
-
-    def has(self, name: str) -> bool:
-        return self._config.get(name) is not None
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        return self._config.get(name, default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ValueError(f"{self._path}: {name} is {value!r}; it must be true or false")
-        return value
-
-    def words(self, name: str) -> set[str]:
-        value = self._config.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise ValueError(f"{self._path}: {name} is {value!r}; it must be a list of names")
-        return set(value)
-
-    def whole(self, *names: str) -> int:
-        for name in names:
-            value = self._config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{self._path}: {name} is {value!r}; it must be a whole number >= 1"
-                )
-            return int(value)
-        raise ValueError(f"{self._path}: field {names[0]!r} is missing; it is needed for its size")
-
-    def number(self, name: str, default: float) -> float:
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a number above 0")
-        return real(f"{self._path}: {name}", value)
-
-
-def _gpt2(get: _Getter) -> Architecture:
-    hidden, heads, positions = get.whole("n_embd"), get.whole("n_head"), _positions(get)
-    return Architecture(
-        Family.GPT2,
-        get.whole("n_layer"),
-        hidden,
-        heads,
-        heads,
-        get.whole("n_inner") if get.has("n_inner") else 4 * hidden,
-        get.whole("vocab_size"),
-        positions,
-        # what transformers takes where a file is silent, here and below
-        get.flag("tie_word_embeddings", True),
-        norm_eps=get.number("layer_norm_epsilon", 1e-5),
-        positions=positions,
-    )
-
-
-def _positions(get: _Getter) -> int:
-    return get.whole("n_positions", "n_ctx")
-
-
-def _llama(get: _Getter, kind: str) -> Architecture:
-    heads, hidden = get.whole("num_attention_heads"), get.whole("hidden_size")
-    positions = get.whole("max_position_embeddings")
-    size = _or_none(get, "head_dim")
-    layers = get.whole("num_hidden_layers")
-    # of the others, transformers takes a number of its own where a file is silent
-    by_heads = get.has("num_key_value_heads") or kind != "llama"
-    return Architecture(
-        Family.LLAMA,
-        layers,
-        hidden,
-        heads,
-        get.whole("num_key_value_heads") if by_heads else heads,
-        get.whole("intermediate_size"),
-        get.whole("vocab_size"),
-        positions,
-        get.flag("tie_word_embeddings", False),
-        head_size=None if size is not None and size * heads == hidden else size,
-        norm_eps=get.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(get),
-        qkv_bias=kind == "qwen2",
-        window=_window(get, kind, layers),
-        positions=positions,
-    )
-
-
-def _rope_theta(get: _Getter) -> float:
-    """The base of rotary positions that are not scaled."""
-    theta = get.number("rope_theta", ROPE_THETA)
-    for field in ("rope_parameters", "rope_scaling"):
-        told = get.raw(field) or {}
-        if not isinstance(told, dict):
-            raise ValueError(f"{field} is {told!r}; it must be an object or null")
-        kind = told.get("rope_type", told.get("type", "default"))
-        rest = set(told) - {"rope_type", "type", "rope_theta"}
-        if kind != "default" or rest - {"partial_rotary_factor"}:
+def _require_known(config: dict[str, Any], known: Collection[str], path: str | Path) -> None:
+    for name, value in config.items():
+        silent = value is None or value is False or value == [] or value == {}
+        if name not in known and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
-                f"{field} is {told!r}, and the executor scales no rotary positions; take a model "
-                "without"
+                f"{path}: field {short(name)} ({short(value)}) is not known here and may change "
+                "the model; take it out if it does not"
             )
-        if told.get("partial_rotary_factor", 1) != 1:
-            raise ValueError(f"{field}: partial_rotary_factor is not 1; take another model")
-        theta = _Getter(told, field).number("rope_theta", theta)
-    return theta
 
 
-def _window(get: _Getter, kind: str, layers: int) -> int | None:
-    """Tokens that a token attends to, in all layers alike."""
-    types = get.words("layer_types")
-    if kind == "llama" or types == {"full_attention"}:
-        return None
-    if kind == "mistral":
-        # null says all tokens, silence what transformers takes then
-        silent = get.raw("sliding_window", 0) == 0
-        return MISTRAL_WINDOW if silent else _or_none(get, "sliding_window")
-    if not get.flag("use_sliding_window", False):
-        return None
-    first = 0
-    if types != {"sliding_attention"} and get.raw("max_window_layers", 28) != 0:
-        first = get.whole("max_window_layers") if get.has("max_window_layers") else 28
-    if first >= layers:
-        return None
-    if first > 0 or len(types) > 1:
+def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
+    """Of a model that sees images, the one that reads."""
+    _require_known(config, {"text_config", "vision_config", "tie_word_embeddings"}, path)
+    text = config.get("text_config")
+    if not isinstance(text, dict):
         raise ValueError(
-            "use_sliding_window is true for some layers only, which the executor does not do; take "
-            "another model"
+            f"{path}: text_config is {short(text)}; it must be an object with the text part's sizes"
         )
-    return get.whole("sliding_window")
-
-
-def _or_none(get: _Getter, name: str) -> int | None:
-    return get.whole(name) if get.has(name) else None
+    kind = f"{WITH_IMAGES}_text"
+    inside = {"model_type": kind} | text
+    if inside["model_type"] != kind:
+        raise ValueError(
+            f"{path}: text_config: model_type is {short(inside['model_type'])}; it must be {kind}"
+        )
+    if "tie_word_embeddings" in config:
+        inside["tie_word_embeddings"] = config["tie_word_embeddings"]
+    arch = architecture_of(inside, f"{path}: text_config")
+    return replace(arch, priced_only=(*arch.priced_only, LEFT_OUT))
 
 
 def to_hf_config(arch: Architecture) -> dict[str, Any]:
@@ -328,8 +178,13 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        No model of ``transformers`` is built so.
+        No model of ``transformers`` is built so, or the executor trains none.
     """
+    if arch.unexecuted:
+        raise ValueError(
+            f"architecture: the executor does not do {arch.unexecuted[0]}, so it has no such model "
+            "to export; plan for one that it trains"
+        )
     said = {
         "vocab_size": arch.vocabulary,
         "tie_word_embeddings": arch.tied,
@@ -370,9 +225,15 @@ def to_hf_config(arch: Architecture) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},
         "attention_dropout": 0.0,
     }
-    if arch.qkv_bias:
+    if arch.qkv_bias or arch.qk_norm:
+        if arch.qkv_bias and arch.qk_norm:
+            raise ValueError(
+                "architecture: no model of transformers has qk_norm, and biases of queries, keys "
+                "and values alone; export cannot say this model"
+            )
         sliding = {"use_sliding_window": arch.window is not None, "sliding_window": arch.window}
-        model = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+        name = "qwen2" if arch.qkv_bias else "qwen3"
+        model = {"model_type": name, "architectures": [f"{name.capitalize()}ForCausalLM"]}
         return said | model | sliding | {"max_window_layers": 0 if arch.window else arch.layers}
     if arch.window is not None:
         model = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}

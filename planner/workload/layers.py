@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
-from planner.network.values import LARGEST, choice, count, of_kind, real
+from planner.network.values import LARGEST, choice, count, mapping, of_kind, real, several
+from planner.workload.experts import Experts, layer_numbers
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,16 @@ class Layer:
 
 
 class Family(enum.StrEnum):
-    """Kinds of transformers that the executor can build.
+    """Kinds of transformers whose sizes are known here.
 
     ``gpt2``: LayerNorm, learned positions, GELU (tanh), biases. ``llama``: RMSNorm, rotary
-    positions, SwiGLU, no biases but where said; Mistral and Qwen2 are of this kind.
+    positions, SwiGLU, no biases but where said; Mistral, Mixtral, and Qwen's are of this kind.
+    ``gemma``: as ``llama``, but with GELU in the gate and embeddings scaled: Gemma 2 and 3.
     """
 
     GPT2 = "gpt2"
     LLAMA = "llama"
+    GEMMA = "gemma"
 
 
 ROPE_THETA = 10000.0
@@ -58,7 +62,9 @@ ROPE_THETA = 10000.0
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder-only transformer, as far as the executor needs to build it.
+    """A decoder-only transformer, as far as its sizes go and the executor needs to build it.
+
+    `unexecuted` says what of it can be planned but not run.
 
     Attributes
     ----------
@@ -85,12 +91,27 @@ class Architecture:
     rope_theta
         ``llama``: base of the rotary frequencies.
     qkv_bias
-        ``llama``: whether queries, keys and values have biases, as Qwen2's have.
+        Whether queries, keys and values have biases, as Qwen2's have.
     window
-        ``llama``: tokens, itself included, that a token attends to, as in Mistral; None: all.
+        Tokens, itself included, that a token attends to, as in Mistral; None: all.
     positions
-        ``gpt2``: rows of the learned positions; ``llama``: the longest sequence that it is said to
+        ``gpt2``: rows of the learned positions; others: the longest sequence that it is said to
         be good for. None: ``sequence``.
+    qk_norm
+        Whether queries and keys are normed, head by head, as Qwen3's are.
+    out_bias, ffn_bias
+        Whether attention's output, and the feed-forward part, have biases.
+    post_norms
+        Whether attention and feed-forward part have a norm behind them too, as Gemma's have.
+    full_layers
+        Numbers of the layers that attend to all tokens although there is a window.
+    experts
+        In place of the feed-forward part; None: there are none. Its fields as a mapping will do.
+    priced_only
+        What changes no size, and the executor does not do, in the words of ``config.json``.
+
+    The biases, ``window`` and what comes after ``positions`` are not for ``gpt2``, which has
+    biases everywhere.
 
     Raises
     ------
@@ -113,6 +134,13 @@ class Architecture:
     qkv_bias: bool = False
     window: int | None = None
     positions: int | None = None
+    qk_norm: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    post_norms: bool = False
+    full_layers: tuple[int, ...] = ()
+    experts: Experts | None = None
+    priced_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", choice(Family, "architecture kind", self.kind))
@@ -122,8 +150,9 @@ class Architecture:
                 object.__setattr__(self, name, count(f"architecture {name}", value, 1, most))
         for name in ("norm_eps", "rope_theta"):
             object.__setattr__(self, name, real(f"architecture {name}", getattr(self, name), 0))
-        for name in ("tied", "qkv_bias"):
+        for name in ("tied", "qkv_bias", *NOT_GPT2):
             of_kind(bool, getattr(self, name), f"architecture {name}")
+        self._require_parts()
         if (self.head_size is None and self.hidden % self.heads) or self.heads % self.kv_heads:
             raise ValueError(
                 f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads one of "
@@ -137,9 +166,38 @@ class Architecture:
                 "rotated; give an even size and a base above 0"
             )
 
+    def _require_parts(self) -> None:
+        """Numbers of layers, experts, and words, each in one form."""
+        full = layer_numbers("architecture full_layers", self.full_layers)
+        object.__setattr__(self, "full_layers", full)
+        words = several("architecture priced_only", self.priced_only)
+        for word in words:
+            of_kind(str, word, "an entry of architecture priced_only")
+        object.__setattr__(self, "priced_only", words)
+        if self.experts is not None and not isinstance(self.experts, Experts):
+            said = mapping("architecture experts", self.experts)
+            try:
+                object.__setattr__(self, "experts", Experts(**said))
+            except TypeError as error:
+                raise ValueError(f"architecture experts: {error}; correct its fields") from None
+        dense = () if self.experts is None else self.experts.dense_layers
+        for name, numbers in (("full_layers", full), ("experts.dense_layers", dense)):
+            if numbers and numbers[-1] >= self.layers:
+                raise ValueError(
+                    f"architecture {name} has layer {numbers[-1]}, and the last of {self.layers} "
+                    f"layers is {self.layers - 1}; correct it"
+                )
+        if full and self.window is None:
+            raise ValueError("architecture full_layers says nothing without a window; give one")
+
     def _require_gpt2(self) -> None:
+        later = [name for name in NOT_GPT2 if getattr(self, name)]
         if self.qkv_bias or self.window is not None or self.rope_theta != ROPE_THETA:
             raise ValueError("qkv_bias, window and rope_theta are for the kind llama; leave them")
+        if later or self.experts is not None:
+            raise ValueError(
+                f"architecture {[*later, 'experts'][0]} is for the kinds llama and gemma; leave it"
+            )
         if self.sequence > self.position_rows:
             raise ValueError(
                 f"sequence {self.sequence} is longer than the {self.position_rows} positions that "
@@ -156,13 +214,74 @@ class Architecture:
         """Positions that the model has, or is said to be good for."""
         return self.positions or self.sequence
 
+    def window_of(self, layer: int) -> int:
+        """Tokens that a token of this layer attends to at most.
+
+        Parameters
+        ----------
+        layer
+            Its number.
+
+        Returns
+        -------
+        int
+            The window, or ``sequence`` where the layer has none or samples are shorter.
+        """
+        if self.window is None or layer in self._full:
+            return self.sequence
+        return min(self.window, self.sequence)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer; None: it has a usual feed-forward part.
+
+        Parameters
+        ----------
+        layer
+            Its number.
+        """
+        return None if layer in self._dense else self.experts
+
+    @cached_property
+    def _full(self) -> frozenset[int]:
+        return frozenset(self.full_layers)
+
+    @cached_property
+    def _dense(self) -> frozenset[int]:
+        return frozenset(() if self.experts is None else self.experts.dense_layers)
+
+    @property
+    def unexecuted(self) -> tuple[str, ...]:
+        """What of it the executor does not do, in words; empty: it builds and trains it."""
+        found = {
+            "Gemma's layers": self.kind is Family.GEMMA,
+            "experts": self.experts is not None,
+            "a window in some of the layers": bool(self.full_layers),
+            "norms behind attention and feed-forward part": self.post_norms,
+            "biases of attention's output": self.out_bias,
+            "biases of a gated feed-forward part": self.ffn_bias,
+        }
+        return (*(words for words, has in found.items() if has), *self.priced_only)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; fields after ``tied`` are left out where they are as by default."""
-        return {
-            f.name: getattr(self, f.name)
-            for k, f in enumerate(fields(self))
-            if k < ALWAYS or getattr(self, f.name) != f.default
-        }
+        said = _unusual(self, ALWAYS)
+        for name in ("full_layers", "priced_only"):
+            if name in said:
+                said[name] = list(said[name])
+        if self.experts is not None:
+            said["experts"] = _unusual(self.experts, ALWAYS_OF_EXPERTS)
+            if self.experts.dense_layers:
+                said["experts"]["dense_layers"] = list(self.experts.dense_layers)
+        return said
+
+
+def _unusual(data: Architecture | Experts, always: int) -> dict[str, Any]:
+    """The first fields, and those that are not as by default."""
+    return {
+        f.name: getattr(data, f.name)
+        for k, f in enumerate(fields(data))
+        if k < always or getattr(data, f.name) != f.default
+    }
 
 
 MOST = {"layers": 10_000} | dict.fromkeys(
@@ -173,6 +292,9 @@ OPTIONAL = ("head_size", "window", "positions")
 MOST |= dict.fromkeys(OPTIONAL, 10**9)
 ALWAYS = 9
 """Fields of an `Architecture` that plan files have had from the beginning."""
+ALWAYS_OF_EXPERTS = 3
+NOT_GPT2 = ("qk_norm", "out_bias", "ffn_bias", "post_norms")
+"""Fields that are true or false, and are so for all of GPT-2's."""
 
 
 @dataclass(frozen=True)

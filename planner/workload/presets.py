@@ -1,122 +1,14 @@
-"""Workloads of the papers, and any transformer of known sizes.
-
-Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
-token; attention adds ``4 s h`` per token (scores and values, h: all
-heads' sizes; Narayanan et al. 2021, section 5.1).
-A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
-attention scores recomputed; one of them is dropout's masks), or, where its feed-forward part is
-wider, ``8 s h`` and that part's two or three activations. It hands on ``s h`` elements.
-"""
+"""Workloads of the papers, and what of a workload may be changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from planner.network.dtype import Dtype
-from planner.network.values import of_kind, short
+from planner.network.values import short
 from planner.workload.layers import Architecture, Family, Layer
-from planner.workload.precision import Precision
-
-Fields = dict[str, Any]
-"""Fields of a `planner.workload.workload.Workload`."""
-
-SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
-SAVED_WITHOUT_FFN = 8.0
-"""Inputs and outputs of both norms, queries, keys, values, what attention gives."""
-SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3}
-"""Of the feed-forward width: around GELU; or gate, up and their product."""
-
-
-def transformer(
-    name: str,
-    arch: Architecture,
-    *,
-    batch_samples: int,
-    microbatch_samples: int = 1,
-    precision: Precision | Mapping[str, str] | str = Dtype.BF16,
-    source: str = "",
-) -> Fields:
-    """A decoder-only transformer.
-
-    Parameters
-    ----------
-    name
-        Of the workload.
-    arch
-        Sizes of the transformer.
-    batch_samples, microbatch_samples
-        Samples of one optimizer step, and of what travels together.
-    precision
-        As for `Precision.of`; all bytes follow from it.
-    source
-        Where its figures come from.
-
-    Returns
-    -------
-    Fields
-        Fields of a `Workload`.
-
-    Raises
-    ------
-    ValueError
-        Something else than an architecture or a precision was given.
-
-    References
-    ----------
-    D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM" (2021), 5.1; V. Korthikanti et al., "Reducing Activation Recomputation in Large
-    Transformer Models" (2022), eq. 1.
-    """
-    of_kind(Architecture, arch, "architecture")
-    formats = Precision.of(precision)
-    kept, sent = formats.compute.bytes, formats.messages.bytes
-    h, s = arch.hidden, arch.sequence
-    q, kv = (arch.attention_size * heads for heads in (arch.heads, arch.kv_heads))
-    if arch.kind is Family.GPT2:
-        weights = h * (q + 2 * kv) + q * h + 2 * h * arch.ffn
-        extra = (q + 2 * kv) + h + arch.ffn + h + 4 * h  # biases, two LayerNorms
-        stem_parameters = (arch.vocabulary + arch.position_rows) * h
-        final_norm = 2 * h
-    else:
-        weights = h * (q + 2 * kv) + q * h + 3 * h * arch.ffn
-        extra = 2 * h + ((q + 2 * kv) if arch.qkv_bias else 0)  # two RMSNorms
-        stem_parameters = arch.vocabulary * h
-        final_norm = h
-    handed_on = float(s * h * sent)
-    layer = Layer(
-        "layer",
-        weights + extra,
-        2.0 * weights * s + 4.0 * s * s * q,
-        handed_on,
-        max(SAVED_ELEMENTS * h, SAVED_WITHOUT_FFN * h + SAVED_OF_FFN[arch.kind] * arch.ffn)
-        * s
-        * kept,
-    )
-    stem = Layer("embedding", stem_parameters, 0.0, handed_on, 0.0)
-    head = Layer(
-        "head",
-        final_norm + (0 if arch.tied else arch.vocabulary * h),
-        2.0 * s * h * arch.vocabulary,
-        0.0,
-        # logits and their gradient are alive only while the head runs
-        float(s * arch.vocabulary * kept),
-    )
-    return Fields(
-        name=name,
-        stem=stem,
-        layers=tuple(replace(layer, name=f"layer{k}") for k in range(arch.layers)),
-        head=head,
-        batch_samples=batch_samples,
-        microbatch_samples=microbatch_samples,
-        gradient_bytes_per_parameter=float(formats.gradients.bytes),
-        state_bytes_per_parameter=formats.state_bytes,
-        boundary_ratio=sent / kept,
-        precision=formats,
-        architecture=arch,
-        source=source,
-    )
+from planner.workload.transformer import Fields, transformer
 
 
 def _gpt(

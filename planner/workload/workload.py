@@ -22,6 +22,7 @@ from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
 from planner.workload.precision import Precision
+from planner.workload.transformer import transformer
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class Workload:
 
     @classmethod
     def transformer(cls, name: str, architecture: Architecture, **fields: Any) -> Workload:
-        """A decoder-only transformer; see `planner.workload.presets.transformer`.
+        """A decoder-only transformer; see `planner.workload.transformer.transformer`.
 
         Parameters
         ----------
@@ -258,7 +259,7 @@ class Workload:
         architecture
             Sizes of the transformer.
         fields
-            Of `planner.workload.presets.transformer`.
+            Of `planner.workload.transformer.transformer`.
 
         Returns
         -------
@@ -270,7 +271,7 @@ class Workload:
         ValueError
             A value that is none.
         """
-        return cls(**presets.transformer(name, architecture, **fields))
+        return cls(**transformer(name, architecture, **fields))
 
     @cached_property
     def parameters(self) -> int:

@@ -54,6 +54,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2",
         LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
     ),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 8}),
+    "qwen3 wide heads, tied": (
+        "Qwen3",
+        LLAMA | {"head_dim": 20, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    ),
 }
 
 
@@ -245,6 +250,7 @@ CASES = {
     "llama": ([[0, 3], [2, 1]], "last"),
     "mistral": ([[0, 1]], "first"),
     "qwen2": ([[0], [1]], "last"),
+    "qwen3": ([[0, 1]], "last"),
 }
 
 
@@ -332,9 +338,9 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     told = json.loads(config.read_text())
     for field, value, match in (
         ("rms_norm_eps", 1e-5, r"norm_eps 1e-05, the plan's has 1e-06; plan with --workload"),
-        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "scales no rotary positions"),
-        ("hidden_act", "gelu", "hidden_act is 'gelu', and the executor does 'silu' only"),
-        ("attention_bias", True, "attention_bias is True"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "does not do this: rope_scaling of rope_type"),
+        ("hidden_act", "gelu", "does not do this: hidden_act gelu; take a model without"),
+        ("attention_bias", True, "biases of attention's output"),
         ("logit_scale", 0.5, r"field 'logit_scale' \(0.5\) is not known here"),
     ):
         config.write_text(json.dumps(told | {field: value}))

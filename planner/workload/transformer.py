@@ -1,0 +1,205 @@
+"""Any decoder-only transformer of known sizes: its layers' parameters, FLOPs and bytes.
+
+Formulas. Parameters are counted weight by weight. A matrix product costs 2 FLOPs per weight and
+token; attention adds ``4 w q`` per token (scores and values, q: all heads' sizes, w: the tokens of
+a sample, or of the window where that is shorter; Narayanan et al. 2021, section 5.1). Of experts,
+all have parameters, and the router's choice is computed: tokens are taken to be spread evenly, and
+none to be dropped.
+
+A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
+attention scores recomputed; one of them is dropout's masks), or, where that is more, what
+attention and norms keep, ``8 s h`` unless heads are wider than h or there are more norms, and the
+feed-forward part's two or three activations. It hands on ``s h`` elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.network.dtype import Dtype
+from planner.network.values import of_kind
+from planner.workload.layers import Architecture, Family, Layer
+from planner.workload.precision import Precision
+
+Fields = dict[str, Any]
+"""Fields of a `planner.workload.workload.Workload`."""
+
+SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
+SAVED_WITHOUT_FFN = 8.0
+"""Inputs and outputs of both norms, queries, keys, values, what attention gives."""
+SAVED_OF_NORMS = 4.0
+"""Of these, the norms'; as much again where there are norms behind the parts too."""
+SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3, Family.GEMMA: 3}
+"""Of the feed-forward width: around GELU; or gate, up and their product."""
+
+
+def transformer(
+    name: str,
+    arch: Architecture,
+    *,
+    batch_samples: int,
+    microbatch_samples: int = 1,
+    precision: Precision | Mapping[str, str] | str = Dtype.BF16,
+    source: str = "",
+) -> Fields:
+    """A decoder-only transformer.
+
+    Parameters
+    ----------
+    name
+        Of the workload.
+    arch
+        Sizes of the transformer.
+    batch_samples, microbatch_samples
+        Samples of one optimizer step, and of what travels together.
+    precision
+        As for `Precision.of`; all bytes follow from it.
+    source
+        Where its figures come from.
+
+    Returns
+    -------
+    Fields
+        Fields of a `Workload`.
+
+    Raises
+    ------
+    ValueError
+        Something else than an architecture or a precision was given.
+
+    References
+    ----------
+    D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM" (2021), 5.1; V. Korthikanti et al., "Reducing Activation Recomputation in Large
+    Transformer Models" (2022), eq. 1.
+    """
+    of_kind(Architecture, arch, "architecture")
+    formats = Precision.of(precision)
+    kept, sent = formats.compute.bytes, formats.messages.bytes
+    h, s = arch.hidden, arch.sequence
+    handed_on = float(s * h * sent)
+    stem = Layer("embedding", _stem_parameters(arch), 0.0, handed_on, 0.0)
+    head = Layer(
+        "head",
+        _norm(arch) + (0 if arch.tied else arch.vocabulary * h),
+        2.0 * s * h * arch.vocabulary,
+        0.0,
+        # logits and their gradient are alive only while the head runs
+        float(s * arch.vocabulary * kept),
+    )
+    return Fields(
+        name=name,
+        stem=stem,
+        layers=tuple(
+            Layer(
+                f"layer{k}",
+                _stored_weights(arch, k) + _vectors(arch, k),
+                2.0 * _active_weights(arch, k) * s
+                + 4.0 * s * arch.window_of(k) * arch.attention_size * arch.heads,
+                handed_on,
+                _saved_elements(arch, k) * s * kept,
+            )
+            for k in range(arch.layers)
+        ),
+        head=head,
+        batch_samples=batch_samples,
+        microbatch_samples=microbatch_samples,
+        gradient_bytes_per_parameter=float(formats.gradients.bytes),
+        state_bytes_per_parameter=formats.state_bytes,
+        boundary_ratio=sent / kept,
+        precision=formats,
+        architecture=arch,
+        source=source,
+    )
+
+
+def active_parameters(arch: Architecture) -> int:
+    """Parameters that a token meets: all but those of experts that it is not sent to.
+
+    Parameters
+    ----------
+    arch
+        Sizes of the transformer.
+
+    Returns
+    -------
+    int
+        All parameters where there are no experts.
+    """
+    layers = sum(_active_weights(arch, k) + _vectors(arch, k) for k in range(arch.layers))
+    head = _norm(arch) + (0 if arch.tied else arch.vocabulary * arch.hidden)
+    return _stem_parameters(arch) + layers + head
+
+
+def _stem_parameters(arch: Architecture) -> int:
+    positions = arch.position_rows if arch.kind is Family.GPT2 else 0
+    return (arch.vocabulary + positions) * arch.hidden
+
+
+def _widths(arch: Architecture) -> tuple[int, int]:
+    """Of all heads together: queries, and keys or values."""
+    return arch.attention_size * arch.heads, arch.attention_size * arch.kv_heads
+
+
+def _norm(arch: Architecture) -> int:
+    return arch.hidden * (2 if arch.kind is Family.GPT2 else 1)
+
+
+def _attention_weights(arch: Architecture) -> int:
+    q, kv = _widths(arch)
+    return arch.hidden * (q + 2 * kv) + q * arch.hidden
+
+
+def _ffn_weights(arch: Architecture, width: int) -> int:
+    return (2 if arch.kind is Family.GPT2 else 3) * arch.hidden * width
+
+
+def _stored_weights(arch: Architecture, k: int) -> int:
+    """Entries of the matrices of a layer."""
+    experts = arch.experts_of(k)
+    more = 0 if experts is None else (experts.count - experts.active)
+    width = 0 if experts is None else experts.ffn
+    return _active_weights(arch, k) + more * _ffn_weights(arch, width)
+
+
+def _active_weights(arch: Architecture, k: int) -> int:
+    """Entries of the matrices that one token is multiplied with."""
+    experts = arch.experts_of(k)
+    if experts is None:
+        return _attention_weights(arch) + _ffn_weights(arch, arch.ffn)
+    router = arch.hidden * (experts.count + experts.shared_gate)
+    widths = experts.active * experts.ffn + experts.shared_ffn
+    return _attention_weights(arch) + router + _ffn_weights(arch, widths)
+
+
+def _vectors(arch: Architecture, k: int) -> int:
+    """Biases and norms of a layer."""
+    h, (q, kv) = arch.hidden, _widths(arch)
+    everywhere = arch.kind is Family.GPT2
+    norms = _norm(arch) * (4 if arch.post_norms else 2)
+    norms += 2 * arch.attention_size if arch.qk_norm else 0
+    biases = (q + 2 * kv) if everywhere or arch.qkv_bias else 0
+    biases += h if everywhere or arch.out_bias else 0
+    if everywhere:
+        biases += arch.ffn + h
+    elif arch.ffn_bias and arch.experts_of(k) is None:
+        biases += 2 * arch.ffn + h
+    return norms + biases
+
+
+def _saved_elements(arch: Architecture, k: int) -> float:
+    """Of one token, what a layer keeps for its backward pass."""
+    h, (q, kv) = arch.hidden, _widths(arch)
+    around = max(SAVED_WITHOUT_FFN * h, SAVED_OF_NORMS * h + 2 * q + 2 * kv)
+    # norms keep what they were given
+    around += SAVED_OF_NORMS * h if arch.post_norms else 0.0
+    around += q + kv if arch.qk_norm else 0.0
+    each, experts = SAVED_OF_FFN[arch.kind], arch.experts_of(k)
+    if experts is None:
+        inner = float(each * arch.ffn)
+    else:
+        # each expert's own copy of the token, and what it gives before it is weighed
+        inner = experts.active * (each * experts.ffn + 2.0 * h) + each * experts.shared_ffn
+        inner += experts.count + (h if experts.shared_gate else 0.0)
+    return max(SAVED_ELEMENTS * h, around + inner)
