@@ -412,6 +412,7 @@ def _report(
     lines = [
         *_candidate_lines(candidates),
         _shape_line(made, request.skips or request.open),
+        *_workload_lines(made),
         *_recompute_line(made),
         *_levels_line(made),
         *_routing_line(made),
@@ -540,6 +541,26 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
         f"{len(made.cluster)} devices{without}, {shape}, {w.name}, "
         f"{len(made.schedules[0].paths)} microbatches of {w.microbatch_samples}"
     )
+
+
+def _workload_lines(made: TrainingPlan) -> list[str]:
+    """Of a model with experts, what a token meets; of one that cannot be run, why."""
+    from planner.workload.transformer import active_parameters
+
+    arch, lines = made.workload.architecture, []
+    if arch is None:
+        return []
+    if arch.experts is not None:
+        every, met = made.workload.parameters / 1e9, active_parameters(arch) / 1e9
+        lines.append(
+            f"{'':24}{every:.4g} billion parameters are stored and averaged, a token meets "
+            f"{met:.4g} billion"
+        )
+    if arch.unexecuted:
+        lines.append(
+            f"{'':24}to plan only, the executor does not do this: {'; '.join(arch.unexecuted)}"
+        )
+    return lines
 
 
 def _recompute_line(made: TrainingPlan) -> list[str]:

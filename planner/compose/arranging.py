@@ -72,7 +72,7 @@ def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arrang
     B. Yuan et al., "Decentralized Training of Foundation Models in Heterogeneous Environments"
     (DT-FM, 2022), section 3.
     """
-    if is_uniform(question.cluster):
+    if is_uniform(question.cluster, question.workload):
         # equal devices hold a stage or do not, whoever they are: refuse before searching
         anyone = [[j] for j in range(shape.stages)]
         memory_room(question.cluster, question.workload, shape, anyone)
@@ -82,7 +82,7 @@ def arrange(question: Question, shape: Shape, stop: StoppingCriterion) -> Arrang
 
 
 def arrange_unlike(question: Question, shape: Shape, stop: StoppingCriterion) -> Arranged:
-    """For straight pipelines of devices that differ in speed or memory.
+    """For straight pipelines of devices that differ in speed or memory, or of unlike layers.
 
     Starts from the network alone and from speed alone, improved for both together; layers follow
     the devices. The fastest predicted step is taken.

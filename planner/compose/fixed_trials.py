@@ -44,7 +44,7 @@ class FixedPlan:
     order
         Of operations.
     balanced
-        Whether layers follow unlike devices; otherwise they are cut evenly.
+        Whether layers follow unlike devices, or are unlike; otherwise they are cut evenly.
     recompute
         Whether stages recompute activations: as asked, or all where memory is short.
     step_s
@@ -130,7 +130,7 @@ class Start:
         question, shape = self.question, shape_of(self.question)
         assignment = AssignmentPlan.of_grid(self.grid)
         cluster, workload = question.cluster, question.workload
-        if not is_uniform(cluster):
+        if not is_uniform(cluster, workload):
             layers = balanced_split(
                 cluster, workload, assignment.groups, shape.head_stage, shape.recompute
             )
@@ -270,7 +270,7 @@ class _Search:
                 pipelines=shape.starts,
                 microbatch_samples=question.workload.microbatch_samples,
                 order=str(question.request.schedule),
-                balanced=not is_uniform(question.cluster),
+                balanced=not is_uniform(question.cluster, question.workload),
                 recompute=any(shape.recompute),
                 step_s=step_s,
                 start=start,

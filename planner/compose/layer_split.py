@@ -1,4 +1,4 @@
-"""Layers over stages whose devices differ: the slowest stage as fast as possible, memory kept."""
+"""Layers over stages where either differ: the slowest stage as fast as can be, memory kept."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
 
-def is_uniform(cluster: Cluster) -> bool:
-    """Whether all devices compute and hold the same: then layers are cut evenly."""
-    return len(set(cluster.flops.tolist())) == 1 and len(set(cluster.memory_bytes.tolist())) == 1
+def is_uniform(cluster: Cluster, workload: Workload) -> bool:
+    """Whether all devices and all layers are alike: then layers are cut evenly.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+
+    Returns
+    -------
+    bool
+        Whether each device computes and holds the same, and each layer asks for the same.
+    """
+    layers = {(x.parameters, x.forward_flops, x.saved_bytes) for x in workload.layers}
+    devices = set(zip(cluster.flops.tolist(), cluster.memory_bytes.tolist(), strict=True))
+    return len(layers) == 1 and len(devices) == 1
 
 
 def balanced_split(

@@ -170,7 +170,7 @@ def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: Stop
 
 def _arranging(question: Question) -> Callable[[Question, Shape, StoppingCriterion], Arranged]:
     """How devices come to stages."""
-    if not is_uniform(question.cluster):
+    if not is_uniform(question.cluster, question.workload):
         return arrange_unlike
     return arrange_rarely if question.request.sync_every > 1 else arrange
 

@@ -167,9 +167,9 @@ def ranks_by_region(
 
     Every number of stages that divides the devices, microbatches of the workload's size and powers
     of two times it, 1F1B and eager 1F1B. Layers are cut evenly; where devices differ in speed or
-    memory, so that the slowest stage is fastest (`planner.compose.layer_split`). Where memory does
-    not hold all microbatches of a pipeline, recomputation in all stages too. Averaging, codecs,
-    head and calibration are the request's.
+    memory, or layers among themselves, so that the slowest stage is fastest
+    (`planner.compose.layer_split`). Where memory does not hold all microbatches of a pipeline,
+    recomputation in all stages too. Averaging, codecs, head and calibration are the request's.
 
     Parameters
     ----------

@@ -338,7 +338,11 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     told = json.loads(config.read_text())
     for field, value, match in (
         ("rms_norm_eps", 1e-5, r"norm_eps 1e-05, the plan's has 1e-06; plan with --workload"),
-        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "does not do this: rope_scaling of rope_type"),
+        (
+            "rope_scaling",
+            {"rope_type": "linear", "factor": 2.0},
+            "does not do this: rope_scaling of rope_type",
+        ),
         ("hidden_act", "gelu", "does not do this: hidden_act gelu; take a model without"),
         ("attention_bias", True, "biases of attention's output"),
         ("logit_scale", 0.5, r"field 'logit_scale' \(0.5\) is not known here"),

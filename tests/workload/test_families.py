@@ -47,7 +47,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma2": {"model_type": "gemma2"},
-    "gemma3": {"model_type": "gemma3_text", "tie_word_embeddings": False},
+    "gemma3": {"model_type": "gemma3_text"},
+    "gemma3 untied": {"model_type": "gemma3_text", "tie_word_embeddings": False},
 }
 """Small ones with what the published do not have."""
 
@@ -141,7 +142,10 @@ def test_layers_of_a_model_differ(tmp_path: Path) -> None:
 
 LLAMA = SMALL | {"model_type": "llama"}
 QWEN2 = SMALL | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9}
-GEMMA3 = {"model_type": "gemma3", "text_config": SMALL | {"model_type": "gemma3_text"}}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": SMALL | {"model_type": "gemma3_text"},
+}
 
 
 @pytest.mark.parametrize(
