@@ -113,16 +113,16 @@ def _network_json(folder: Path) -> Attempt:
 
 def _hf_config(folder: Path) -> Attempt:
     import planner as pl
-    from planner.workload.hf_config import to_hf_config
+    from planner.bench._fuzz_configs import good_configs
 
-    texts = []
-    for name in ("gpt2-tiny", "llama-1.5b"):
-        arch = pl.Workload.preset(name).architecture
-        assert arch is not None
-        texts.append(json.dumps(to_hf_config(arch)))
+    def take(path: Path) -> object:
+        # what is priced is written into plans, and read again
+        found = pl.Workload.from_hf_config(path)
+        return pl.Workload.from_dict(json.loads(json.dumps(found.to_dict())))
+
     attempts = [
-        _file(folder / f"{k}.json", text, pl.Workload.from_hf_config, "json")
-        for k, text in enumerate(texts)
+        _file(folder / f"{k}.json", json.dumps(config), take, "json")
+        for k, config in enumerate(good_configs())
     ]
     return lambda random: attempts[int(random.integers(len(attempts)))](random)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from planner.workload.hf_config import to_hf_config
+from planner.bench._fuzz_configs import good_configs
+from planner.workload.hf_config import WITH_IMAGES, to_hf_config
+from planner.workload.hf_families import MODELS
 from planner.workload.layers import Architecture
 from planner.workload.transformer import active_parameters
 from planner.workload.workload import Workload
@@ -186,6 +188,13 @@ def test_the_part_that_sees_images_is_left_out(tmp_path: Path) -> None:
     assert "sees images" in with_images.architecture.priced_only[-1]
     untied = workload_of(GEMMA3 | {"tie_word_embeddings": False}, tmp_path)
     assert untied.parameters - alone.parameters == 61 * 32
+
+
+@pytest.mark.parametrize("config", good_configs(), ids=lambda config: str(config["model_type"]))
+def test_what_is_damaged_for_tests_is_good(config: dict[str, Any], tmp_path: Path) -> None:
+    """Of every family a file that is taken, and whose sizes are those of ``transformers``."""
+    assert {one["model_type"] for one in good_configs()} == {*MODELS, WITH_IMAGES}
+    assert workload_of(config, tmp_path).parameters == parameters(text_model(config, "meta"))
 
 
 def test_windows_as_files_say_them(tmp_path: Path) -> None:
