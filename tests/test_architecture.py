@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
     "executor": {"network", "workload", "training_plan", "clock", "swarm"},
     "emulate": {"network", "workload", "training_plan", "clock"},
-    "exports": {"network", "workload", "training_plan", "clock"},
+    "exports": {"network", "workload", "problems", "training_plan", "clock", "lp", "compose"},
     "report": {"network", "workload", "training_plan", "clock", "checker"},
     "cli": None,
     "bench": None,

@@ -35,6 +35,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--links", help="network (name or file) with limits between the peers' names; default: none"
     )
     sub.add_argument("--no-overlap", action="store_true", help="compute, then average")
+    sub.add_argument(
+        "--programme", type=Path, help="write LP (5) to this file, .lp or .mps; default: nowhere"
+    )
     sub.add_argument("--out", type=Path, help="a plan of it, for --workload: compute, then average")
     sub.add_argument(
         "--seed", type=count, default=0, help="of the plan's weights; default %(default)s"
@@ -51,16 +54,26 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rate, bound, strategy and a line a peer."""
     from planner.compose.peers_plan import peers_plan
+    from planner.lp.literal import literal_model
+    from planner.lp.model_file import labels
     from planner.lp.solve import solve_averaging
     from planner.lp.strategy import recognise
     from planner.problems.peers_file import load_peers
 
     require_writable(args.out, [".json"])
+    require_writable(args.programme, [".lp", ".mps"])
     peers = load_peers(args.peers)
     links = None if args.links is None else load_network(args.links)
     workload, batch, gradient = _trained(args)
     overlap = not args.no_overlap and args.out is None
     problem = peers.problem(batch, gradient, links, overlap)
+    if args.programme is not None:
+        if not overlap:
+            raise ValueError(
+                f"--programme {args.programme}: LP (5) is of averaging beside computing; leave out "
+                "--no-overlap and --out"
+            )
+        literal_model(problem, names=labels(peers.names)).write(args.programme)
     result = solve_averaging(problem, args.method, stop_of(args))
     data = result_data(result)
     if result.plan is None:
@@ -88,6 +101,9 @@ def run(args: argparse.Namespace) -> int:
         f"{p['samples_per_step']:>16.1f}"
         for p in data["peers"]
     ]
+    if args.programme is not None:
+        data["written"] = [str(args.programme)]
+        lines.append(f"wrote {args.programme}: LP (5)")
     if args.out is not None:
         assert workload is not None
         planned = peers_plan(peers, problem, made, workload, links, args.seed)

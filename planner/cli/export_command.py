@@ -41,6 +41,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--schedule", type=count, help=f"which one; default 0 ({_readers('schedule')})"
     )
+    sub.add_argument("--stage", type=count, help=f"which one; default 0 ({_readers('stage')})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
                 raise ValueError(f"--out {args.out}: is read too; name another file")
     names = (
         *("interface", "port", "run_id", "plan_path", "executor_options"),
-        *("pipeline", "schedule"),
+        *("pipeline", "schedule", "stage"),
     )
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.hosts is not None:

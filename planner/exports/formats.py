@@ -11,6 +11,7 @@ from planner.exports.error import ExportError
 from planner.exports.graph import node_link
 from planner.exports.launch import slurm_script, torchrun_lines
 from planner.exports.options import ExportOptions
+from planner.exports.programmes import averaging_programme, flow_programme
 from planner.exports.ranks import host_file, rank_map
 from planner.exports.stage_modules import megatron_options, torchtitan_toml
 from planner.exports.torch_pipelining import pipelining_csv
@@ -40,6 +41,7 @@ class Format:
 
 
 HOSTS = frozenset({"hosts"})
+STAGE = frozenset({"stage"})
 LAUNCH = HOSTS | {"interface", "port", "run_id", "plan_path", "executor_options"}
 FORMATS = {
     "ranks": Format("JSON: device, host, stage and pipeline of each rank", rank_map, HOSTS),
@@ -52,6 +54,10 @@ FORMATS = {
     "torchtitan": Format("TOML with module_fqns_per_model_part", torchtitan_toml),
     "megatron": Format("options with --pipeline-model-parallel-layout", megatron_options),
     "networkx": Format("node-link JSON of devices and messages", node_link),
+    "flow-lp": Format("linear programme of the flow of microbatches", flow_programme("lp")),
+    "flow-mps": Format("the same as MPS", flow_programme("mps")),
+    "averaging-lp": Format("LP (5) of DeDLOC for a stage", averaging_programme("lp"), STAGE),
+    "averaging-mps": Format("the same as MPS", averaging_programme("mps"), STAGE),
     "chrome-trace": Format(
         "the predicted step for ui.perfetto.dev", chrome_trace, frozenset({"schedule"})
     ),

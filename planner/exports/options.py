@@ -42,6 +42,8 @@ class ExportOptions:
         Which pipeline to write; None: they must be alike.
     schedule
         Which of the plan's schedules to write.
+    stage
+        Which stage's averaging to write.
 
     Raises
     ------
@@ -57,6 +59,7 @@ class ExportOptions:
     executor_options: str = ""
     pipeline: int | None = None
     schedule: int = 0
+    stage: int = 0
 
     def __post_init__(self) -> None:
         mapping("hosts", self.hosts, error=ExportError)
@@ -86,6 +89,7 @@ class ExportOptions:
         if self.pipeline is not None:
             count("pipeline", self.pipeline, 0, error=ExportError)
         count("schedule", self.schedule, 0, error=ExportError)
+        count("stage", self.stage, 0, error=ExportError)
 
     def host_of(self, plan: TrainingPlan) -> tuple[str, ...]:
         """Host of every device, in the plan's order.

@@ -9,8 +9,9 @@ again with the ways that the flow before had.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,39 @@ class StageFlow:
     lack: float = 0.0
 
 
+class Row(enum.StrEnum):
+    """What a row of the programme limits."""
+
+    BUSY = "busy"
+    PAIR = "pair"
+    SPARE = "spare"
+    LINE = "line"
+    MEMORY = "memory"
+
+
+class FlowProgramme(NamedTuple):
+    """Minimise ``cost @ x`` with ``at_most @ x <= 0``, ``equal @ x == wanted`` and x >= 0.
+
+    Attributes
+    ----------
+    cost
+        ``float[V + E + 2]``: a column a node, an edge, the period, and what the spare time lacks.
+    at_most, equal
+        Sparse matrices; of ``equal``, V rows are what nodes give, V what they get, one is the
+        whole.
+    wanted
+        ``float[2 V + 1]``.
+    rows
+        Of ``at_most``: what each limits, and of which node, edge or line.
+    """
+
+    cost: Floats
+    at_most: Any
+    equal: Any
+    wanted: Floats
+    rows: list[tuple[Row, int]]
+
+
 @dataclass(frozen=True)
 class FlowRates:
     """How microbatches spread.
@@ -131,11 +165,38 @@ def solve_flow(flow: StageFlow, microbatches: float) -> FlowRates:
     ProblemError
         Some stage has no room for a microbatch.
     """
+    return _last(flow, microbatches)[1]
+
+
+def last_programme(flow: StageFlow, microbatches: float) -> FlowProgramme:
+    """The linear programme whose optimum `solve_flow` gives.
+
+    Parameters
+    ----------
+    flow, microbatches
+        As for `solve_flow`.
+
+    Returns
+    -------
+    FlowProgramme
+        With the ways of the one before in its rows of memory.
+
+    Raises
+    ------
+    ProblemError
+        Some stage has no room for a microbatch.
+    """
+    return _last(flow, microbatches)[0]
+
+
+def _last(flow: StageFlow, microbatches: float) -> tuple[FlowProgramme, FlowRates]:
     # at first as if all went the fastest way from every node on
-    rates = _solved(flow, microbatches, _from_s(flow, np.zeros(len(flow.source))))
-    for _ in range(AGAIN):
-        rates = _solved(flow, microbatches, rates.from_s)
-    return rates
+    from_s = _from_s(flow, np.zeros(len(flow.source)))
+    for _ in range(1 + AGAIN):
+        programme = _programme(flow, microbatches, from_s)
+        rates = _solved(flow, programme)
+        from_s = rates.from_s
+    return programme, rates
 
 
 def _from_s(flow: StageFlow, part: Floats) -> Floats:
@@ -151,9 +212,8 @@ def _from_s(flow: StageFlow, part: Floats) -> Floats:
     return from_s
 
 
-def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
+def _programme(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowProgramme:
     """The linear programme where microbatches are so long away from each node on."""
-    from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
     nodes, edges, last = len(flow.stage), len(flow.source), int(flow.stage[-1])
@@ -161,24 +221,27 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
     period = nodes + edges
     lacking = period + 1
     rows: list[tuple[Ints, Ints, Floats]] = []
+    limits: list[tuple[Row, int]] = []
 
-    def row_per(columns: Ints, values: Floats, at: int) -> int:
+    def row_per(kind: Row, columns: Ints, values: Floats, at: int) -> int:
         """One row a column: value x column <= period."""
+        limits.extend((kind, k) for k in range(len(columns)))
         number = at + np.arange(len(columns))
         rows.append((number, columns, values))
         rows.append((number, np.full(len(columns), period), np.full(len(columns), -1.0)))
         return at + len(columns)
 
-    count = row_per(np.arange(nodes), flow.busy_s, 0)
-    count = row_per(nodes + np.arange(edges), flow.pair_s, count)
+    count = row_per(Row.BUSY, np.arange(nodes), flow.busy_s, 0)
+    count = row_per(Row.PAIR, nodes + np.arange(edges), flow.pair_s, count)
     if flow.spare > 1:
         rows.append((count + np.arange(edges), np.full(edges, lacking), np.full(edges, -1.0)))
-        count = row_per(nodes + np.arange(edges), flow.spare * flow.pair_s, count)
+        count = row_per(Row.SPARE, nodes + np.arange(edges), flow.spare * flow.pair_s, count)
     if flow.lines is not None:
         shared, row = np.unique(flow.lines.line, return_inverse=True)
         rows.append((count + row, nodes + flow.lines.edge, flow.lines.busy_s))
         row = count + np.arange(len(shared))
         rows.append((row, np.full(len(shared), period), np.full(len(shared), -1.0)))
+        limits += ((Row.LINE, k) for k in shared.tolist())
         count += len(shared)
     narrow = np.flatnonzero(np.isfinite(flow.room))
     number = np.full(nodes, -1)
@@ -189,6 +252,7 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
     rows.append((number[narrow], narrow, flow.own_s[narrow]))
     rows.append((number[flow.source[beyond]], nodes + beyond, away))
     rows.append((number[narrow], np.full(len(narrow), period), -flow.room[narrow]))
+    limits += ((Row.MEMORY, v) for v in narrow.tolist())
     count += len(narrow)
     equal: list[tuple[Ints, Ints, Floats]] = []
     wanted = np.zeros(2 * nodes + 1)
@@ -204,17 +268,24 @@ def _solved(flow: StageFlow, microbatches: float, from_s: Floats) -> FlowRates:
     equal.append((np.full(len(ahead), 2 * nodes), ahead, np.ones(len(ahead))))
     wanted[-1] = 1.0
 
-    def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> object:
+    def matrix(parts: list[tuple[Ints, Ints, Floats]], height: int) -> Any:
         row, column, value = (np.concatenate([part[k] for part in parts]) for k in range(3))
         return coo_array((value, (row, column)), shape=(height, lacking + 1)).tocsr()
 
     cost = np.concatenate([flow.own_s, flow.delay_s, [microbatches, flow.lack * microbatches]])
+    return FlowProgramme(cost, matrix(rows, count), matrix(equal, 2 * nodes + 1), wanted, limits)
+
+
+def _solved(flow: StageFlow, programme: FlowProgramme) -> FlowRates:
+    from scipy.optimize import linprog
+
+    nodes, period = len(flow.stage), len(flow.stage) + len(flow.source)
     found = linprog(
-        cost,
-        A_ub=matrix(rows, count),
-        b_ub=np.zeros(count),
-        A_eq=matrix(equal, 2 * nodes + 1),
-        b_eq=wanted,
+        programme.cost,
+        A_ub=programme.at_most,
+        b_ub=np.zeros(len(programme.rows)),
+        A_eq=programme.equal,
+        b_eq=programme.wanted,
         method="highs",
     )
     if found.status != 0:

@@ -7,6 +7,7 @@ divided alike, so that xi stays in steps per second times `Literal.pace`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.lp.lp5_rows import big_m
+from planner.lp.model_file import ModelFormat, model_text
+from planner.network.atomic import write_text
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import choice, of_kind
 from planner.search.highs import milp
 
 Floats = NDArray[np.float64]
+
+ABOUT = (
+    "DeDLOC's averaging (Diskin et al. 2021, eq. 5). a_I_J: rate of what I contributes to reducer",
+    "J; g_I_J: at which reducer I returns to J; c_I: whether I contributes; xi: steps, maximised.",
+    "Rows: compute: samples of a step; average_I: what I gets in a step; sender_I_J_K: reducer I",
+    "returns to J no more than it has of K; upload_I, download_I, link_I_J: limits.",
+)
 
 
 class Solver(enum.StrEnum):
@@ -68,15 +78,28 @@ class Literal:
         ProblemError
             Another suffix.
         """
-        import pulp
-
         kind = Path(path).suffix.lower()
-        if kind == ".lp":
-            self.model.writeLP(str(path))
-        elif kind == ".mps":
-            self.model.writeMPS(str(path), mpsSense=pulp.LpMinimize)
-        else:
+        if kind not in (".lp", ".mps"):
             raise ProblemError(f"no format for {kind or 'a file without suffix'}; use .lp or .mps")
+        write_text(path, self.text(ModelFormat(kind[1:])))
+
+    def text(self, form: ModelFormat) -> str:
+        """The model as the text of a file, which says its units.
+
+        Parameters
+        ----------
+        form
+            Which format.
+
+        Returns
+        -------
+        str
+            With a head of comments.
+        """
+        units = (
+            f"One unit of xi is {self.pace:.12g} steps/s, one of a and g {self.unit:.12g} bytes/s.",
+        )
+        return model_text(self.model, form, (*ABOUT, *units))
 
     def solve(self, solver: str = Solver.HIGHS) -> LiteralSolution:
         """Solve the model.
@@ -178,7 +201,9 @@ def _highs(model: Any) -> dict[str, float]:
     return {v.name: float(x) for v, x in zip(variables, found.x, strict=True)}
 
 
-def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
+def literal_model(
+    problem: AveragingProblem, binary: bool = False, names: Sequence[str] | None = None
+) -> Literal:
     """Eq. 5 as printed: n^3 rows of eq. 4. With ``binary`` c is 0 or 1, which is eq. 2.
 
     "Some peers are unable to compute gradients or perform aggregation" (Appendix B): such peers
@@ -191,6 +216,8 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
         Peers with their speeds and limits.
     binary
         Whether c is 0 or 1 (eq. 2) or between (eq. 5).
+    names
+        Of the peers, as `planner.lp.model_file.labels` makes them; None: their numbers.
 
     Returns
     -------
@@ -213,6 +240,7 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)
     peers = range(n)
+    name = [str(i) for i in peers] if names is None else list(names)
     s, u, d = problem.samples_per_s, problem.upload_bytes_per_s, problem.download_bytes_per_s
     unit = max(float(d.max()), float(u.max()), 1e-300)
     able = problem.contributors
@@ -224,10 +252,10 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     # PuLP 4 makes variables with the model, earlier versions on their own
     variable = getattr(model, "add_variable", pulp.LpVariable)
     xi = variable("xi", lowBound=0)
-    a = [[variable(f"a_{i}_{j}", lowBound=0) for j in peers] for i in peers]
-    g = [[variable(f"g_{i}_{j}", lowBound=0) for j in peers] for i in peers]
+    a = [[variable(f"a_{i}_{j}", lowBound=0) for j in name] for i in name]
+    g = [[variable(f"g_{i}_{j}", lowBound=0) for j in name] for i in name]
     kind = pulp.LpBinary if binary else pulp.LpContinuous
-    c = [variable(f"c_{i}", 0, 1 if able[i] else 0, kind) for i in peers]
+    c = [variable(f"c_{name[i]}", 0, 1 if able[i] else 0, kind) for i in peers]
     for i in peers:
         if not problem.can_aggregate[i]:
             for j in peers:
@@ -236,20 +264,21 @@ def literal_model(problem: AveragingProblem, binary: bool = False) -> Literal:
     model += xi
     model += xi <= pulp.lpSum(float(s[i]) / total * c[i] for i in peers if able[i]), "compute"
     for i in peers:
-        model += gradient * xi <= pulp.lpSum(g[j][i] for j in peers), f"average_{i}"
+        model += gradient * xi <= pulp.lpSum(g[j][i] for j in peers), f"average_{name[i]}"
         for j in peers:
             for k in peers:
-                model += g[i][j] <= a[k][i] + (1 - c[k]) * big[i], f"sender_{i}_{j}_{k}"
+                row = f"sender_{name[i]}_{name[j]}_{name[k]}"
+                model += g[i][j] <= a[k][i] + (1 - c[k]) * big[i], row
         model += (
             pulp.lpSum(a[j][i] + g[j][i] for j in peers if j != i) <= float(d[i] / unit),
-            f"download_{i}",
+            f"download_{name[i]}",
         )
         model += (
             pulp.lpSum(a[i][j] + g[i][j] for j in peers if j != i) <= float(u[i] / unit),
-            f"upload_{i}",
+            f"upload_{name[i]}",
         )
         for j in peers:
             if problem.link_bytes_per_s is not None and np.isfinite(problem.link_bytes_per_s[i, j]):
                 limit = float(problem.link_bytes_per_s[i, j] / unit)
-                model += a[i][j] + g[i][j] <= limit, f"link_{i}_{j}"
+                model += a[i][j] + g[i][j] <= limit, f"link_{name[i]}_{name[j]}"
     return Literal(model, xi, a, g, c, unit, pace)

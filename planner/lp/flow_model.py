@@ -1,0 +1,74 @@
+"""The flow's linear programme as a PuLP model whose rows and columns say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from planner.lp.flow import FlowProgramme, Row, StageFlow
+
+ABOUT = (
+    "Microbatches as a flow through stages. through_N, over_N_M: parts of all microbatches.",
+    "period: seconds in which one microbatch of all passes; lack: what pairs lack of spare time.",
+    "Minimised: period x microbatches + mean way there and back, in s. Rows: busy_N, pair_N_M and",
+    "line_K are no longer busy than the period, spare_N_M with time to spare; memory_N holds",
+    "what is in flight (Little's law, delays of the flow before); out_N and in_N keep the flow.",
+)
+
+
+def flow_model(flow: StageFlow, programme: FlowProgramme, names: Sequence[str]) -> Any:
+    """A model to write, or to give to another solver.
+
+    Parameters
+    ----------
+    flow
+        Nodes in stages and edges between neighbouring stages.
+    programme
+        Of this flow, as `planner.lp.flow.last_programme` makes it.
+    names
+        Of every node, as `planner.lp.model_file.labels` makes them.
+
+    Returns
+    -------
+    pulp.LpProblem
+        Not solved yet.
+    """
+    import pulp
+
+    pair = [f"{names[u]}_{names[v]}" for u, v in zip(flow.source, flow.target, strict=True)]
+    model = pulp.LpProblem("flow", pulp.LpMinimize)
+    # PuLP 4 makes variables with the model, earlier versions on their own
+    variable = getattr(model, "add_variable", pulp.LpVariable)
+    columns = [
+        *(variable(f"through_{name}", lowBound=0) for name in names),
+        *(variable(f"over_{name}", lowBound=0) for name in pair),
+        variable("period", lowBound=0),
+        variable("lack", lowBound=0),
+    ]
+    model += pulp.lpSum(
+        float(value) * columns[k] for k, value in enumerate(programme.cost) if value != 0
+    )
+
+    def sums(matrix: Any) -> list[Any]:
+        """The left side of every row."""
+        ends = matrix.indptr
+        entries = list(zip(matrix.indices.tolist(), matrix.data.tolist(), strict=True))
+        return [
+            pulp.lpSum(value * columns[k] for k, value in entries[a:b] if value != 0)
+            for a, b in pairwise(ends)
+        ]
+
+    called = {Row.PAIR: pair, Row.SPARE: pair, Row.LINE: None}
+    for left, (kind, of) in zip(sums(programme.at_most), programme.rows, strict=True):
+        known = called.get(kind, names)
+        model += left <= 0, f"{kind}_{of if known is None else known[of]}"
+    kept = [f"{side}_{name}" for side in ("out", "in") for name in names] + ["all"]
+    for left, right, name in zip(
+        sums(programme.equal), np.asarray(programme.wanted).tolist(), kept, strict=True
+    ):
+        if len(left):  # what the last stage gives, and the first gets, is nobody's
+            model += left == right, name
+    return model

@@ -1,0 +1,159 @@
+"""Programmes that are written: who reads the file finds our optimum, and names say what is what."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulp
+import pytest
+from scipy.optimize._highspy import _core as highs
+
+import planner as pl
+from planner.cli.main import main
+from planner.compose.programmes import averaging_of_stage, flow_of_plan
+from planner.exports.error import ExportError
+from planner.lp.flow import solve_flow
+from planner.lp.literal import literal_model
+from planner.lp.lp5 import solve_relaxed
+from planner.lp.model_file import labels
+from planner.training_plan.model import TrainingPlan
+from planner.workload.costs import stage_costs
+from tests.conftest import make_plan, regional_network, tiny_workload
+
+
+def read_by_highs(path: Path) -> float:
+    """HiGHS, as SciPy brings it, minimises or maximises what the file says."""
+    solver = highs._Highs()
+    solver.setOptionValue("output_flag", False)
+    assert solver.readModel(str(path)) == highs.HighsStatus.kOk
+    assert solver.run() == highs.HighsStatus.kOk
+    assert solver.getModelStatus() == highs.HighsModelStatus.kOptimal
+    return float(solver.getInfo().objective_function_value)
+
+
+def read_by_cbc(path: Path) -> float:
+    """CBC, as PuLP brings it."""
+    answer = path.with_suffix(".txt")
+    subprocess.run(
+        [pulp.PULP_CBC_CMD().path, str(path), "solve", "solution", str(answer)],
+        check=True,
+        capture_output=True,
+    )
+    first = answer.read_text().splitlines()[0]
+    assert first.startswith("Optimal")
+    return float(first.split()[-1])
+
+
+READERS = {"highs": read_by_highs, "cbc": read_by_cbc}
+
+
+@pytest.fixture(scope="module")
+def flowing() -> TrainingPlan:
+    """Six unlike devices in two regions and sites, of which memory holds two layers each."""
+    network = regional_network((3, 3))
+    work = tiny_workload(batch_samples=24)
+    memory = stage_costs(work, 0, 2, with_head=True).need_bytes(2)
+    flops = np.array([1e9, 2e9, 3e9, 1e9, 2e9, 2e9])
+    devices = pl.Devices(
+        flops, memory, sites=["a", "a", "a", "b", "b", "b"], site_upload_bytes_per_s={"a": 4e6}
+    )
+    plan = pl.plan(
+        pl.Cluster(network, devices), work, stages=3, wiring="flow", stop=pl.MaxIterations(5)
+    ).plan
+    assert plan is not None
+    assert len(plan.cluster) == 6
+    return plan
+
+
+@pytest.mark.parametrize("form", ["lp", "mps"])
+@pytest.mark.parametrize("reader", READERS)
+def test_flow_read_by_others(form: str, reader: str, flowing: TrainingPlan, tmp_path: Path) -> None:
+    """Period and way of our solver's flow, and what its pairs lack, are the file's optimum."""
+    path = tmp_path / f"flow.{form}"
+    pl.export_plan(flowing, f"flow-{form}", path)
+    flow, microbatches, _ = flow_of_plan(flowing)
+    rates = solve_flow(flow, microbatches)
+    lack = max((flow.spare * flow.pair_s * rates.part - rates.period_s).max(), 0.0)
+    ours = microbatches * (rates.period_s + flow.lack * lack) + rates.way_s
+    assert READERS[reader](path) == pytest.approx(ours, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["lp", "mps"])
+@pytest.mark.parametrize("reader", READERS)
+def test_averaging_read_by_others(
+    form: str, reader: str, flowing: TrainingPlan, tmp_path: Path
+) -> None:
+    """Of a stage of several devices; MPS minimises the negative."""
+    stage = max(range(3), key=lambda j: len(flowing.assignment.groups[j]))
+    path = tmp_path / f"averaging.{form}"
+    pl.export_plan(flowing, f"averaging-{form}", path, stage=stage)
+    problem, names = averaging_of_stage(flowing, stage)
+    ours = solve_relaxed(problem).xi / literal_model(problem, names=names).pace
+    sign = -1 if form == "mps" or reader == "cbc" else 1
+    found = READERS[reader](path)
+    assert (abs(found) if reader == "cbc" else sign * found) == pytest.approx(ours, rel=1e-6)
+
+
+def test_names_say_what_is_what(flowing: TrainingPlan) -> None:
+    """Stage, device, link; units are said at the top."""
+    text = pl.export_plan(flowing, "flow-lp")
+    _, _, names = flow_of_plan(flowing)
+    assert text.startswith("\\ Microbatches as a flow")
+    first, second = (next(n for n in names if n.startswith(s)) for s in ("s0.", "s1."))
+    ids = {labels([name])[0] for name in flowing.cluster.network.ids}
+    assert first.removeprefix("s0.").split(".x")[0] in ids
+    for word in (
+        *(f"busy_{first}:", f"pair_{first}_{second}:", f"spare_{first}_{second}:"),
+        *(f"memory_{first}:", f"out_{first}:", f"in_{second}:", f"through_{second}", "period"),
+    ):
+        assert word in text
+    stage = max(range(3), key=lambda j: len(flowing.assignment.groups[j]))
+    one, other = (
+        labels([flowing.cluster.network.ids[d]])[0] for d in flowing.assignment.groups[stage][:2]
+    )
+    text = pl.export_plan(flowing, "averaging-lp", stage=stage)
+    for word in (f"a_{one}_{other}", f"g_{other}_{one}", f"link_{one}_{other}:", "steps/s"):
+        assert word in text
+
+
+def test_names_are_plain_short_and_apart() -> None:
+    """Whatever devices are called."""
+    many = labels(["aws:eu-west_1", "aws eu west 1", "東京", "", "x" * 99, "x" * 98, "Oregon"])
+    assert many[:2] == ("aws.eu.west.1", "aws.eu.west.1.2")
+    assert len(set(many)) == 7 and many[-1] == "Oregon"
+    assert all(set(name) <= set("aws.eutx12Oregon") and len(name) < 28 for name in many)
+
+
+def test_programmes_that_there_are_not(flowing: TrainingPlan) -> None:
+    """One line each."""
+    cases: tuple[tuple[TrainingPlan, str, dict[str, Any], str], ...] = (
+        (flowing, "averaging-lp", {"stage": 3}, "stage is 3, and the plan has 3"),
+        (flowing, "flow-lp", {"stage": 0}, "flow-lp does not read stage"),
+        (make_plan([[0, 1]]), "averaging-mps", {}, "one device, which averages with nobody"),
+        (make_plan([[0, 1], [2, 3]], head="first"), "flow-mps", {}, "plan with --head last"),
+    )
+    for plan, form, options, message in cases:
+        with pytest.raises(ExportError, match=message) as caught:
+            pl.export_plan(plan, form, **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_peers_as_a_programme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``planner average --programme`` writes what bounds it."""
+    peers, path = tmp_path / "peers.csv", tmp_path / "dedloc.mps"
+    peers.write_text(
+        "name,samples_per_s,upload_mbps,download_mbps\nOslo,40,100,200\nLima,10,50,80\nRome,5,9,9\n"
+    )
+    asked = ["average", str(peers), "--batch-samples", "64", "--gradient-bytes", "1e8"]
+    assert main([*asked, "--programme", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {path}" in said
+    pace = next(float(line.split()[6]) for line in path.read_text().splitlines() if "xi is" in line)
+    bound = float(said.split("bound ")[1].split()[0])
+    assert -read_by_highs(path) * pace >= bound * (1 - 1e-5)
+    assert "a_Oslo_Lima" in path.read_text()
+    assert main([*asked, "--programme", str(path), "--no-overlap"]) == 2
+    assert "leave out --no-overlap and --out" in capsys.readouterr().err
