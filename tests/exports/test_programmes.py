@@ -56,13 +56,12 @@ def flowing() -> TrainingPlan:
     network = regional_network((3, 3))
     work = tiny_workload(batch_samples=24)
     memory = stage_costs(work, 0, 2, with_head=True).need_bytes(2)
-    flops = np.array([1e9, 2e9, 3e9, 1e9, 2e9, 2e9])
+    flops = np.array([1e11, 2e11, 3e11, 1e11, 2e11, 2e11])
     devices = pl.Devices(
         flops, memory, sites=["a", "a", "a", "b", "b", "b"], site_upload_bytes_per_s={"a": 4e6}
     )
-    plan = pl.plan(
-        pl.Cluster(network, devices), work, stages=3, wiring="flow", stop=pl.MaxIterations(5)
-    ).plan
+    asked = pl.PlanRequest(stages=3, wiring="flow", recompute="none")
+    plan = pl.plan(pl.Cluster(network, devices), work, request=asked, stop=pl.MaxIterations(5)).plan
     assert plan is not None
     assert len(plan.cluster) == 6
     return plan

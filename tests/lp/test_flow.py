@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.lp.flow import StageFlow, solve_flow
+from planner.lp.flow import SharedLines, StageFlow, last_programme, solve_flow
+from planner.lp.flow_model import flow_model
+from planner.lp.model_file import ModelFormat, labels, model_text
 from planner.problems import ProblemError
 
 
@@ -119,3 +126,28 @@ def period_s(flow: StageFlow, through: np.ndarray, part: np.ndarray) -> float:
             way[v] += part[out] @ (flow.delay_s[out] + way[flow.target[out]]) / through[v]
         needs.append(through[v] * way[v] / flow.room[v])
     return float(max(needs))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_written_flow_is_the_flow_that_was_solved(seed: int, tmp_path: Path) -> None:
+    """CBC reads period, way and what spare time lacks, where memory, lines and pairs bind."""
+    shared = SharedLines(np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([2.0, 1.0, 4.0]))
+    flow = replace(
+        made([0, 0, 1, 1, 2], seed, room=3.0), lines=shared, spare=1.6, lack=0.2, waiting=1.4
+    )
+    rates = solve_flow(flow, 50.0)
+    lack = max(float((1.6 * flow.pair_s * rates.part).max()) - rates.period_s, 0.0)
+    path, answer = tmp_path / "flow.mps", tmp_path / "answer.txt"
+    names = labels(f"s{j}.{v}" for v, j in enumerate(flow.stage))
+    path.write_text(
+        model_text(flow_model(flow, last_programme(flow, 50.0), names), ModelFormat.MPS)
+    )
+    cbc = pulp.PULP_CBC_CMD().path
+    subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
+    found = {
+        line.split()[1]: float(line.split()[2]) for line in answer.open() if line[:4] == "    "
+    }
+    assert found["period"] == pytest.approx(rates.period_s, rel=1e-6)
+    assert found.get("lack", 0.0) == pytest.approx(lack, rel=1e-6, abs=1e-9)
+    best = 50.0 * (rates.period_s + 0.2 * lack) + rates.way_s
+    assert float(rows[0][-1]) == pytest.approx(best, rel=1e-6)
