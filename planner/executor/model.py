@@ -87,7 +87,8 @@ class Attention(nn.Module):
             part.view(batch, tokens, -1, self.size) for part in self.qkv(x).split(widths, dim=-1)
         )
         if self.norm_q is not None and self.norm_k is not None:
-            q, k = self.norm_q(q), self.norm_k(k)
+            # each by itself, or the norms would keep all that they were cut from
+            q, k = self.norm_q(q.contiguous()), self.norm_k(k.contiguous())
         if self.rotary:
             # v by itself, or it would keep the others as they were before
             q, k, v = _rotate(q, self.theta), _rotate(k, self.theta), v.contiguous()

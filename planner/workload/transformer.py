@@ -7,9 +7,9 @@ all have parameters, and the router's choice is computed: tokens are taken to be
 none to be dropped.
 
 A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
-attention scores recomputed; one of them is dropout's masks), or, where that is more, what
-attention and norms keep, ``8 s h`` unless heads are wider than h or there are more norms, and the
-feed-forward part's two or three activations. It hands on ``s h`` elements.
+attention scores recomputed; one of them is dropout's masks), or, where that is more, what norms
+and attention keep, ``8 s h`` where all heads together are as wide as h and there are two norms, and
+the feed-forward part's two or three activations. It hands on ``s h`` elements.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
 
 SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
-SAVED_WITHOUT_FFN = 8.0
-"""Inputs and outputs of both norms, queries, keys, values, what attention gives."""
 SAVED_OF_NORMS = 4.0
-"""Of these, the norms'; as much again where there are norms behind the parts too."""
+"""Of the hidden size: inputs and outputs of two norms."""
+SAVED_OF_HEADS = 4.0
+"""Of the width of all heads: queries, keys and values for each of them, what attention gives."""
 SAVED_OF_FFN = {Family.GPT2: 2, Family.LLAMA: 3, Family.GEMMA: 3}
 """Of the feed-forward width: around GELU; or gate, up and their product."""
 
@@ -191,9 +191,8 @@ def _vectors(arch: Architecture, k: int) -> int:
 def _saved_elements(arch: Architecture, k: int) -> float:
     """Of one token, what a layer keeps for its backward pass."""
     h, (q, kv) = arch.hidden, _widths(arch)
-    around = max(SAVED_WITHOUT_FFN * h, SAVED_OF_NORMS * h + 2 * q + 2 * kv)
-    # norms keep what they were given
-    around += SAVED_OF_NORMS * h if arch.post_norms else 0.0
+    around = SAVED_OF_NORMS * h * (2 if arch.post_norms else 1) + SAVED_OF_HEADS * q
+    # what these norms were given; what they give is counted with the heads
     around += q + kv if arch.qk_norm else 0.0
     each, experts = SAVED_OF_FFN[arch.kind], arch.experts_of(k)
     if experts is None:

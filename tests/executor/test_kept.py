@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,16 +28,24 @@ statistics, rotary tables, and the stage's output, which waits for its gradient.
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("kind", "kv_heads", "ffn"),
-    [("gpt2", 8, 1024), ("llama", 8, 704), ("llama", 2, 768), ("llama", 4, 1280)],
+    ("kind", "kv_heads", "ffn", "more"),
+    [
+        ("gpt2", 8, 1024, {}),
+        ("llama", 8, 704, {}),
+        ("llama", 2, 768, {}),
+        ("llama", 4, 1280, {}),
+        ("llama", 2, 768, {"head_size": 64}),
+        ("llama", 8, 704, {"qk_norm": True}),
+        ("llama", 2, 1280, {"qk_norm": True, "head_size": 64}),
+    ],
 )
 def test_activations_are_as_many_bytes_as_planned(
-    kind: str, kv_heads: int, ffn: int, precision: str
+    kind: str, kv_heads: int, ffn: int, more: dict[str, Any], precision: str
 ) -> None:
     """Counted where autograd saves them, storage by storage, weights left out."""
     from planner.executor.learner import Learner
 
-    arch = Architecture(Family(kind), 4, 256, 8, kv_heads, ffn, 1000, 128)
+    arch = Architecture(Family(kind), 4, 256, 8, kv_heads, ffn, 1000, 128, **more)
     workload = Workload.transformer(
         "small", arch, batch_samples=4, microbatch_samples=2, precision=precision
     )

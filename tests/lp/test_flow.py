@@ -144,9 +144,8 @@ def test_written_flow_is_the_flow_that_was_solved(seed: int, tmp_path: Path) -> 
     )
     cbc = pulp.PULP_CBC_CMD().path
     subprocess.run([cbc, str(path), "solve", "solution", str(answer)], check=True)
-    found = {
-        line.split()[1]: float(line.split()[2]) for line in answer.open() if line[:4] == "    "
-    }
+    rows = [line.split() for line in answer.read_text().splitlines()]
+    found = {row[1]: float(row[2]) for row in rows[1:]}
     assert found["period"] == pytest.approx(rates.period_s, rel=1e-6)
     assert found.get("lack", 0.0) == pytest.approx(lack, rel=1e-6, abs=1e-9)
     best = 50.0 * (rates.period_s + 0.2 * lack) + rates.way_s
