@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from planner.workload.experts import Experts
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import random_network
+from tests.workload.published_configs import PUBLISHED
 
 LAYERS = 6
 
@@ -128,3 +130,16 @@ def test_checkpoints_of_older_releases_are_of_the_same_model() -> None:
     with_norms = sparse_model(experts=None)
     plan = made(equal_devices(2, with_norms), with_norms, stages=2)
     assert says(plan)["model"]["qk_norm"] is True
+
+
+def test_a_plan_says_what_its_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is stored and what a token meets; why it is to plan only."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["mistralai/Mixtral-8x7B-v0.1"].config))
+    words = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--gpu", "H200", "--stages", "8"]
+    words += ["--workload", str(path), "--sequence", "1024", "--batch-samples", "8"]
+    words += ["--recompute", "all", "--effort", "1", "--no-pictures", "--no-compare"]
+    assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
+    said = capsys.readouterr().out
+    assert "46.7 billion parameters are stored and averaged, a token meets 12.88 billion" in said
+    assert "to plan only, the executor does not do this: experts" in said
