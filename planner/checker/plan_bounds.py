@@ -135,7 +135,8 @@ def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float
     w = plan.workload
     gradients = [sum(layer.parameters for layer in w.layers[a:b]) for a, b in plan.stage_layers]
     gradients[0] += w.stem.parameters
-    gradients[0 if plan.schedules[0].head is Head.FIRST else -1] += w.head.parameters
+    last = 0 if plan.schedules[0].head is Head.FIRST else len(gradients) - 1
+    gradients[last] += w.head.parameters + (w.tied_parameters if last > 0 else 0)
     return assignment_bound_s(
         witness,
         plan.cluster.network.subset(sorted(plan.stage_of)),

@@ -156,7 +156,9 @@ def stage_parameters(plan: TrainingPlan, stage: int) -> int:
     count = sum(layer.parameters for layer in w.layers[a:b])
     head_stage = 0 if plan.schedules[0].head is Head.FIRST else -1
     count += w.stem.parameters if stage == 0 else 0
-    count += w.head.parameters if stage == head_stage % len(plan.stage_layers) else 0
+    if stage == head_stage % len(plan.stage_layers):
+        # what it shares with the embedding is there once, or a second time elsewhere
+        count += w.head.parameters + (w.tied_parameters if stage > 0 else 0)
     return count
 
 

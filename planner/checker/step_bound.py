@@ -202,6 +202,8 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
     parameters = [sum(w.layers[k].parameters for k in range(a, b)) for a, b in layers]
     parameters[0] += w.stem.parameters
     parameters[head_stage] += w.head.parameters
+    if layers[head_stage][0] > 0:
+        parameters[head_stage] += w.tied_parameters
     wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
     return [count * w.gradient_bytes_per_parameter * wire for count in parameters]
 

@@ -281,6 +281,7 @@ class _Stage:
         self.go = w.layers[b - 1].output_bytes * samples if b < of.last else 0.0
         owned = sum(x.parameters for x in w.layers[a:b])
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
+        owned += w.tied_parameters if a > 0 and b == of.last else 0
         vector = owned * w.gradient_bytes_per_parameter * of.wire
         # with helpers those who train still send m vectors in all, if they sum nothing themselves;
         # so do they until sites have exchanged

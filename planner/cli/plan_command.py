@@ -544,12 +544,17 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
 
 
 def _workload_lines(made: TrainingPlan) -> list[str]:
-    """Of a model with experts, what a token meets; of one that cannot be run, why."""
+    """Of a model with experts, what a token meets; of one that cannot be run, why; what is tied."""
     from planner.workload.transformer import active_parameters
 
-    arch, lines = made.workload.architecture, []
+    arch, lines = made.workload.architecture, list[str]()
+    if made.workload.tied_parameters and made.head_stage > 0:
+        lines.append(
+            f"{'':24}stage {made.head_stage} has a copy of the embedding for its head; what keeps "
+            "both alike is not priced (--head first needs none)"
+        )
     if arch is None:
-        return []
+        return lines
     if arch.experts is not None:
         every, met = made.workload.parameters / 1e9, active_parameters(arch) / 1e9
         lines.append(

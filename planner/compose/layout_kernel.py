@@ -46,6 +46,8 @@ class Model(NamedTuple):
         ``float[L]``: of a microbatch after each layer, on the wire and in memory.
     head_flops, head_parameters, head_bytes
         Of H.
+    tied_parameters
+        That the head has too where it is not with the embedding.
     gradient_bytes, state_bytes
         A parameter, gradients on the wire.
     wire_ratio
@@ -72,6 +74,7 @@ class Model(NamedTuple):
     held_bytes: Floats
     head_flops: float
     head_parameters: float
+    tied_parameters: float
     head_bytes: float
     gradient_bytes: float
     state_bytes: float
@@ -388,7 +391,7 @@ def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, fl
     """Microbatches that a device of a place holds on a stage, without and with recomputation."""
     last = j == state.stages[0] - 1
     a, b = state.cuts[j], state.cuts[j + 1]
-    parameters = model.parameters[b] - model.parameters[a] + (model.head_parameters if last else 0)
+    parameters = _stage_parameters(model, state, j)
     scratch = model.head_bytes if last else 0.0
     saved = model.saved_bytes[b] - model.saved_bytes[a]
     left = links.memory_bytes[c] - parameters * model.state_bytes
@@ -521,7 +524,9 @@ def estimate(model: Any, links: Any, state: Any, scratch: Any) -> float:
 def _stage_parameters(model: Any, state: Any, j: int) -> float:
     """With the head on the last stage."""
     parameters = model.parameters[state.cuts[j + 1]] - model.parameters[state.cuts[j]]
-    return float(parameters + (model.head_parameters if j == state.stages[0] - 1 else 0.0))
+    if j == state.stages[0] - 1:
+        parameters += model.head_parameters + (model.tied_parameters if j > 0 else 0.0)
+    return float(parameters)
 
 
 @jit

@@ -132,6 +132,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
         np.array([workload.held_bytes(k) * samples for k in range(count)]),
         whole.head_flops,
         float(workload.head.parameters),
+        float(workload.tied_parameters),
         whole.scratch_bytes,
         workload.gradient_bytes_per_parameter,
         workload.state_bytes_per_parameter,

@@ -47,7 +47,7 @@ def parameters(plan: TrainingPlan) -> list[float]:
     """Parameters of each stage, with the head's where it runs."""
     w = plan.workload
     return [
-        w.stage(*layers).parameters + (w.head.parameters if j == plan.head_stage else 0)
+        w.stage(*layers).parameters + (w.head_parameters(layers[0]) * (j == plan.head_stage))
         for j, layers in enumerate(plan.stage_layers)
     ]
 

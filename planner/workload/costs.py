@@ -121,7 +121,7 @@ def stage_costs(
         FLOPs and bytes of one microbatch, and of the stage itself.
     """
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
-    parameters = load.parameters + (head.parameters if with_head else 0)
+    parameters = load.parameters + (workload.head_parameters(start) if with_head else 0)
     saved, scratch = load.saved_bytes, head.saved_bytes if with_head else 0.0
     if recompute:
         scratch = max(scratch, saved)

@@ -91,7 +91,7 @@ def executed_bytes(
     working = microbatches * costs.saved_bytes + max(moments)
     largest = table if start == 0 or with_head else matrix
     parameters = workload.stage(start, stop).parameters
-    parameters += workload.head.parameters if with_head else 0
+    parameters += workload.head_parameters(start) if with_head else 0
     updating = SUM_BYTES * (parameters if updates_at_once else ADAMW_COPIES * largest)
     planned = costs.need_bytes(microbatches)
     narrow = kept < workload.precision.parameters.bytes

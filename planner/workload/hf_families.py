@@ -110,8 +110,8 @@ def _mistral(get: ConfigFields) -> Architecture:
     if get.words("layer_types") and set(get.words("layer_types")) == {FULL}:
         return _rotary(get)
     # null says all tokens, silence what transformers takes then
-    silent = get.raw("sliding_window", 0) == 0
-    window = MISTRAL_WINDOW if silent else get.whole_or_none("sliding_window")
+    said = "sliding_window" in get.names()
+    window = get.whole_or_none("sliding_window") if said else MISTRAL_WINDOW
     return replace(_rotary(get), window=window)
 
 

@@ -108,6 +108,7 @@ def transformer(
         gradient_bytes_per_parameter=float(formats.gradients.bytes),
         state_bytes_per_parameter=formats.state_bytes,
         boundary_ratio=sent / kept,
+        tied_parameters=arch.vocabulary * h if arch.tied else 0,
         precision=formats,
         architecture=arch,
         source=source,

@@ -56,6 +56,9 @@ class Workload:
         them (see `with_boundary_codec`).
     boundary_ratio
         Bytes of these over bytes of the activations themselves, as a device holds them.
+    tied_parameters
+        Of the stem's, those that the head uses too. A head on another stage has a copy of them,
+        which takes memory there and is averaged there.
     precision
         In which formats it is computed, sent and kept. The bytes here and in the layers are those
         of these formats; `transformer` and the presets see to it.
@@ -78,6 +81,7 @@ class Workload:
     source: str = ""
     boundary_codec: BoundaryCodec = BoundaryCodec.NONE
     boundary_ratio: float = 1.0
+    tied_parameters: int = 0
     precision: Precision = field(default_factory=Precision)
 
     def __post_init__(self) -> None:
@@ -94,6 +98,13 @@ class Workload:
             object.__setattr__(self, name, real(name, getattr(self, name), 0))
         for name in ("batch_samples", "microbatch_samples"):
             object.__setattr__(self, name, count(name, getattr(self, name)))
+        tied = count("tied_parameters", self.tied_parameters, 0)
+        if tied > self.stem.parameters:
+            raise ValueError(
+                f"tied_parameters is {tied}, more than the {self.stem.parameters} of the stem, of "
+                "which they are; give at most as many"
+            )
+        object.__setattr__(self, "tied_parameters", tied)
         codec = choice(BoundaryCodec, "boundary_codec", self.boundary_codec)
         object.__setattr__(self, "boundary_codec", codec)
         of_kind(Precision, self.precision, "precision")
@@ -306,6 +317,21 @@ class Workload:
             sum(layer.saved_bytes for layer in inside),
         )
 
+    def head_parameters(self, start: int) -> int:
+        """Parameters of the head where it runs.
+
+        Parameters
+        ----------
+        start
+            First layer of its stage; 0: what it shares with the stem is there already.
+
+        Returns
+        -------
+        int
+            With its copy of what they share.
+        """
+        return self.head.parameters + (self.tied_parameters if start > 0 else 0)
+
     def even_split(self, stages: int) -> tuple[tuple[int, int], ...]:
         """Layer ranges of nearly equal length, the longer ones first.
 
@@ -369,7 +395,7 @@ class Workload:
             S values.
         """
         return tuple(
-            (self.stage(*part).parameters + (self.head.parameters if j == head_stage else 0))
+            (self.stage(*part).parameters + (self.head_parameters(part[0]) * (j == head_stage)))
             * self.gradient_bytes_per_parameter
             for j, part in enumerate(split)
         )
@@ -385,6 +411,8 @@ class Workload:
         data["precision"] = self.precision.to_dict()
         if self.architecture is not None:
             data["architecture"] = self.architecture.to_dict()
+        if self.tied_parameters == 0:
+            del data["tied_parameters"]
         if self.boundary_codec is BoundaryCodec.NONE:
             del data["boundary_codec"]
             if self.boundary_ratio == 1.0:

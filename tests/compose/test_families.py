@@ -106,6 +106,25 @@ def test_all_experts_take_memory_and_are_averaged() -> None:
     assert costs[1].forward_flops - costs[0].forward_flops == 2.0 * 32 * router
 
 
+@pytest.mark.parametrize("fields", [{"stages": 3}, {"stages": 3, "head": "first"}, {}])
+def test_a_tied_head_elsewhere_has_a_copy(fields: dict[str, Any]) -> None:
+    """It takes memory and is averaged there; with the embedding on the same stage there is one."""
+    work = sparse_model(tied=True)
+    matrix = 61 * 64
+    assert work.tied_parameters == matrix
+    assert work.parameters == sparse_model().parameters - matrix
+    here, there = (stage_costs(work, a, LAYERS, with_head=True) for a in (0, 2))
+    bare = stage_costs(work.replace(tied_parameters=0), 2, LAYERS, with_head=True)
+    assert there.state_bytes - bare.state_bytes == 16.0 * matrix
+    assert there.gradient_bytes - bare.gradient_bytes == 4.0 * matrix
+    assert here == stage_costs(work.replace(tied_parameters=0), 0, LAYERS, with_head=True)
+    plan = made(equal_devices(6, work, 0.6), work, **fields)
+    assert len(plan.stage_layers) > 1
+    split, head = plan.stage_layers, plan.head_stage
+    copied = sum(work.gradient_bytes(split, head)) / 4.0 - work.parameters
+    assert copied == (matrix if head > 0 else 0)
+
+
 def test_what_cannot_be_run_is_refused_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,4 +161,5 @@ def test_a_plan_says_what_its_model_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
     said = capsys.readouterr().out
     assert "46.7 billion parameters are stored and averaged, a token meets 12.88 billion" in said
+    assert "has a copy of the embedding" not in said
     assert "to plan only, the executor does not do this: experts" in said

@@ -59,14 +59,18 @@ def tiny_cluster(n: int, rng: np.random.Generator, in_sites: float = 0.3) -> Clu
 
 
 def tiny_model(layers: int, count: int, rng: np.random.Generator) -> Workload:
-    """Layers of different sizes; ``count`` samples a step, each a microbatch."""
+    """Layers of different sizes; ``count`` samples a step, each a microbatch.
+
+    The head of some shares half of the stem.
+    """
 
     def layer(name: str) -> Layer:
         figures = rng.uniform(0.2, 1.0, 3) * [30.0, 20.0, 40.0]
         return Layer(name, int(rng.integers(0, 8)), *figures.tolist())
 
     stem, *inner, head = (layer(f"layer {k}") for k in range(layers + 2))
-    return Workload("tiny", stem, tuple(inner), head, count)
+    shared = stem.parameters // 2 if head.parameters % 2 else 0
+    return Workload("tiny", stem, tuple(inner), head, count, tied_parameters=shared)
 
 
 def layouts(n: int, layers: int) -> Iterator[tuple[Groups, Layers]]:
