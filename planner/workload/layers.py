@@ -252,8 +252,9 @@ class Architecture:
     @property
     def unexecuted(self) -> tuple[str, ...]:
         """What of it the executor does not do, in words; empty: it builds and trains it."""
+        if self.kind is Family.GEMMA:
+            return "Gemma's layers", *self.priced_only
         found = {
-            "Gemma's layers": self.kind is Family.GEMMA,
             "experts": self.experts is not None,
             "a window in some of the layers": bool(self.full_layers),
             "norms behind attention and feed-forward part": self.post_norms,
