@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from planner.executor.ending import REFUSED
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "planner.bench._fault_rank",
@@ -34,7 +36,7 @@ END_S, LIMIT_S = 5.0, 240.0
 
 
 class Done(NamedTuple):
-    """What all ranks left behind: the first exit code that is not 0, output, and every code."""
+    """What all ranks left behind: the exit code of ``planner run``, output, and every code."""
 
     code: int
     out: str
@@ -125,7 +127,10 @@ def _serve() -> None:
 
 
 def _run(job: dict[str, object]) -> list[int]:
-    """Fork all ranks; returns the first exit code that is not 0, and then those of all."""
+    """Fork all ranks; returns one exit code as ``planner run`` would, and then those of all.
+
+    Of a refused rank and one that ends with it, either may be the first to be gone.
+    """
     alive = {_fork(job, rank): rank for rank in range(int(str(job["ranks"])))}
     codes = [0] * len(alive)
     code, failed_s = 0, 0.0
@@ -140,7 +145,7 @@ def _run(job: dict[str, object]) -> list[int]:
         if code and not job["go_on"] and time.monotonic() - failed_s > END_S:
             for process in alive:
                 os.kill(process, signal.SIGKILL)
-    return [code, *codes]
+    return [REFUSED if REFUSED in codes else code, *codes]
 
 
 def _fork(job: dict[str, object], rank: int) -> int:
