@@ -2,6 +2,6 @@
 
 import sys
 
-from planner.cli.main import main
+from planner.cli.start import main
 
 sys.exit(main())

@@ -8,8 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from planner.cli.progress import PROGRESS
+from planner.cli.spare import Spare
 from planner.cli.time_left import TimeLeft
 from planner.network.catalogue import intra_link, load_network
 from planner.network.cluster import Cluster, Devices
@@ -19,6 +21,7 @@ from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
+from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
     Effort,
@@ -250,11 +253,19 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 @dataclass(frozen=True)
 class Reporting(StoppingCriterion):
-    """A criterion that also shows on stderr how far the search is."""
+    """A criterion that also shows on stderr how far the search is, and keeps the best so far."""
 
     inner: StoppingCriterion
+    spare: Spare | None = None
+
+    def found(self, objective: float, plan: Any) -> None:
+        INTERRUPTS.found = True
+        if self.spare is not None:
+            self.spare.offer(objective, plan)
 
     def reason(self, run: StopRun) -> str | None:
+        if self.spare is not None:
+            self.spare.look()
         if run.objective is not None:
             bound = "" if run.bound is None else f", bound {run.bound:.4f}"
             PROGRESS.show(f"searching: best {run.objective:.4f}{bound}")
@@ -270,10 +281,12 @@ class Reporting(StoppingCriterion):
         return self.inner.effort()
 
     def portion(self, share: float, seconds: float | None = None) -> Reporting:
-        return Reporting(self.inner.portion(share, seconds))
+        return Reporting(self.inner.portion(share, seconds), self.spare)
 
 
-def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingCriterion:
+def stop_of(
+    args: argparse.Namespace, seconds: float | None = None, spare: Spare | None = None
+) -> StoppingCriterion:
     """The stopping rule of the arguments of `add_limits`, which shows progress.
 
     Parameters
@@ -282,6 +295,8 @@ def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingC
         Of the command.
     seconds
         What the search may take of ``--seconds``; None: all that is left.
+    spare
+        Where the best so far goes; None: nowhere.
     """
     rules: list[StoppingCriterion] = []
     if args.seconds is not None:
@@ -291,4 +306,4 @@ def stop_of(args: argparse.Namespace, seconds: float | None = None) -> StoppingC
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
     PROGRESS.start("preparing: a new installation compiles first, about a minute of a core")
-    return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules))
+    return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules), spare)

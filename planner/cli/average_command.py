@@ -9,10 +9,11 @@ from typing import Any
 
 from planner.checker.dispatch import check
 from planner.cli.arguments import add_limits, add_workload, count, stop_of, workload_of
-from planner.cli.output import INVALID_PLAN, require_writable, result_data, show
+from planner.cli.output import BAD_INPUT, INVALID_PLAN, result_data, save, show
 from planner.network.catalogue import load_network
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan, save_plan
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import FORMAT, TrainingPlan
 from planner.workload.workload import Workload
 
 NAME = "average"
@@ -49,6 +50,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="exact, or the paper's relaxation (5) and its rule; default %(default)s",
     )
     add_limits(sub)
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,8 +62,13 @@ def run(args: argparse.Namespace) -> int:
     from planner.lp.strategy import recognise
     from planner.problems.peers_file import load_peers
 
-    require_writable(args.out, [".json"])
-    require_writable(args.programme, [".lp", ".mps"])
+    require_outputs(
+        args,
+        [
+            Output("--out", args.out, [".json"], FORMAT),
+            Output("--programme", args.programme, [".lp", ".mps"]),
+        ],
+    )
     peers = load_peers(args.peers)
     links = None if args.links is None else load_network(args.links)
     workload, batch, gradient = _trained(args)
@@ -110,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         planned = planned.replace(network_name=args.links or args.peers.stem)
         lines += _written(args.out, planned, data)
     show(args.json, data, lines)
-    return 0
+    return BAD_INPUT if data.get("written", [str(args.out)]) != [str(args.out)] else 0
 
 
 def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
@@ -135,20 +142,20 @@ def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
 
 def _written(out: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
     """Save the plan; what it takes on the clock, and where it is."""
-    save_plan(made, out)
-    violations = check(load_plan(out))
+    written = save(out, lambda path: save_plan(made, path))
+    violations = check(load_plan(written))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
     data |= {
         "predicted": asdict(made.predicted),
         "content_hash": made.content_hash,
         "left_out": list(made.left_out),
-        "written": [str(out)],
+        "written": [str(written)],
     }
     trains, helps = len(made.stage_of), len(made.averages_for)
     return [
         f"predicted step time {made.predicted.step_s:.4f} s: {trains} train, {helps} only average, "
         f"{len(made.left_out)} left out",
         "memory is taken as enough: the peers file does not say what there is",
-        f"wrote {out}  (hash {made.content_hash[:12]})",
+        f"wrote {written}  (hash {made.content_hash[:12]})",
     ]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from planner.checker.dispatch import check
 from planner.cli.arguments import positive
-from planner.cli.output import require_writable, show
+from planner.cli.output import show
+from planner.network.atomic import MADE
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 
@@ -42,6 +44,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="latencies are more or less by at most this, about once a message; default 0",
     )
     sub.add_argument("--trace", type=Path, help="write predicted and executed step here (.json)")
+    add_force(sub)
 
 
 def _shrink(text: str) -> float | None:
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.emulate.report import data_of, lines_of
     from planner.emulate.trace import write_trace
 
-    require_writable(args.trace, [".json"])
+    require_outputs(args, [Output("--trace", args.trace, [".json"], MADE)])
     settings = Settings(
         *(args.speed, args.shrink, args.steps, args.rest, args.real_compute),
         jitter_s=args.jitter_ms / 1e3,

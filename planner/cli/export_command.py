@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from planner.cli.arguments import count, positive
-from planner.cli.output import require_writable, show
+from planner.cli.output import show
 from planner.exports.formats import FORMATS, export_plan
 from planner.exports.options import load_hosts
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 
 NAME = "export"
@@ -42,15 +43,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--schedule", type=count, help=f"which one; default 0 ({_readers('schedule')})"
     )
     sub.add_argument("--stage", type=count, help=f"which one; default 0 ({_readers('stage')})")
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write or print it."""
     if args.out is not None:
-        require_writable(args.out, [args.out.suffix])
-        for given in (args.plan, args.hosts):
-            if given is not None and given.exists() and args.out.resolve() == given.resolve():
-                raise ValueError(f"--out {args.out}: is read too; name another file")
+        require_outputs(args, [Output("--out", args.out, [args.out.suffix])])
     names = (
         *("interface", "port", "run_id", "plan_path", "executor_options"),
         *("pipeline", "schedule", "stage"),

@@ -1,16 +1,20 @@
 """The command line: ``planner networks | plan | assign | paths | average | check | ...``.
 
 Results go to stdout, progress to stderr. Bad input ends with one line and exit code 2, a run that
-fails with 3, an error of the package itself with 4, Ctrl-C in a search with the best so far.
+fails with 3, an error of the package itself with 4; after Ctrl-C, which gives the best so far, the
+code is 130.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, cast
 
@@ -37,6 +41,7 @@ from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
 from planner.cli.progress import PROGRESS
 from planner.network.glyphs import MissingGlyphs
 from planner.search.incumbent import WrongBoundError
+from planner.search.interrupts import INTERRUPTS
 
 COMMANDS = (
     networks_command,
@@ -60,6 +65,8 @@ COMMANDS = (
 
 
 EXAMPLE = "example: "
+ENDING = "ends with the best so far, which takes a moment; a third interrupt ends it without"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Help(argparse.HelpFormatter):
@@ -114,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     usual(message, category, *where)
 
             warnings.showwarning = cast(Any, told)
-            return _run(args)
+            with INTERRUPTS.heeded(f"planner {args.command}: {ENDING}"):
+                return _run(args)
     finally:
         PROGRESS.clear()
 
@@ -122,7 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     """The command; what stops it is told in a line."""
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        # what was found is told and written, but it is not all that was asked for
+        return 128 + INTERRUPTS.number if INTERRUPTS.asked and code == 0 else code
     except ValueError as error:
         _say(f"planner {args.command}: {error}")
         return BAD_INPUT
@@ -130,16 +141,28 @@ def _run(args: argparse.Namespace) -> int:
         _say(f"planner {args.command}: {error}")
         return INTERNAL_ERROR
     except BrokenPipeError:
+        _close_output()
         return 0
     except OSError as error:
-        _say(
-            f"planner {args.command}: {error.filename or 'a file'}: {error.strerror}; check path "
-            "and permissions"
-        )
+        where = error.filename2 or error.filename or "standard output"
+        remedy = "free some room" if error.errno in NO_ROOM else "check path and permissions"
+        _say(f"planner {args.command}: {where}: {error.strerror}; {remedy}")
+        _close_output()
         return BAD_INPUT
     except KeyboardInterrupt:
         _say(f"planner {args.command}: interrupted")
-        return INTERRUPTED
+        return 128 + INTERRUPTS.number if INTERRUPTS.asked else INTERRUPTED
+
+
+def _close_output() -> None:
+    """What cannot be printed is not tried again when the process ends."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _say(line: str) -> None:

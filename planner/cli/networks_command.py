@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from planner.cli.output import require_writable, show
+from planner.cli.output import show
 from planner.network.catalogue import list_networks, load_network
+from planner.network.formats import FORMAT
 from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.network.measured.tables import UNITS
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.values import real
 
 NAME = "networks"
@@ -38,6 +40,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--latency-ms", type=float, help="one way, where none was measured")
     sub.add_argument("--bandwidth-gbps", type=float, help="where none was measured")
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,10 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    require_writable(args.out, [".csv", ".json"])
-    for path in args.measured:
-        if args.out is not None and args.out.resolve() == path.resolve():
-            raise ValueError(f"--out {args.out}: is read too; name another file")
+    require_outputs(args, [Output("--out", args.out, [".csv", ".json"], FORMAT)])
     latency, bandwidth = (
         None if given is None else real(option, given, 0) * factor
         for option, given, factor in (

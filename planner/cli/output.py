@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,13 +45,40 @@ def certificate_line(what: str, certificate: dict[str, Any], unit: str = "s") ->
     )
 
 
-def require_writable(path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse an output that cannot be written, before the work it would be lost after."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: folder {path.parent} does not exist; make it first")
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder; name a file")
-    if path.suffix not in suffixes:
-        raise ValueError(f"{path}: must end in {' or '.join(suffixes)}; rename it")
+def save(path: Path, write: Callable[[Path], object]) -> Path:
+    """Write what took long to find: where it was asked for, or else where there is room.
+
+    Parameters
+    ----------
+    path
+        Of the output.
+    write
+        Writes a file whole or not at all.
+
+    Returns
+    -------
+    Path
+        Where it is. If that is not ``path``, a line on stderr has said so.
+
+    Raises
+    ------
+    OSError
+        It could be written nowhere.
+    """
+    try:
+        write(path)
+    except OSError as error:
+        for folder in (tempfile.gettempdir(), Path.home(), Path.cwd()):
+            with suppress(OSError):
+                # one that nobody else has
+                other = Path(tempfile.mkdtemp(prefix="planner-", dir=folder)) / path.name
+                try:
+                    write(other)
+                except OSError:
+                    other.parent.rmdir()
+                    raise
+                PROGRESS.clear()
+                print(f"{path}: {error.strerror}; it is in {other}", file=sys.stderr)
+                return other
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return path

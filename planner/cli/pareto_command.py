@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from planner.cli.arguments import (
+    Reporting,
     add_cluster,
     add_prices,
     add_solver,
@@ -20,10 +24,12 @@ from planner.cli.arguments import (
     stop_of,
     workload_of,
 )
-from planner.cli.output import show
-from planner.compose.front import NOBODY, WORTH, FrontPoint, pareto
+from planner.cli.output import BAD_INPUT, save, show
+from planner.compose.front import NOBODY, WORTH, Front, FrontPoint, pareto
 from planner.compose.request import Within
-from planner.network.atomic import write_picture, write_text
+from planner.network.atomic import MADE, write_picture, write_text
+from planner.network.files import read_text
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
@@ -37,6 +43,9 @@ EXAMPLE = (
 )
 
 TABLE, PICTURE = "front.csv", "front.png"
+FIRST = ("plan", "step_s", "step_usd")
+"""Columns that a table of a front begins with."""
+PLAN = re.compile(r"plan-\d+\.json")
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -80,6 +89,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("front"), help="folder to write; default front"
     )
     add_solver(sub, list(Method))
+    add_force(sub)
 
 
 def _words(text: str) -> list[str]:
@@ -98,8 +108,6 @@ def _numbers(text: str) -> list[float]:
 
 def run(args: argparse.Namespace) -> int:
     """Search, mark the front, write."""
-    from planner.training_plan.file import save_plan
-
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"{args.out}: is a file; name a folder")
     searches = len(args.sync_every) * len(args.codecs) * len(args.boundary_codecs)
@@ -108,8 +116,9 @@ def run(args: argparse.Namespace) -> int:
     seconds = None if args.seconds is None else args.seconds / max(searches, 1)
     workload = workload_of(args)
     cluster = cluster_of(args, workload.precision.compute)
-    stop = stop_of(args) if seconds is None else MaxRuntime(seconds)
+    stop = stop_of(args) if seconds is None else Reporting(MaxRuntime(seconds))
     args.out.mkdir(parents=True, exist_ok=True)
+    require_outputs(args, _outputs(args.out))
     front = pareto(
         cluster,
         workload,
@@ -122,30 +131,67 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         prices=prices_of(args),
         network_name=args.network,
+        told=lambda front: _keep(args.out, front),
     )
-    points = front.points
-    if (args.out / TABLE).exists():
-        # of an earlier front
-        for path in args.out.glob("plan-*.json"):
-            path.unlink()
-    names = {}
-    for k, point in enumerate((one for one in points if one.on_front), start=1):
-        path = args.out / f"plan-{k}.json"
-        save_plan(point.plan, path)
-        names[id(point)] = path.name
-    rows = [_row(point, names.get(id(point), "")) for point in points]
-    write_text(args.out / TABLE, _table(rows))
-    _draw(points, args.out / PICTURE)
+    written = save(args.out / TABLE, lambda path: _write(path.parent, front.points)).parent
+    rows = _rows(front.points)
+    plans = sum(point.on_front for point in front.points)
     show(
         args.json,
         rows,
         [
             *_lines(rows),
             *(f"not {what}: {why}" for what, why in front.refused),
-            f"wrote {args.out}/: {TABLE}, {PICTURE}, {len(names)} plans",
+            f"wrote {written}/: {TABLE}, {PICTURE}, {plans} plans",
         ],
     )
-    return 0
+    return 0 if written == args.out else BAD_INPUT
+
+
+def _outputs(folder: Path) -> list[Output]:
+    """Plans of an earlier front, which its table names, may be written over; others may not."""
+    known = _plans_of(folder)
+    others = [path for path in folder.glob("plan-*.json") if path.name not in known]
+    numbered = [path for path in others if path.stem.removeprefix("plan-").isdecimal()]
+    return [
+        Output("--out", folder / TABLE, [".csv"], ",".join(FIRST)),
+        Output("--out", folder / PICTURE, [".png"], MADE),
+        *(Output("--out", path, [".json"]) for path in numbered),
+    ]
+
+
+def _plans_of(folder: Path) -> set[str]:
+    """Plan files of the front that a folder has."""
+    if not (folder / TABLE).exists():
+        return set()
+    rows = csv.DictReader(read_text(folder / TABLE).splitlines())
+    return {name for row in rows if PLAN.fullmatch(name := row.get("plan") or "")}
+
+
+def _keep(folder: Path, front: Front) -> None:
+    """What there is after a search: a disk that is full costs this, and not the search."""
+    with suppress(OSError):
+        _write(folder, front.points)
+
+
+def _write(folder: Path, points: Sequence[FrontPoint]) -> None:
+    """Plans, table and picture; then plans of an earlier front are taken away."""
+    from planner.training_plan.file import save_plan
+
+    before, rows = _plans_of(folder), _rows(points)
+    for row, point in zip(rows, points, strict=True):
+        if row["plan"]:
+            save_plan(point.plan, folder / row["plan"])
+    write_text(folder / TABLE, _table(rows))
+    for name in before - {row["plan"] for row in rows}:
+        (folder / name).unlink(missing_ok=True)
+    _draw(points, folder / PICTURE)
+
+
+def _rows(points: Sequence[FrontPoint]) -> list[dict[str, Any]]:
+    """Of the table; those on the front have a plan file."""
+    number = count(1)
+    return [_row(one, f"plan-{next(number)}.json" if one.on_front else "") for one in points]
 
 
 def _row(point: FrontPoint, file: str) -> dict[str, Any]:

@@ -22,14 +22,17 @@ from planner.cli.arguments import (
 )
 from planner.cli.cycle_report import waves_data, waves_lines
 from planner.cli.output import (
+    BAD_INPUT,
     INVALID_PLAN,
     certificate_line,
-    require_writable,
     result_data,
+    save,
     show,
 )
+from planner.cli.spare import Spare, part_of
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.problems.path_file import load_path_file
@@ -45,6 +48,7 @@ EXAMPLE = (
     "--stage-sizes 3,3,3,3 --path-stages 3"
 )
 
+FORMAT = "planner.paths"
 FIELDS = (
     *("stage_sizes", "path_stages", "microbatches_per_start", "memory", "live_memory"),
     "max_swaps",
@@ -99,16 +103,20 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--arrange", action="store_true", help="choose the arrangement too")
     sub.add_argument("--out", type=Path, help="write the result here as JSON")
     add_solver(sub, list(PathMethod))
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Paths with their makespan and its bound."""
-    require_writable(args.out, [".json"])
+    part = None if args.out is None else part_of(args.out)
+    require_outputs(args, [Output("--out", path, [".json"], FORMAT) for path in (args.out, part)])
     asked = _question(args)
     if asked.ignored:
         names = ", ".join(asked.ignored)
         print(f"planner paths: {args.problem}: not used: {names}", file=sys.stderr)
-    result = ask(asked, stop_of(args), args.seed, args.method, arrange=args.arrange)
+    spare = None if args.out is None else _spare(args.out, asked)
+    stop = stop_of(args, spare=spare)
+    result = ask(asked, stop, args.seed, args.method, arrange=args.arrange)
     data = result_data(result)
     if result.plan is None:
         show(args.json, data, [f"no paths: {result.stop_reason}"])
@@ -117,11 +125,40 @@ def run(args: argparse.Namespace) -> int:
     answer.require_valid()
     data |= answer.data()
     lines = [certificate_line("makespan", data), *answer.lines()]
-    if args.out is not None:
-        write_text(args.out, json.dumps(data, allow_nan=False, indent=1) + "\n")
-        lines.append(f"wrote {args.out}")
+    written = args.out
+    if spare is not None:
+        written = save(args.out, lambda path: write_text(path, _text(data)))
+        spare.done()
+        lines.append(f"wrote {written}")
     show(args.json, data, lines)
-    return 0
+    return 0 if written == args.out else BAD_INPUT
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """What a result's file has."""
+    return json.dumps({"format": FORMAT, **data}, allow_nan=False, indent=1) + "\n"
+
+
+def _spare(out: Path, asked: Question) -> Spare:
+    """Paths without a certificate: a search under way has none."""
+    from planner.mapf.incumbent import FoundPaths
+
+    problem = asked.problem or asked.free
+    assert problem is not None
+
+    def whole(found: object) -> bool:
+        # on an arrangement, and with all microbatches: waves are solved by themselves
+        return (
+            isinstance(found, FoundPaths)
+            and isinstance(found.problem, PathProblem)
+            and found.problem.microbatches_per_start == problem.microbatches_per_start
+        )
+
+    def text(found: FoundPaths) -> str:
+        assert isinstance(found.problem, PathProblem)
+        return _text(Answer.on(asked, found.problem, found.path_plan()).data())
+
+    return Spare(out, whole, text)
 
 
 def _question(args: argparse.Namespace) -> Question:
@@ -231,6 +268,11 @@ class Answer:
         else:
             assert asked.free is not None
             problem, paths = asked.free.arranged(plan.groups), plan.paths
+        return cls.on(asked, problem, paths)
+
+    @classmethod
+    def on(cls, asked: Question, problem: PathProblem, paths: PathPlan) -> Answer:
+        """Paths of a problem, with the names that its devices have."""
         names = tuple(str(d) for d in range(len(problem))) if asked.ids is None else asked.ids
         return cls(problem, paths, names)
 

@@ -27,9 +27,9 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.comparison import compared
-from planner.cli.output import INVALID_PLAN, certificate_line, require_writable, show
+from planner.cli.output import BAD_INPUT, INVALID_PLAN, certificate_line, save, show
 from planner.cli.progress import PROGRESS
-from planner.cli.report_file import require_page
+from planner.cli.spare import Spare, part_of
 from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
 from planner.compose.alternative import Alternative
@@ -44,12 +44,16 @@ from planner.compose.request import (
     Wiring,
     Within,
 )
+from planner.network.atomic import MADE
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
+from planner.report.page import GENERATOR
+from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
 from planner.training_plan.choices import Wiring as MadeWiring
-from planner.training_plan.model import OuterOptimizer, Routing, TrainingPlan, in_levels
+from planner.training_plan.model import FORMAT, OuterOptimizer, Routing, TrainingPlan, in_levels
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -208,6 +212,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--report", type=Path, help="page to write too, .html (planner report)")
     sub.add_argument("--no-pictures", action="store_true", help="write no trace and no Gantt chart")
     add_solver(sub, list(Method))
+    add_force(sub)
 
 
 def _stages(text: str) -> int | str:
@@ -266,11 +271,29 @@ def _request(args: argparse.Namespace) -> PlanRequest:
     )
 
 
+def _outputs(args: argparse.Namespace) -> list[Output]:
+    """The plan, its pictures beside it, and its page."""
+    outputs = [
+        Output("--out", args.out, [".json"], FORMAT),
+        Output("--report", args.report, [".html"], GENERATOR),
+        Output("--out", part_of(args.out), [".json"], FORMAT),
+    ]
+    if not args.no_pictures:
+        trace, gantt = _beside(args.out)
+        outputs += [Output("--out", trace, [".json"], MADE), Output("--out", gantt, [".png"], MADE)]
+    return outputs
+
+
+def _beside(out: Path) -> tuple[Path, Path]:
+    """Where trace and Gantt of a plan go."""
+    return out.with_suffix(".trace.json"), out.with_suffix(".gantt.png")
+
+
 def run(args: argparse.Namespace) -> int:
     """Plan and write, then what may be slow: check, comparisons, pictures."""
     from planner.clock.simulator import predicted_timeline
     from planner.compose.planning import plan
-    from planner.training_plan.file import save_plan
+    from planner.training_plan.file import plan_text, save_plan
 
     stop_of(args)  # what is wrong with it is said before anything else
     time_left = TimeLeft(args.seconds, args.began)
@@ -283,19 +306,18 @@ def run(args: argparse.Namespace) -> int:
             "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
             "out"
         )
-    require_writable(args.out, [".json"])
-    if args.report is not None:
-        require_page("--report", args.report)
+    require_outputs(args, _outputs(args))
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
             "or give --stages"
         )
+    spare = Spare(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
     result = plan(
         cluster,
         workload,
         request=request,
-        stop=stop_of(args, _search_s(args, time_left, len(cluster))),
+        stop=stop_of(args, _search_s(args, time_left, len(cluster)), spare),
         seed=args.seed,
     )
     if result.plan is None:
@@ -303,21 +325,30 @@ def run(args: argparse.Namespace) -> int:
         return INVALID_PLAN
     made = result.plan
     # whatever comes after it, the plan is there
-    save_plan(made, args.out)
+    written = save(args.out, lambda path: save_plan(made, path))
+    spare.done()
     asked = Question.of(cluster, workload, request, args.seed, {})
     timeline = predicted_timeline(made)
     data, lines = _report(made, timeline, result.candidates, asked)
-    data |= {"written": [str(args.out)], "no_time_for": []}
+    data |= {"written": [str(written)], "no_time_for": []}
+    failed: list[OSError] = []
 
     def part(doing: str, words: str, do: Callable[[], Iterable[str]]) -> None:
         PROGRESS.show(doing)
         try:
-            with time_left.cut():
+            if INTERRUPTS.asked:
+                raise KeyboardInterrupt
+            with INTERRUPTS.may_raise(), time_left.cut():
                 for line in do():
                     lines.append(line)
         except OutOfTime:
             data["no_time_for"].append(words)
             lines.append(f"not {words}: {time_left.more()}")
+        except KeyboardInterrupt:
+            lines.append(f"not {words}: interrupted")
+        except OSError as error:
+            failed.append(error)
+            lines.append(f"not {words}: {error.strerror}")
 
     def share(of_rest: float) -> float:
         left = math.inf if time_left.left_s is None else time_left.left_s
@@ -326,36 +357,33 @@ def run(args: argparse.Namespace) -> int:
     def compare() -> Iterable[str]:
         return compared(asked, made.predicted.step_s, data, share(1.0))
 
-    try:
-        part("checking", f"checked (planner check {args.out})", lambda: _checked(args.out))
-        if request.open:
-            part(
-                "bounding the long run",
-                "bounded in the long run",
-                lambda: _long_run_line(made, asked, data),
-            )
-        drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-        if not request.skips and not request.open and drawn:
-            question = replace(asked, workload=made.workload)
-            part(
-                "comparing with random placements",
-                "compared with random ones",
-                lambda: _random(question, made, drawn, data, share(0.3)),
-            )
-        if not request.skips and args.compare:
-            part("comparing with ranks by region", "compared", compare)
-        if not args.no_pictures:
-            part("drawing", "drawn", lambda: _draw(timeline, args.out, data["written"]))
-        if args.report is not None:
-            part(
-                "writing the report", "reported", lambda: _page(made, args.report, data["written"])
-            )
-    except KeyboardInterrupt:
-        lines.append("interrupted: what is not listed here is missing")
+    part("checking", f"checked (planner check {written})", lambda: _checked(written))
+    if request.open:
+        part(
+            "bounding the long run",
+            "bounded in the long run",
+            lambda: _long_run_line(made, asked, data),
+        )
+    drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
+    if not request.skips and not request.open and drawn:
+        question = replace(asked, workload=made.workload)
+        part(
+            "comparing with random placements",
+            "compared with random ones",
+            lambda: _random(question, made, drawn, data, share(0.3)),
+        )
+    if not request.skips and args.compare:
+        part("comparing with ranks by region", "compared", compare)
+    if not args.no_pictures:
+        part("drawing", "drawn", lambda: _draw(timeline, args.out, data["written"]))
+    if args.report is not None:
+        part("writing the report", "reported", lambda: _page(made, args.report, data["written"]))
     data["runtime_s"] = time_left.spent_s
     lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     show(args.json, data, lines)
-    return 0
+    for error in failed:
+        raise error
+    return BAD_INPUT if written != args.out else 0
 
 
 def _search_s(args: argparse.Namespace, time_left: TimeLeft, devices: int) -> float | None:
@@ -453,7 +481,7 @@ def _objective_lines(made: TrainingPlan, parts: dict[str, Any]) -> list[str]:
 
 def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
     """Trace and Gantt beside the plan file; ``written`` gets each path once it is there."""
-    trace, gantt = out.with_suffix(".trace.json"), out.with_suffix(".gantt.png")
+    trace, gantt = _beside(out)
     timeline.to_chrome_trace(trace)
     written.append(str(trace))
     timeline.gantt(gantt)

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planner.cli.output import require_writable, show
+from planner.cli.output import show
 from planner.network.atomic import write_text
 from planner.network.network import Network
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.probe_log import ALL, MBIT, LinkFinding, ProbeLog
 
 NAME = "probe"
@@ -25,16 +26,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("log", type=Path, help="of rank 0")
     sub.add_argument("--out", type=Path, help="network file to write, .csv, with spread and dates")
     sub.add_argument("--devices-out", type=Path, help="devices file with up- and downloads, .csv")
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show and write."""
-    for path in (args.out, args.devices_out):
-        require_writable(path, [".csv"])
-        if path is not None and path.resolve() == args.log.resolve():
-            raise ValueError(f"{path}: is read too; name another file")
-    if args.out and args.devices_out and args.out.resolve() == args.devices_out.resolve():
-        raise ValueError(f"{args.out}: is named for both files; name two")
+    named = (("--out", args.out), ("--devices-out", args.devices_out))
+    require_outputs(args, [Output(option, path, [".csv"]) for option, path in named])
     log = ProbeLog.load(args.log)
     network = log.network()
     lines, written = _summary(log, network), []

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from planner.checker.dispatch import check
-from planner.cli.output import INVALID_PLAN, require_writable, show
+from planner.cli.output import INVALID_PLAN, show
 from planner.cli.progress import PROGRESS
-from planner.cli.report_file import require_page
 from planner.network.atomic import write_text
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.values import real
 from planner.report.executed import load_run
-from planner.report.page import report_html
+from planner.report.page import GENERATOR, report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import load_plan
 
@@ -26,7 +26,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Plan, run, what to tell."""
     sub.add_argument("plan", type=Path, help="plan file, as planner plan writes it")
     sub.add_argument("--out", type=Path, help="page to write; default: plan.html beside the plan")
-    sub.add_argument("--force", action="store_true", help="write over a file that is no report")
+    add_force(sub)
     sub.add_argument(
         "--run", type=Path, dest="events", help="an executor's --events, or its JSON; default: none"
     )
@@ -44,13 +44,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page of a valid plan."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
-    if args.force:
-        require_writable(out, [".html"])
-    else:
-        require_page("--out", out, remedy=" or give --force")
-    for given in (args.plan, args.events):
-        if given is not None and given.exists() and out.resolve() == given.resolve():
-            raise ValueError(f"--out {out}: is read too; name another file")
+    require_outputs(args, [Output("--out", out, [".html"], GENERATOR)])
     if real("--tokens", args.tokens, 0) == 0:
         raise ValueError("--tokens is 0; give a number above 0")
     plan = load_plan(args.plan)

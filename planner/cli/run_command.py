@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +14,21 @@ import numpy as np
 
 from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
-from planner.cli.output import require_writable
+from planner.cli.output import INTERRUPTED
 from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
 from planner.executor.work import summary
+from planner.network.atomic import MADE
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.moving import Move
 from planner.training_plan.without import require_elastic
-from planner.workload.calibration import Calibration
+from planner.workload.calibration import FORMAT, Calibration
 from planner.workload.workload import Workload
 
 WAIT_S, START_S = 60.0, 4.0
@@ -112,12 +111,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "has long latencies",
     )
     add_training(sub)
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Refuse what cannot be written or held, then launch."""
-    require_writable(args.trace, [".json"])
-    require_writable(args.calibrate, [".json"])
+    require_outputs(
+        args,
+        [
+            Output("--trace", args.trace, [".json"], MADE),
+            Output("--calibrate", args.calibrate, [".json"], FORMAT),
+        ],
+    )
     optimizing_of(args)  # what is no value is said before anything starts
     asked = LocalRun(
         args.plan,
@@ -228,34 +233,27 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     if asked.calibration is not None:
         predicted = predict(plan, workload, Calibration.load(asked.calibration))
     require_memory(plan, workload)
-    with tempfile.TemporaryDirectory() as folder, _ended_by_signals():
+    stopped: KeyboardInterrupt | None = None
+    with tempfile.TemporaryDirectory() as folder:
         path = asked.calibrate or Path(folder) / "calibration.json"
         steps = _Steps(plan, workload, path, predicted, as_json)
         ids = plan.cluster.network.ids
-        code, reason = run_local(
-            _command(asked, plan, None if asked.calibration else path),
-            ids,
-            threads(len(ids), cores()),
-            steps.take,
-            lambda line: print(line, file=sys.stderr, flush=True),
-            restarts=RESTARTS if asked.elastic else None,
-        )
+        try:
+            code, reason = run_local(
+                _command(asked, plan, None if asked.calibration else path),
+                ids,
+                threads(len(ids), cores()),
+                steps.take,
+                lambda line: print(line, file=sys.stderr, flush=True),
+                restarts=RESTARTS if asked.elastic else None,
+            )
+        except KeyboardInterrupt as error:
+            # the steps that were done are told all the same
+            code, reason, stopped = INTERRUPTED, "interrupted", error
     _summary(plan, steps, reason, as_json)
+    if stopped is not None:
+        raise stopped
     return code
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Who is told to end by SIGTERM leaves nothing behind either."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Steps:
@@ -392,6 +390,7 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
+        "--force",  # what may not be written over was refused before
         *asked.training,
         # processes that share a few processors are slow to start
         *("--wait", str(WAIT_S + START_S * len(ids))),

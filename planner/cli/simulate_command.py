@@ -8,11 +8,13 @@ from typing import Any
 
 from planner.cli.arguments import count
 from planner.cli.clock_report import cost_lines, timeline_lines
-from planner.cli.output import require_writable, show
+from planner.cli.output import show
 from planner.clock.simulator import LinkModel, simulate_cycle
 from planner.compose.money import with_cost
 from planner.compose.request import PlanRequest
+from planner.network.atomic import MADE
 from planner.network.catalogue import load_network
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
 
@@ -37,12 +39,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--schedule", type=count, default=0, help="the one to trace and draw; default 0"
     )
+    add_force(sub)
 
 
 def run(args: argparse.Namespace) -> int:
     """Step time and its parts, for every schedule."""
-    require_writable(args.trace, [".json"])
-    require_writable(args.gantt, [".png", ".svg", ".pdf"])
+    pictures = [".png", ".svg", ".pdf"]
+    require_outputs(
+        args,
+        [
+            Output("--trace", args.trace, [".json"], MADE),
+            Output("--gantt", args.gantt, pictures, MADE),
+        ],
+    )
     plan = load_plan(args.plan)
     cluster = plan.cluster
     if args.network is not None:

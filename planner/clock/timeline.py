@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.clock.bars_svg import Bar, bars_svg
-from planner.network.atomic import write_picture, write_text
+from planner.network.atomic import MADE, write_picture, write_text
 from planner.network.html import boxed, line
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
@@ -173,7 +173,13 @@ class Timeline:
 
     def chrome_trace(self) -> str:
         """What `to_chrome_trace` writes."""
-        return json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"})
+        return json.dumps(
+            {
+                "otherData": {"generator": MADE},
+                "traceEvents": self._events(),
+                "displayTimeUnit": "ms",
+            }
+        )
 
     def _events(self) -> list[dict[str, Any]]:
         """A process a device: its operations, a row for each link that it sends over, averaging."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -16,8 +16,9 @@ from planner.network.cluster import Cluster
 from planner.network.values import real
 from planner.network.words import some, span
 from planner.problems import ProblemError
+from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result
-from planner.search.stop import StoppingCriterion
+from planner.search.stop import INTERRUPTED, StoppingCriterion
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
@@ -113,6 +114,7 @@ def pareto(
     worth: Sequence[float] = WORTH,
     stop: StoppingCriterion,
     seed: int = 0,
+    told: Callable[[Front], None] = lambda front: None,
     **fields: Any,
 ) -> Front:
     """Plans between the fastest and the cheapest.
@@ -133,6 +135,8 @@ def pareto(
         When to end each of these searches; an interruption ends them all.
     seed
         Of every random choice.
+    told
+        Takes what there is after each of these searches.
     fields
         Other fields of `PlanRequest`.
 
@@ -166,11 +170,16 @@ def pareto(
             refused.append((", ".join(f"{k} {v}" for k, v in chosen.items()), str(error)))
             continue
         found.append(FrontPoint(result, request))
-        if result.stop_reason == "interrupted":
+        told(_front(found, refused))
+        if INTERRUPTS.asked or result.stop_reason == INTERRUPTED:
             break
     if not found:
         why = refused[0][1] if refused else "nothing is asked for; give one of each kind"
         raise ProblemError(why)
+    return _front(found, refused)
+
+
+def _front(found: Sequence[FrontPoint], refused: Sequence[tuple[str, str]]) -> Front:
     return Front(_marked(found), tuple(dict.fromkeys(refused)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.clock.timeline import NAMES
 from planner.emulate.emulation import Emulation
-from planner.network.atomic import write_text
+from planner.network.atomic import MADE, write_text
 from planner.training_plan.model import TrainingPlan
 
 PREDICTED, EXECUTED, CARRIED = 1, 2, 3
@@ -80,7 +80,11 @@ def write_trace(path: Path, plan: TrainingPlan, emulation: Emulation) -> None:
         free[row] = left
         events.append(_message(EXECUTED, row, f"{m.kind}{m.microbatch}", leaves, left, m.arrived_s))
     events += _carried(plan, rows, emulation)
-    data = {"traceEvents": [*rows.names(), *events], "displayTimeUnit": "ms"}
+    data = {
+        "otherData": {"generator": MADE},
+        "traceEvents": [*rows.names(), *events],
+        "displayTimeUnit": "ms",
+    }
     write_text(path, json.dumps(data, allow_nan=False))
 
 

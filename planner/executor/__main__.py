@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from planner.clock.timeline import from_records
-from planner.executor.arguments import arguments, require_sensible
+from planner.executor.arguments import arguments, require_files, require_sensible
 from planner.executor.binding import own_name
 from planner.executor.course import Done, train
 from planner.executor.elastic import Elastic
@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, watch: Watch) -> int:
     require_sensible(args)
+    require_files(args)
     held_out, plan = eval_data_of(args), load_plan(args.plan)
     pieces = pieces_of(plan, args.move, args.steps)
     if args.rebalance is not None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from planner.executor.binding import WAIT_S
 from planner.executor.options import FILES, NUMBERS, add_training
 from planner.executor.watch import PATIENCE_S
+from planner.network.atomic import MADE
+from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Rule
+from planner.workload.calibration import FORMAT
 
 EVERY = 100
 ALIKE = (
@@ -105,6 +108,7 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
         help="go on without a device that is lost, where its stage has another; started again, it "
         "comes back",
     )
+    add_force(parser)
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
     imposed = parser.add_argument_group("imposed compute: the plan's times and bytes, no model")
@@ -154,6 +158,28 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+
+
+def require_files(args: argparse.Namespace) -> None:
+    """Refuse files that would be written over others.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+
+    Raises
+    ------
+    ValueError
+        As `planner.network.outputs.require_outputs` has it.
+    """
+    require_outputs(
+        args,
+        [
+            Output("--trace", args.trace, [".json"], MADE),
+            Output("--calibrate", args.calibrate, [".json"], FORMAT),
+        ],
+    )
 
 
 def told_alike(args: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.executor.messages import Message
 from planner.network.atomic import write_text
+from planner.network.outputs import is_own
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
@@ -106,6 +107,10 @@ class RouteLog:
             )
         self._names = plan.cluster.network.ids
         self._path = Path(str(path).replace(mark, str(rank)))
+        if not is_own(self._path, '"microbatch"'):
+            raise ValueError(
+                f"--routes {self._path}: exists, and is no log of routes; name another file"
+            )
         if rank in trainers:
             self._path.write_text("")
 

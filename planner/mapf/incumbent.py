@@ -31,6 +31,26 @@ class TimedPaths(NamedTuple):
     device_of: Ints
 
 
+class FoundPaths(NamedTuple):
+    """What a stopping rule hears of: the best paths so far, where roles are devices.
+
+    Attributes
+    ----------
+    problem
+        Whose.
+    arrays, timed
+        Of it.
+    """
+
+    problem: PathProblem | ArrangedPathProblem
+    arrays: PathArrays
+    timed: TimedPaths
+
+    def path_plan(self) -> PathPlan:
+        """As an answer."""
+        return plan_of(self.arrays, self.timed.paths, self.timed.begin)
+
+
 class PathIncumbent(Incumbent[TimedPaths]):
     """Best paths and times, with the best bound; see `planner.search.incumbent.Incumbent`."""
 
@@ -109,6 +129,9 @@ class PathIncumbent(Incumbent[TimedPaths]):
                 step = place if op.kind == "F" else 2 * length - place
             begin[op.microbatch, step] = op.start_s
         return begin
+
+    def _told(self, plan: TimedPaths) -> FoundPaths:
+        return FoundPaths(self.problem, self.arrays, plan)
 
     def _timed(self, plan: PathPlan) -> TimedPaths:
         rows = np.array(plan.paths, dtype=np.int64).reshape(len(plan.paths), -1)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import tempfile
+import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from planner.network.glyphs import MissingGlyphs, fit_fonts
+
+MADE = "made by planner"
+"""In files that have a place for it: by this they are known as ours, and may be written over."""
+STALE_S = 2.0
+"""Of what a writer left that was killed: it is older than that, and nobody holds it."""
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -24,7 +32,9 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
     with warnings.catch_warnings():
         # said below, once; Matplotlib says it for each letter
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(drawn, dpi=dpi, format=Path(path).suffix[1:] or "png")
+        kind = Path(path).suffix[1:] or "png"
+        said = {"Software" if kind == "png" else "Creator": MADE}
+        figure.savefig(drawn, dpi=dpi, format=kind, metadata=said)
     if lost:
         warnings.warn(lost, MissingGlyphs, stacklevel=2)
     write_bytes(path, drawn.getvalue())
@@ -32,15 +42,42 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> None:
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """As `write_text`, for bytes."""
-    path = Path(path)
+    # what a link points to is written, and the link stays
+    path = Path(os.path.realpath(path))
+    _clean(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            _hold(file)
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+            file.flush()
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)
+            Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _hold(file: IO[bytes]) -> bool:
+    """Lock a file as long as this process has it open; False where another one holds it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks here
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _clean(path: Path) -> None:
+    """Take away what writers of this file left that were killed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_S:
+                with left.open("rb") as file:
+                    if _hold(file):
+                        left.unlink()

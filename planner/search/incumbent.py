@@ -100,11 +100,14 @@ class Incumbent(Generic[PlanT]):
         with self._lock:
             if not self._improves(objective):
                 return False
-            self.plan = plan() if callable(plan) else plan
+            made = plan() if callable(plan) else plan
+            # no call between the two: an interrupt finds both new or both old
+            self.plan = made
             self.objective = objective
             self.run.improve(objective)
             self._require_consistent(self.basis)
-            return True
+        self.run.found(objective, self._told(made))
+        return True
 
     def raise_bound(
         self,
@@ -262,6 +265,10 @@ class Incumbent(Generic[PlanT]):
             tuple(self.run.history),
             basis=self.basis,
         )
+
+    def _told(self, plan: PlanT) -> Any:
+        """A plan as the stopping rule hears of it."""
+        return plan
 
     def _improves(self, objective: float) -> bool:
         if self.plan is None:

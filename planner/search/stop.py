@@ -12,10 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
+from planner.search.interrupts import INTERRUPTS
 
+INTERRUPTED = "interrupted"
+"""Why a search has ended that was told to."""
 LEAST_S = 1e-3
 LEAST_EFFORT = 1e-6
 """Seconds and effort of the smallest portion."""
@@ -50,12 +53,12 @@ class StopRun:
     @property
     def remaining_s(self) -> float:
         """Seconds left under the rule; infinite without a time limit."""
-        return max(0.0, self._seconds - self.elapsed_s)
+        return 0.0 if INTERRUPTS.asked else max(0.0, self._seconds - self.elapsed_s)
 
     @property
     def remaining_iterations(self) -> float:
         """Iterations left under the rule; infinite without a limit on them."""
-        return max(0.0, self.most_iterations - self.iterations)
+        return 0.0 if INTERRUPTS.asked else max(0.0, self.most_iterations - self.iterations)
 
     @property
     def most_iterations(self) -> float:
@@ -74,7 +77,11 @@ class StopRun:
     @property
     def remaining_effort(self) -> float:
         """Effort left under a rule of `Effort`; infinite without one."""
-        return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
+        return (
+            0.0
+            if INTERRUPTS.asked
+            else max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
+        )
 
     def spend(self, effort: float, steps: int = 0) -> str | None:
         """Count work that is no step of the search, such as CP-SAT's deterministic time.
@@ -101,6 +108,10 @@ class StopRun:
         self.since_improvement = 0
         self.history.append((self.elapsed_s, objective))
 
+    def found(self, objective: float, plan: Any) -> None:
+        """Tell the rule of a new incumbent."""
+        self._rule.found(objective, plan)
+
     def update(self, iterations: int = 1) -> str | None:
         """Count iterations; return why to stop, or None to go on."""
         self.iterations += iterations
@@ -110,6 +121,9 @@ class StopRun:
     def check(self) -> str | None:
         """Why to stop now, or None; counts nothing."""
         if self.reason is None:
+            if INTERRUPTS.asked:
+                self.reason = INTERRUPTED
+                return self.reason
             gap = relative_gap(self.objective, self.bound)
             if gap is not None and gap <= OPTIMAL_GAP:
                 self.reason = "optimal"
@@ -121,11 +135,14 @@ class StopRun:
     def interruptible(self) -> Iterator[None]:
         """Turn Ctrl-C into the stop reason ``interrupted``, so that the best so far is returned."""
         try:
-            yield
+            with INTERRUPTS.may_raise():
+                yield
         except OutOfTime:
             self.reason = "time limit"
         except KeyboardInterrupt:
-            self.reason = "interrupted"
+            if INTERRUPTS.insisted:
+                raise
+            self.reason = INTERRUPTED
 
 
 def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:
@@ -166,6 +183,15 @@ class StoppingCriterion(ABC):
     def effort(self) -> float:
         """Largest effort this rule allows."""
         return math.inf
+
+    def found(self, objective: float, plan: Any) -> None:
+        """Hear of a plan that is the best of its search so far.
+
+        Parameters
+        ----------
+        objective, plan
+            As the search has them; a part of a plan where the search is for a part.
+        """
 
     def portion(self, share: float, seconds: float | None = None) -> StoppingCriterion:
         """The same rule with a share of what it allows.

@@ -85,12 +85,27 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
     path
         Of the file.
     """
-    # a line per top-level field, so that plans can be read and compared
+    write_text(path, plan_text(plan))
+
+
+def plan_text(plan: TrainingPlan) -> str:
+    """What `save_plan` writes.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Returns
+    -------
+    str
+        JSON, a line per top-level field, so that plans can be read and compared.
+    """
     lines = (
         f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
         for name, value in plan.to_dict().items()
     )
-    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def load_plan(path: str | Path) -> TrainingPlan:

@@ -1,0 +1,80 @@
+"""The best so far beside the output, for whoever's search is killed before its end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from planner.network.atomic import write_text
+
+EVERY_S = 10.0
+"""Between two files: a short search writes none."""
+
+
+def part_of(out: Path) -> Path:
+    """The spare file of an output."""
+    return out.with_suffix(f".part{out.suffix}")
+
+
+class Spare:
+    """A file ``NAME.part.json`` beside ``NAME.json``, gone again once that is written.
+
+    Parameters
+    ----------
+    out
+        The output.
+    whole
+        Whether a plan is an answer by itself, and no part of one.
+    text
+        What the file has of such a plan.
+    """
+
+    def __init__(self, out: Path, whole: Callable[[Any], bool], text: Callable[[Any], str]) -> None:
+        self.path = part_of(out)
+        self._whole, self._text = whole, text
+        self._wrote_s = time.perf_counter()
+        self._waiting: Any = None
+        self._best: float | None = None
+        self._lock = threading.Lock()
+        if self.path.exists():
+            print(
+                f"{self.path}: the best of a search that was ended; this one writes over it once "
+                "it has one of its own",
+                file=sys.stderr,
+            )
+
+    def offer(self, objective: float, plan: Any) -> None:
+        """Take a plan that is the best of its search.
+
+        Parameters
+        ----------
+        objective
+            Less is better, among whole plans.
+        plan
+            It, or a part.
+        """
+        with self._lock:
+            better = self._best is None or objective < self._best
+            if better and self._whole(plan):
+                self._best, self._waiting = objective, plan
+
+    def look(self) -> None:
+        """Write, if it is time and there is something new."""
+        now = time.perf_counter()
+        if self._waiting is None or now - self._wrote_s < EVERY_S:
+            return
+        with self._lock:
+            plan, self._waiting, self._wrote_s = self._waiting, None, now
+            # a disk that is full costs this file, and not the search
+            with suppress(OSError):
+                write_text(self.path, self._text(plan))
+
+    def done(self) -> None:
+        """The output is there."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
