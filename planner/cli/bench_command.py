@@ -6,8 +6,10 @@ import argparse
 import importlib
 import pkgutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from planner.cli.output import show
+from planner.network.outputs import Output, add_force, require_outputs
 
 NAME = "bench"
 DEFAULT = "suite"
@@ -18,6 +20,7 @@ EXAMPLE = "planner bench --quick"
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Which one, and what it takes."""
     sub.add_argument("name", nargs="?", help=f"which; default: {DEFAULT}; list: their names")
+    add_force(sub)
     sub.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to the benchmark")
 
 
@@ -54,4 +57,35 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name not in names:
         raise ValueError(f"no benchmark {args.name!r}; choose one of {', '.join(names)}")
+    args.rest = _own_outputs(args)
     return int(importlib.import_module(f"planner.bench.{args.name}").main(args.rest) or 0)
+
+
+OUTPUTS = ("--out", "--json", "--html", "--markdown")
+"""Options of benchmarks that name a file to be written."""
+MARKS = (
+    "egenerate with `planner bench",
+    "egenerate with `python -m planner.bench",
+    "Made by `planner bench",
+    "Commands: `python -m planner.bench",
+    "`planner bench clock --repeats",
+    '"planner.bench_suite"',
+)
+"""What their files have."""
+
+
+def _own_outputs(args: argparse.Namespace) -> list[str]:
+    """Words for the benchmark, once it is known that it writes over its own files alone."""
+    words = [word for word in args.rest if word != "--force"]
+    args.force = args.force or "--force" in args.rest
+    outputs, others = [], []
+    for before, word in zip(["", *words], words, strict=False):
+        option, _, value = word.partition("=")
+        if before in OUTPUTS or (option in OUTPUTS and value):
+            path = Path(value or word)
+            outputs.append(Output(option if value else before, path, [path.suffix], MARKS))
+        else:
+            others.append(word)
+    if outputs:
+        require_outputs(argparse.Namespace(force=args.force, rest=others), outputs)
+    return words

@@ -77,11 +77,9 @@ class StopRun:
     @property
     def remaining_effort(self) -> float:
         """Effort left under a rule of `Effort`; infinite without one."""
-        return (
-            0.0
-            if INTERRUPTS.asked
-            else max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
-        )
+        if INTERRUPTS.asked:
+            return 0.0
+        return max(0.0, self._rule.effort() - self.iterations / self.steps_per_effort)
 
     def spend(self, effort: float, steps: int = 0) -> str | None:
         """Count work that is no step of the search, such as CP-SAT's deterministic time.
@@ -184,7 +182,7 @@ class StoppingCriterion(ABC):
         """Largest effort this rule allows."""
         return math.inf
 
-    def found(self, objective: float, plan: Any) -> None:
+    def found(self, objective: float, plan: Any) -> None:  # noqa: B027
         """Hear of a plan that is the best of its search so far.
 
         Parameters

@@ -31,8 +31,9 @@ from planner.bench.suite.solution_files import find_solution
 from planner.bench.suite.summary import Summary, summarise
 from planner.bench.suite.text import markdown, terminal
 from planner.bench.suite.work import Task
-from planner.cli.output import INTERRUPTED, require_writable
+from planner.cli.output import INTERRUPTED
 from planner.network.atomic import write_text
+from planner.network.outputs import require_writable
 
 QUICK_EFFORT, EFFORT = 1.0, 5.0
 SEEDS = (0,)
@@ -224,7 +225,10 @@ def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row],
         path.replace(path.with_name(path.name + "~"))
     todo = [task for task in tasks if _key(task) not in rows]
     there = len(rows)
-    kept = None if options.keep is None else Kept(options.keep)
+    kept = None
+    if options.keep is not None:
+        kept = Kept(options.keep)
+        kept.require_own(task.instance for task in tasks)
     progress = Told(len(todo), there)
     whole = True
     try:

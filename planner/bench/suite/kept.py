@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,27 @@ class Kept:
 
     folder: Path
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def require_own(self, instances: Iterable[str]) -> None:
+        """Refuse a folder with files that are in the way, and are no solutions.
+
+        Parameters
+        ----------
+        instances
+            Whose answers may be written.
+
+        Raises
+        ------
+        ValueError
+            One line.
+        """
+        for instance in dict.fromkeys(instances):
+            path = find_solution(self.folder, instance)
+            try:
+                if path is not None:
+                    read_solution(path)
+            except AnswerError as error:
+                raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
 
     def offer(self, done: Done) -> None:
         """Keep what is better than what is kept.

@@ -12,6 +12,7 @@ from types import FrameType
 from planner.bench.suite.problem_files import problem_hash
 from planner.bench.suite.rows import Row
 from planner.bench.suite.work import Done, Task, run_task, start_worker
+from planner.search.interrupts import INTERRUPTS
 
 
 class Interrupted(Exception):
@@ -58,7 +59,7 @@ def _here(tasks: Sequence[Task]) -> Iterator[Done]:
             raise Interrupted from None
         finally:
             signal.signal(signal.SIGINT, before)
-        if asked:
+        if asked or INTERRUPTS.asked:
             raise Interrupted
         yield done
 
