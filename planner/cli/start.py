@@ -1,5 +1,7 @@
-"""The entry point: from its first moment on, Ctrl-C ends with a line and no traceback."""
+"""The entry point: from its first moment to its last, Ctrl-C ends with no traceback."""
 
+import os
+import signal
 import sys
 
 
@@ -7,16 +9,12 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     try:
         from planner.cli.main import main as run  # takes longer to load than all before
+
+        code = run()
+        # all is told and written: threads that are left need no goodbye
+        for name in ("SIGINT", "SIGTERM"):
+            signal.signal(getattr(signal, name), lambda *_: os._exit(code))
     except KeyboardInterrupt:
         print("planner: interrupted", file=sys.stderr)
         return 130
-    code = run()
-    # all is told and written: what threads are left need no goodbye
-    try:
-        import signal
-
-        for name in ("SIGINT", "SIGTERM"):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-    except KeyboardInterrupt:
-        pass
     return code
