@@ -144,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
         _close_output()
         return 0
     except OSError as error:
-        where = error.filename2 or error.filename or "standard output"
+        where = error.filename or "standard output"
         remedy = "free some room" if error.errno in NO_ROOM else "check path and permissions"
         _say(f"planner {args.command}: {where}: {error.strerror}; {remedy}")
         _close_output()
@@ -152,6 +152,12 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _say(f"planner {args.command}: interrupted")
         return 128 + INTERRUPTS.number if INTERRUPTS.asked else INTERRUPTED
+    except Exception as error:
+        # libraries make other errors of an interrupt that comes while they load or compile
+        if not INTERRUPTS.asked:
+            raise
+        _say(f"planner {args.command}: interrupted ({type(error).__name__})")
+        return 128 + INTERRUPTS.number
 
 
 def _close_output() -> None:

@@ -1,5 +1,6 @@
 """The entry point: from its first moment to its last, Ctrl-C ends with no traceback."""
 
+import atexit
 import os
 import signal
 import sys
@@ -12,8 +13,9 @@ def main() -> int:
 
         code = run()
         # all is told and written: threads that are left need no goodbye
-        for name in ("SIGINT", "SIGTERM"):
-            signal.signal(getattr(signal, name), lambda *_: os._exit(code))
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+        # later no handler in Python is called any more, and the system's own would hide the code
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         print("planner: interrupted", file=sys.stderr)
         return 130

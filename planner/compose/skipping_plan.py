@@ -191,6 +191,7 @@ class _Trials:
         trial = _Trial(plan, shape, solved, plan.predicted.step_s / credit)
         if self.best is None or trial.merit_s < self.best.merit_s:
             self.best = trial
+            self.run.found(trial.merit_s, plan)
         return trial
 
     def _assigned(self, shape: Shape, groups: Groups) -> AssignmentPlan:

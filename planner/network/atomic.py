@@ -45,6 +45,14 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     # what a link points to is written, and the link stays
     path = Path(os.path.realpath(path))
     _clean(path)
+    try:
+        _replace(path, data)
+    except OSError as error:
+        # the name of a temporary file, or none, would tell nobody anything
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

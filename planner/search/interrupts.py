@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 MOST = 3
@@ -71,7 +73,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {}
+        before, hook = {}, sys.unraisablehook
+        sys.unraisablehook = lambda what: _unless_noted(what, hook)
         for name in NAMES:
             known = getattr(signal, name, None)
             # who was started to ignore one, as by nohup, goes on ignoring it
@@ -82,6 +85,7 @@ class Interrupts:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook
             self._forget()
 
     @contextmanager
@@ -102,6 +106,12 @@ class Interrupts:
             raise KeyboardInterrupt
         with suppress(OSError):  # what Python writes through may be in use just now
             os.write(2, f"{self._notice}\n".encode())
+
+
+def _unless_noted(what: Any, hook: Callable[[Any], object]) -> None:
+    """Where Python drops what a handler raises, the signal is noted all the same."""
+    if what.exc_type is not KeyboardInterrupt:
+        hook(what)
 
 
 INTERRUPTS = Interrupts()
