@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     spare = None if args.out is None else _spare(args.out, asked)
     stop = stop_of(args, spare=spare)
     result = ask(asked, stop, args.seed, args.method, arrange=args.arrange)
-    data = result_data(result)
+    data = {"format": FORMAT, **result_data(result)}
     if result.plan is None:
         show(args.json, data, [f"no paths: {result.stop_reason}"])
         return INVALID_PLAN
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(data: Mapping[str, Any]) -> str:
     """What a result's file has."""
-    return json.dumps({"format": FORMAT, **data}, allow_nan=False, indent=1) + "\n"
+    return json.dumps(data, allow_nan=False, indent=1) + "\n"
 
 
 def _spare(out: Path, asked: Question) -> Spare:
@@ -156,7 +156,8 @@ def _spare(out: Path, asked: Question) -> Spare:
 
     def text(found: FoundPaths) -> str:
         assert isinstance(found.problem, PathProblem)
-        return _text(Answer.on(asked, found.problem, found.path_plan()).data())
+        answer = Answer.on(asked, found.problem, found.path_plan())
+        return _text({"format": FORMAT, **answer.data()})
 
     return Spare(out, whole, text)
 

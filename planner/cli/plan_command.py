@@ -296,6 +296,7 @@ def run(args: argparse.Namespace) -> int:
     from planner.training_plan.file import plan_text, save_plan
 
     stop_of(args)  # what is wrong with it is said before anything else
+    require_outputs(args, _outputs(args))
     time_left = TimeLeft(args.seconds, args.began)
     workload, request = workload_of(args), _request(args)
     cluster = cluster_of(args, workload.precision.compute)
@@ -306,7 +307,6 @@ def run(args: argparse.Namespace) -> int:
             "--outer-lr and --outer-momentum go with --sync-every above 1; give it, or leave them "
             "out"
         )
-    require_outputs(args, _outputs(args))
     if (request.skips or request.open) and args.random_placements:
         raise ValueError(
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -301,13 +303,13 @@ def test_interrupt_after_saving_says_what_is_there(
     """Ctrl-C while drawing keeps the plan and says which files were written."""
 
     def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("planner.clock.timeline.Timeline.gantt", interrupted)
     path = tmp_path / "plan.json"
-    assert main([*PLAN, "--out", str(path)]) == 0
+    assert main([*PLAN, "--out", str(path)]) == 130
     out = capsys.readouterr().out
-    assert "interrupted" in out
+    assert "not drawn: interrupted" in out
     assert f"wrote {path}, {tmp_path / 'plan.trace.json'} " in out
     assert main(["check", str(path)]) == 0
 
@@ -459,17 +461,17 @@ def test_ctrl_c_returns_the_best_so_far(
 
     def interrupted(_: Reporting, run: StopRun) -> str | None:
         if run.objective is not None:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return None
 
     monkeypatch.setattr(Reporting, "reason", interrupted)
-    assert main(["paths", str(INSTANCE), "--json", "--seconds", "60"]) == 0
+    assert main(["paths", str(INSTANCE), "--json", "--seconds", "60"]) == 130
     data = json.loads(capsys.readouterr().out)
     assert data["stop_reason"] == "interrupted"
     assert check(*answered(data)) == []
     path = tmp_path / "plan.json"
     argv = [*SKIPPING, "--seconds", "60", "--no-pictures", "--json", "--out", str(path)]
-    assert main(argv) == 0
+    assert main(argv) == 130
     data = json.loads(capsys.readouterr().out)
     assert "interrupted" in data["assignment"]["stop_reason"] + data["paths"]["stop_reason"]
     assert check(load_plan(path)) == []

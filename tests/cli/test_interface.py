@@ -158,7 +158,7 @@ def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "other.html").read_text() == page.read_text()
     page.write_text("mine")
     assert main(command) == 2
-    assert "is no report" in capsys.readouterr().err and page.read_text() == "mine"
+    assert "did not make it" in capsys.readouterr().err and page.read_text() == "mine"
 
 
 def test_a_table_of_one_direction_is_told_what_to_do(
