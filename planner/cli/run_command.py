@@ -210,6 +210,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.learner import require_executable
     from planner.executor.local import run_local, threads
     from planner.executor.pieces import pieces_of
+    from planner.executor.secret import SECRET_FILE, make_secret
     from planner.executor.weights import require_same_model
 
     plan = load_plan(asked.plan)
@@ -242,7 +243,8 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             code, reason = run_local(
                 _command(asked, plan, None if asked.calibration else path),
                 ids,
-                threads(len(ids), cores()),
+                # in its name only: a command line and an environment can be read by others
+                threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
                 lambda line: print(line, file=sys.stderr, flush=True),
                 restarts=RESTARTS if asked.elastic else None,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 
 from planner.executor.binding import WAIT_S
+from planner.executor.connections import INTERFACE
 from planner.executor.options import FILES, NUMBERS, add_training
+from planner.executor.secret import SECRET_FILE, Secret
+from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
 from planner.network.atomic import MADE
 from planner.network.outputs import Output, add_force, require_outputs
@@ -108,6 +112,7 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
         help="go on without a device that is lost, where its stage has another; started again, it "
         "comes back",
     )
+    add_trust(parser)
     add_force(parser)
     parser.add_argument("--events", action="store_true", help="JSON lines instead of text")
     add_training(parser)
@@ -122,6 +127,51 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
         help="times of operations and messages, a file a rank: {rank} in the name stands for it",
     )
     return parser.parse_args(argv)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Who takes part, and where this node listens.
+
+    Parameters
+    ----------
+    parser
+        Gets the options.
+    """
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        help="a secret that all ranks prove to each other, in a file that its owner alone may "
+        f"read; default: the file that {SECRET_FILE} names, or none",
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="of this node, to listen on; default: MASTER_ADDR for the store, and for ranks that "
+        f"of the interface in {INTERFACE}, or the one from which they reach the store",
+    )
+
+
+def trust_of(args: argparse.Namespace) -> Secret | None:
+    """The secret of the options of `add_trust`; the address goes where all of this process looks.
+
+    Parameters
+    ----------
+    args
+        With these options.
+
+    Returns
+    -------
+    Secret or None
+        None: there is none.
+
+    Raises
+    ------
+    SecretError
+        The file holds none, or others may read it.
+    """
+    if args.bind is not None:
+        os.environ[BIND] = args.bind
+    return Secret.of_environment(args.secret_file)
 
 
 def require_sensible(args: argparse.Namespace) -> None:

@@ -21,7 +21,9 @@ from torch.distributed.distributed_c10d import Store
 from planner.executor.connections import Purpose, connections_to
 from planner.executor.ending import Ending
 from planner.executor.ranks import Ranks
+from planner.executor.secret import Secret
 from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError
+from planner.executor.trust import prove_all
 from planner.executor.watch import LATENCIES, PATIENCE_S, Watch
 from planner.training_plan.model import TrainingPlan
 
@@ -129,6 +131,7 @@ def join(
     wait_s: float = WAIT_S,
     patience_s: float = PATIENCE_S,
     begun: str = "",
+    secret: Secret | None = None,
 ) -> Ranks:
     """Meet the other processes as the named device.
 
@@ -149,6 +152,8 @@ def join(
     begun
         A key that the store has once all have met, after which this process may come late; empty:
         it may not.
+    secret
+        That all must prove; None: none.
 
     Returns
     -------
@@ -160,6 +165,8 @@ def join(
     BindingError
         A device is claimed twice, the number of processes is not the number of devices, or another
         process has another plan or other settings.
+    UnprovenError
+        Another process does not prove the secret.
     StoreMissingError, MissingError
         The store, or a rank, is not there in time.
     """
@@ -175,10 +182,12 @@ def join(
     watch = watch or Watch(name, Ending())
     watch.patience_s = patience_s
     told = {"plan": plan.content_hash[:12], "settings": settings}
+    told["secret"] = _whether(secret)
     entered = _enter(rank, names[0], wait_s)
     if begun and entered.store.check([begun]):
-        return _come_late(entered, rank, names, told, watch)
-    return _meet(entered, rank, names, told, watch, wait_s)
+        return _come_late(entered, rank, names, told, watch, secret)
+    about = f"plan {plan.content_hash} settings {settings}"
+    return _meet(entered, rank, names, told, watch, wait_s, secret, about)
 
 
 def join_by_name(
@@ -188,6 +197,7 @@ def join_by_name(
     watch: Watch,
     wait_s: float = WAIT_S,
     patience_s: float = PATIENCE_S,
+    secret: Secret | None = None,
 ) -> Ranks:
     """Meet the other processes where there is no plan yet: ranks are torchrun's.
 
@@ -203,6 +213,8 @@ def join_by_name(
         For the store, and then for ranks that have not come yet.
     patience_s
         A silence that is longer ends the run.
+    secret
+        That all must prove; None: none.
 
     Returns
     -------
@@ -231,7 +243,8 @@ def join_by_name(
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice is not None:
         raise BindingError(f"device {twice!r} is claimed by two processes; name each device once")
-    return _meet(entered, rank, names, {"settings": settings}, watch, wait_s)
+    told = {"settings": settings, "secret": _whether(secret)}
+    return _meet(entered, rank, names, told, watch, wait_s, secret, f"settings {settings}")
 
 
 class _Entered(NamedTuple):
@@ -256,6 +269,8 @@ def _meet(
     told: Mapping[str, str],
     watch: Watch,
     wait_s: float,
+    secret: Secret | None,
+    about: str,
 ) -> Ranks:
     """All ranks that have names, each watched by another one."""
     address, store, serves = entered
@@ -270,13 +285,20 @@ def _meet(
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    ranks = Ranks(rank, world, store, names, watch)
+    ranks = Ranks(rank, world, store, names, watch, secret=secret)
+    if secret is not None:
+        prove_all(ranks, about)
     ring(ranks)
     return ranks
 
 
 def _come_late(
-    entered: _Entered, rank: int, names: tuple[str, ...], told: Mapping[str, str], watch: Watch
+    entered: _Entered,
+    rank: int,
+    names: tuple[str, ...],
+    told: Mapping[str, str],
+    watch: Watch,
+    secret: Secret | None,
 ) -> Ranks:
     """Give signs of life, and nothing else yet."""
     watch.server = "whoever started the ranks" if entered.address.by_starter else repr(names[0])
@@ -284,7 +306,7 @@ def _come_late(
     watch.missed = lambda *_: None  # whatever happens to this process, the others go on
     _require_alike(entered.store, names[rank], told)
     watch.look_after(rank, rank, names[rank])
-    return Ranks(rank, len(names), entered.store, names, watch, late=True)
+    return Ranks(rank, len(names), entered.store, names, watch, late=True, secret=secret)
 
 
 def ring(ranks: Ranks) -> dict[socket.socket, str]:
@@ -338,12 +360,18 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
     for what, remedy in (
         ("plan", "give every node the same plan file"),
         ("settings", "start every node with the same options"),
+        ("secret", "give every node the same --secret-file"),
     ):
         if what in mine and first[what] != mine[what]:
             raise BindingError(
                 f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
                 f"{first[what]}; {remedy}"
             )
+
+
+def _whether(secret: Secret | None) -> str:
+    """What ranks tell each other of it before they prove it."""
+    return "none" if secret is None else "file"
 
 
 def _wait_for_all(store: Store, rank: int, names: Sequence[str], wait_s: float) -> None:

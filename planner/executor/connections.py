@@ -12,6 +12,8 @@ import os
 import socket
 import struct
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from planner.executor.ranks import Ranks
+from planner.executor.store import BIND, EVERYWHERE
+from planner.executor.trust import answer, ask
 
 MAGIC = 0x504C414E
 HELLO = struct.Struct("!III")
@@ -30,6 +34,8 @@ HELLO = struct.Struct("!III")
 CONNECT_S, RANK_S = 10.0, 0.25
 """All ranks are there when connections are opened: who does not answer for so long, and so much
 longer for each of them, cannot be reached."""
+LOOK_S, KNOCKING = 0.02, 64
+"""Between two looks whether all have come, and how many are greeted side by side."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """A silent connection is asked for a sign of life after so many seconds, again after so many, so
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
@@ -138,7 +144,6 @@ def _shut(*connections: socket.socket) -> None:
 def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Connections:
     asked = sorted(set(wanted))
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
-    lower = len(asked) - len(higher)
     limit_s = CONNECT_S + RANK_S * ranks.world
     with _listen(own_address(), len(asked) + 1) as server:
         host, port = server.getsockname()[:2]
@@ -149,23 +154,24 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
 
         def connect(asked: tuple[Purpose, int]) -> None:
             purpose, other = asked
-            found[purpose, other] = _connect(addresses[other], purpose, ranks, other)
+            found[purpose, other] = _connect(addresses[other], purpose, ranks, other, name)
 
         try:
             with ThreadPoolExecutor(max_workers=max(1, min(64, len(higher)))) as pool:
                 opened = pool.map(connect, higher)
-                server.settimeout(limit_s)
+                lower = set(asked) - set(higher)
+                door = Door(server, ranks, lower, name)
                 try:
-                    for _ in range(lower):
-                        purpose, other, connection = _accept(server)
-                        found[purpose, other] = connection
+                    found |= door.open(limit_s)
                 except OSError as error:
-                    missing = min(other for _, other in set(asked) - set(higher) - set(found))
+                    missing = min((other for _, other in lower - set(door.found)), default=0)
                     raise ConnectionLost(
                         f"device {ranks.name(missing)!r} did not connect to "
-                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error})",
+                        f"{ranks.name(ranks.rank)!r} within {limit_s:g} s ({error}{door.refused})",
                         ranks.name(missing),
                     ) from None
+                finally:
+                    found |= door.found
                 deque(opened, maxlen=0)
         except BaseException:
             # the others' ends must not look as if this process had gone
@@ -179,6 +185,9 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
 
 def own_address() -> str:
     """The address at which other ranks reach this process: the one it reaches the store from."""
+    bind = os.environ.get(BIND, "")
+    if bind and bind not in EVERYWHERE:
+        return bind
     name = os.environ.get(INTERFACE)
     if name and sys.platform == "linux":
         import fcntl
@@ -322,12 +331,15 @@ def _listen(host: str, backlog: int) -> socket.socket:
     return socket.create_server((host, 0), family=family, backlog=backlog)
 
 
-def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connection:
+def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int, name: str) -> Connection:
     host, port = address.split()
     limit_s = CONNECT_S + RANK_S * ranks.world
     try:
         connection = socket.create_connection((host, int(port)), timeout=limit_s)
         connection.sendall(HELLO.pack(MAGIC, purpose, ranks.rank))
+        about = f"{name} {int(purpose)}"
+        ends = (ranks.name(ranks.rank), ranks.name(other), about)
+        known = ranks.secret is None or ask(connection, ranks.secret, *ends)
     except OSError as error:
         raise ConnectionLost(
             f"device {ranks.name(other)!r} cannot be reached from {ranks.name(ranks.rank)!r} at "
@@ -335,21 +347,111 @@ def _connect(address: str, purpose: Purpose, ranks: Ranks, other: int) -> Connec
             "connections to one another",
             ranks.name(other),
         ) from None
+    if not known:
+        connection.close()
+        raise ConnectionLost(
+            f"who answers for device {ranks.name(other)!r} at {host} does not know the secret that "
+            f"device {ranks.name(ranks.rank)!r} has; see who else reaches the store",
+            ranks.name(other),
+        )
     return _ready(connection)
 
 
-def _accept(server: socket.socket) -> tuple[Purpose, int, Connection]:
-    """The next that greets properly; whoever else knocks is sent away."""
-    while True:
-        connection, _ = server.accept()
+class Door:
+    """Takes in those that are waited for, once each; whoever else knocks is sent away.
+
+    Parameters
+    ----------
+    server
+        That listens.
+    ranks
+        This process among all.
+    wanted
+        Who is waited for.
+    name
+        Of this opening.
+
+    Attributes
+    ----------
+    found
+        Who has come.
+    """
+
+    def __init__(
+        self, server: socket.socket, ranks: Ranks, wanted: set[tuple[Purpose, int]], name: str
+    ) -> None:
+        self.found: Connections = {}
+        self._server, self._ranks, self._name = server, ranks, name
+        self._wanted = {(int(purpose), other): (purpose, other) for purpose, other in wanted}
+        self._lock = threading.Lock()
+        self._sent_away = 0
+        self._last = ""
+
+    @property
+    def refused(self) -> str:
+        """What is said of those that were sent away."""
+        if not self._sent_away:
+            return ""
+        return f"; {self._sent_away} others were refused, the last from {self._last}"
+
+    def open(self, limit_s: float) -> Connections:
+        """Wait for all.
+
+        Parameters
+        ----------
+        limit_s
+            At most so long.
+
+        Returns
+        -------
+        Connections
+            All that are wanted.
+
+        Raises
+        ------
+        OSError
+            Not all came in time, or the server was shut.
+        """
+        until = time.monotonic() + limit_s
+        # side by side: one that is slow, or says nothing, holds up none of the others
+        pool = ThreadPoolExecutor(max_workers=KNOCKING)
+        try:
+            while len(self.found) < len(self._wanted):
+                if time.monotonic() > until:
+                    raise TimeoutError("timed out")
+                self._server.settimeout(LOOK_S)
+                with suppress(TimeoutError):
+                    connection, address = self._server.accept()
+                    pool.submit(self._greet, connection, str(address[0]))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return self.found
+
+    def _greet(self, connection: socket.socket, address: str) -> None:
         connection.settimeout(CONNECT_S)
-        with suppress(OSError):
-            greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
-            if len(greeting) == HELLO.size:
-                magic, purpose, rank = HELLO.unpack(greeting)
-                if magic == MAGIC:
-                    return Purpose(purpose), rank, _ready(connection)
+        try:
+            asked = self._asked(connection)
+        except OSError:
+            asked = None
+        with self._lock:
+            if asked is not None and asked not in self.found:
+                self.found[asked] = _ready(connection)
+                return
+            self._sent_away, self._last = self._sent_away + 1, address
         connection.close()
+
+    def _asked(self, connection: socket.socket) -> tuple[Purpose, int] | None:
+        """What a connection is for, if it is wanted and whoever it is knows the secret."""
+        greeting = connection.recv(HELLO.size, socket.MSG_WAITALL)
+        if len(greeting) < HELLO.size:
+            return None
+        magic, purpose, rank = HELLO.unpack(greeting)
+        asked, ranks = self._wanted.get((purpose, rank)), self._ranks
+        if magic != MAGIC or asked is None:
+            return None
+        ends = (ranks.name(rank), ranks.name(ranks.rank), f"{self._name} {purpose}")
+        known = ranks.secret is None or answer(connection, ranks.secret, *ends)
+        return asked if known else None
 
 
 def _ready(opened: socket.socket) -> Connection:

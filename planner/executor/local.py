@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.pulse import publish
-from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress
+from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress, served
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
@@ -73,7 +73,7 @@ def run_local(
     reason : str or None
         Why the run has failed.
     """
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    store = served(HOST, 0)
     where = {
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(store.port),

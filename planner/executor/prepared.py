@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.executor.arguments import told_alike
+from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, resume
@@ -148,7 +148,7 @@ def prepare(
     ValueError
         This rank cannot do what it is told to.
     """
-    optimizing, data = optimizing_of(args), data_of(args)
+    optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
     ranks = join(
         plan,
         args.devices,
@@ -158,6 +158,7 @@ def prepare(
         # imposed times are divided, those of the watch are not: latencies as they are here
         patience_s=args.patience or patience_s(plan, args.speed),
         begun=BEGUN if args.elastic else "",
+        secret=secret,
     )
     # once others can be told that it is refused
     device = _torch_device(args.device)

@@ -14,6 +14,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.failure import Failure
+from planner.executor.secret import Secret
 from planner.executor.watch import Watch
 
 TIMEOUT = timedelta(minutes=10)
@@ -47,6 +48,8 @@ class Ranks:
         Around waiting for keys of the store, which that must end.
     late
         Whether the others have begun without this one.
+    secret
+        Of the run, which ranks prove to each other; None: there is none.
     """
 
     rank: int
@@ -58,6 +61,7 @@ class Ranks:
     loss: Failure | None = None
     waiting: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: nullcontext()
     late: bool = False
+    secret: Secret | None = None
 
     @property
     def _timeout(self) -> timedelta:

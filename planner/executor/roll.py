@@ -117,6 +117,7 @@ class Roll:
         assert ranks.watch is not None
         self._ranks, self._watch, self._wait_s = ranks, ranks.watch, wait_s
         self._ids, self.name = ranks.names, ranks.name(ranks.rank)
+        self._secret = ranks.secret
         self._store = ranks.store
         self._lock = threading.Lock()
         self._accused: set[str] = set()
@@ -232,6 +233,7 @@ class Roll:
             self._watch,
             loss=self.loss,
             waiting=self.waiting,
+            secret=self._secret,
         )
 
     def accuse(self, names: Sequence[str], why: str) -> None:

@@ -1,4 +1,4 @@
-"""``python -m planner.executor.serve_store --port 29500``: the store, on a node that stays.
+"""``python -m planner.executor.serve_store --bind 10.0.0.5 --port 29500``: on a node that stays.
 
 Ranks with ``TORCHELASTIC_USE_AGENT_STORE=True`` meet there, and none of them has to outlive the
 others. Ends when it is told to.
@@ -12,9 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
-
-from planner.executor.store import SERVED
+from planner.executor.store import SERVED, PortTakenError, served
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,19 +21,24 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m planner.executor.serve_store", description=__doc__
     )
     parser.add_argument("--port", type=int, required=True, help="MASTER_PORT of the ranks")
+    parser.add_argument(
+        "--bind",
+        required=True,
+        metavar="ADDRESS",
+        help="of this node, which the ranks have as MASTER_ADDR; 0.0.0.0: all that it has",
+    )
     args = parser.parse_args(argv)
     # else PyTorch takes a store that is there already for its own
     os.environ.pop(SERVED, None)
-    try:  # it listens on all interfaces
-        store = TCPStore("127.0.0.1", args.port, is_master=True, wait_for_workers=False)
-    except (DistError, ValueError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        print(
-            f"the store cannot be served on port {args.port}: {said}; name another --port",
-            file=sys.stderr,
-        )
+    try:
+        store = served(args.bind, args.port)
+    except PortTakenError as error:
+        print(f"{error}; name another --port", file=sys.stderr)
         return 2
-    print(f"the store is served on port {store.port}", flush=True)
+    except (ValueError, OverflowError, OSError) as error:
+        print(f"the store cannot be served on port {args.port}: {error}", file=sys.stderr)
+        return 2
+    print(f"the store is served on port {store.port} of {args.bind}", flush=True)
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
     return 0

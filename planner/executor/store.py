@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,7 +22,15 @@ SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """In the environment, "True" where whoever started the ranks serves the store."""
 BEGUN, OVER = "roll/0", "roll/over"
 """Keys of an elastic run that has begun, and of one that has done all steps."""
+BACKLOG = 2048
+"""Connections that wait to be taken in: all ranks come at once."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+
+
+BIND = "PLANNER_BIND"
+"""In the environment: the address of this node to listen on."""
+EVERYWHERE = ("0.0.0.0", "::")
+"""Addresses that stand for all of a node's."""
 
 
 class StoreMissingError(RuntimeError):
@@ -42,12 +53,15 @@ class StoreAddress:
         Whether whoever started the ranks serves it, and not rank 0.
     attempt
         Which start of the ranks this is; each has its own names in the store.
+    bind
+        Address to serve it on; empty: ``host``.
     """
 
     host: str
     port: int
     by_starter: bool
     attempt: str = "0"
+    bind: str = ""
 
     @classmethod
     def of_environment(cls) -> StoreAddress:
@@ -65,8 +79,9 @@ class StoreAddress:
                 f"MASTER_ADDR and MASTER_PORT must say where the store is, found {error}; start "
                 "with torchrun, or set both on every node"
             ) from None
-        served = os.environ.get(SERVED) == "True"
-        return cls(host, port, served, os.environ.get(ATTEMPT, "0"))
+        by_starter = os.environ.get(SERVED) == "True"
+        bind = os.environ.get(BIND, "")
+        return cls(host, port, by_starter, os.environ.get(ATTEMPT, "0"), bind)
 
     def __str__(self) -> str:
         return f"the store at {self.host}:{self.port}"
@@ -91,18 +106,97 @@ class StoreAddress:
         StoreMissingError
             Nobody answers, or it cannot be served.
         """
+        if serve:
+            store: Store = served(self.bind or self.host, self.port, timeout_s=timeout_s)
+            return PrefixStore(f"planner/{self.attempt}", store)
         try:
             store = TCPStore(
                 self.host,
                 self.port,
-                is_master=serve,
                 timeout=timedelta(seconds=timeout_s),
                 wait_for_workers=False,
-                multi_tenant=serve,
             )
-        except DistError as error:
-            if serve:
-                said = str(error).splitlines()[0]
-                raise PortTakenError(f"{self} cannot be served here ({said})") from None
+        except DistError:
             raise StoreMissingError(f"{self} did not answer within {timeout_s:g} s") from None
         return PrefixStore(f"planner/{self.attempt}", store)
+
+
+def served(host: str, port: int, *, timeout_s: float = 300.0) -> TCPStore:
+    """A store that this process serves, on one address and not on all that the node has.
+
+    Parameters
+    ----------
+    host
+        Name or address of this node; one of `EVERYWHERE`: all.
+    port
+        0: any that is free.
+    timeout_s
+        How long to wait for keys.
+
+    Returns
+    -------
+    TCPStore
+        Served as long as it is held.
+
+    Raises
+    ------
+    PortTakenError
+        Somebody listens there.
+    ValueError
+        One line: this node has no such address.
+    """
+    server = _listening(host, port)
+    # by itself PyTorch listens on all addresses
+    taken = server.getsockname()[1]
+    try:
+        return TCPStore(
+            _reached_at(server),
+            taken,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+    except DistError as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise PortTakenError(f"the store at {host}:{port} cannot be served here ({said})") from None
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Bound; a name that means another machine here, or only this one, is not for others."""
+    remedy = f"name an address of this node with --bind, or all of them with --bind {EVERYWHERE[0]}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f"the store's host {host!r} cannot be found ({error}); {remedy}") from None
+    addresses = list(dict.fromkeys((family, str(address[0])) for family, *_, address in found))
+    for family, address in addresses:
+        if _loopback(address) and not _loopback(host) and host != "localhost":
+            continue
+        try:
+            return socket.create_server((address, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTakenError(
+                    f"the store at {host}:{port} cannot be served here ({error.strerror})"
+                ) from None
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    said = ", ".join(address for _, address in addresses)
+    raise ValueError(
+        f"the store's host {host!r} ({said}) is no address of this node that others reach; {remedy}"
+    )
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _reached_at(server: socket.socket) -> str:
+    """Where this process reaches what it serves."""
+    address = str(server.getsockname()[0])
+    near = {EVERYWHERE[0]: "127.0.0.1", EVERYWHERE[1]: "::1"}
+    return near.get(address, address)

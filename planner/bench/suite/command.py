@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (options.markdown, ".md"),
         (options.rows, ".jsonl"),
     ):
-        require_writable(path, [suffix])
+        if path is not None:
+            require_writable(path, [suffix])
     tasks = list(_tasks(options, instances))
     if not tasks:
         raise ValueError("no method is left for these instances; give --methods that --list names")

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 
+from planner.executor.arguments import add_trust, trust_of
 from planner.executor.binding import WAIT_S, join_by_name, own_name
 from planner.executor.connections import Connections, Purpose, connections_to
 from planner.executor.ending import Ending
@@ -75,6 +76,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
             f"--{field}", type=float, default=default, help=f"seconds {words}; default {default:g}"
         )
     parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds for missing ranks")
+    add_trust(parser)
     return parser.parse_args(argv)
 
 
@@ -91,7 +93,13 @@ def _run(args: argparse.Namespace, name: str, watch: Watch) -> int:
         raise ValueError(f"--devices: {ALL!r} and empty names are not for devices; name them else")
     pace = Pace(args.seconds, args.warm, args.messages)
     told = json.dumps(asdict(pace))
-    ranks = join_by_name(name, told, watch=watch, wait_s=args.wait, patience_s=PATIENCE_S)
+    ranks = join_by_name(
+        *(name, told),
+        watch=watch,
+        wait_s=args.wait,
+        patience_s=PATIENCE_S,
+        secret=trust_of(args),
+    )
     if ranks.world < 2:
         raise ValueError("a probe needs two devices at least; start one process a device")
     findings, log = _known(args.log, ranks, pace) if ranks.rank == 0 else ([], None)

@@ -1,0 +1,149 @@
+"""A secret that the processes of a run share, and proofs of it that are good for once.
+
+Nobody sends the secret itself: who asks gives a number that was never used before, who answers
+mixes it with the secret (HMAC-SHA256). A proof that was overheard answers no later question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SECRET_FILE = "PLANNER_SECRET_FILE"
+"""In the environment: the file's name. Never the secret, which others could read there."""
+LEAST_BYTES, MOST_BYTES = 16, 4096
+NONCE_BYTES = 32
+PROOF_BYTES = hashlib.sha256().digest_size
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class SecretError(ValueError):
+    """A file that holds no secret, or does not keep it."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What a process can prove to know.
+
+    Attributes
+    ----------
+    key
+        Its bytes.
+    """
+
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def of_file(cls, path: str | Path) -> Secret:
+        """From a file that its owner alone may read; space around it does not count.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+
+        Returns
+        -------
+        Secret
+            Of 16 bytes at least.
+
+        Raises
+        ------
+        SecretError
+            One line: it cannot be read, others may read it, or it holds too little or too much.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise SecretError(
+                f"secret file {path}: cannot be read ({error.strerror}); check path and permissions"
+            ) from None
+        if mode & OTHERS:
+            raise SecretError(
+                f"secret file {path}: others may read or write it (mode "
+                f"{stat.S_IMODE(mode):04o}); chmod 600 it, and make a new one if others had it"
+            )
+        key = text.strip()
+        if not LEAST_BYTES <= len(key) <= MOST_BYTES:
+            raise SecretError(
+                f"secret file {path}: must hold {LEAST_BYTES} to {MOST_BYTES} bytes, found "
+                f"{len(key) if len(text) <= MOST_BYTES else 'more'}; make one with: (umask 077; "
+                "openssl rand -hex 32 > FILE)"
+            )
+        return cls(key)
+
+    @classmethod
+    def of_environment(cls, path: str | Path | None = None) -> Secret | None:
+        """From the file that was named, else from the one that the environment names.
+
+        Parameters
+        ----------
+        path
+            As given; None: none was.
+
+        Returns
+        -------
+        Secret or None
+            None: nobody names a file.
+
+        Raises
+        ------
+        SecretError
+            As `of_file`.
+        """
+        named = path or os.environ.get(SECRET_FILE)
+        return None if not named else cls.of_file(named)
+
+    def proof(self, *said: object) -> bytes:
+        """Of knowing the secret, and for nothing else than what is said.
+
+        Parameters
+        ----------
+        said
+            Words, numbers and bytes; among them what the other side has drawn.
+
+        Returns
+        -------
+        bytes
+            `PROOF_BYTES` of them.
+        """
+        parts = [one if isinstance(one, bytes) else str(one).encode() for one in said]
+        # with their lengths, no two lists of parts are the same bytes
+        message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.digest(self.key, message, "sha256")
+
+    def proves(self, proof: bytes, *said: object) -> bool:
+        """Whether a proof is one of what is said; takes as long for any wrong one."""
+        return hmac.compare_digest(proof, self.proof(*said))
+
+
+def nonce() -> bytes:
+    """A number that was never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def make_secret(folder: Path) -> Path:
+    """A new secret in a file that its owner alone may read.
+
+    Parameters
+    ----------
+    folder
+        Where.
+
+    Returns
+    -------
+    Path
+        Of the file.
+    """
+    path = folder / "secret"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(NONCE_BYTES) + "\n")
+    return path
