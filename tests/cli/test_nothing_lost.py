@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from planner.checker.dispatch import check
-from planner.cli import output, spare
+from planner.cli import spare
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.network import atomic
@@ -276,7 +276,7 @@ def test_a_full_disk(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", no_room)
-    monkeypatch.setattr(output.tempfile, "gettempdir", lambda: str(room))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(room))
     capsys.readouterr()
     assert main([*QUICK, "--json", "--seed", "1", "--out", str(full / "plan.json")]) == 2
     printed = capsys.readouterr()

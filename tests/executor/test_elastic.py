@@ -270,12 +270,13 @@ def test_the_store_on_a_node_that_stays(tmp_path: Path) -> None:
     with Started(tmp_path) as run:
         port = run.environment["MASTER_PORT"]
         served = [sys.executable, "-m", "planner.executor.serve_store", "--port", port]
+        served += ["--bind", "127.0.0.1"]
         run.environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
         store = subprocess.Popen(
             served, env=run.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            assert store.stdout.readline() == f"the store is served on port {port}\n"
+            assert store.stdout.readline() == f"the store is served on port {port} of 127.0.0.1\n"
             twice = subprocess.run(served, env=run.environment, capture_output=True, text=True)
             assert twice.returncode == REFUSED and twice.stderr.count("\n") == 1
             for d in "0123":

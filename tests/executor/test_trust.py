@@ -1,0 +1,406 @@
+"""Who takes part in a run: whoever knows its secret, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planner.cli.main import main
+from planner.executor import connections
+from planner.executor.connections import (
+    HELLO,
+    MAGIC,
+    ConnectionLost,
+    Door,
+    Purpose,
+    connections_to,
+    own_address,
+)
+from planner.executor.ending import FAILED, REFUSED
+from planner.executor.ranks import Ranks
+from planner.executor.secret import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SECRET_FILE,
+    Secret,
+    SecretError,
+    make_secret,
+    nonce,
+)
+from planner.executor.store import BIND, PortTakenError, StoreAddress, served
+from planner.executor.trust import UnprovenError, answer, ask, prove_all
+from planner.training_plan.file import save_plan
+from tests.conftest import make_plan, tiny_workload
+from tests.executor.faults import Started, saved
+
+KNOWN, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
+ENDS = ("a", "b", "ring 4")
+
+
+def test_a_secret_is_in_a_file_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which nobody else may read, with enough in it; the environment may name it."""
+    monkeypatch.delenv(SECRET_FILE, raising=False)
+    assert Secret.of_environment() is None
+    path = make_secret(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = Secret.of_file(path)
+    assert len(found.key) == 2 * NONCE_BYTES and found.key.decode() not in repr(found)
+    with pytest.raises(FileExistsError):
+        make_secret(tmp_path)
+    monkeypatch.setenv(SECRET_FILE, str(path))
+    assert Secret.of_environment() == found
+    other = tmp_path / "other"
+    other.write_text(" a secret of sixteen \n")
+    other.chmod(0o400)
+    assert Secret.of_environment(other) == Secret(b"a secret of sixteen")
+    for mode in (0o640, 0o604, 0o620):
+        other.chmod(mode)
+        with pytest.raises(SecretError, match=f"others may read or write it .mode {mode:04o}"):
+            Secret.of_file(other)
+    other.chmod(0o600)
+    for text in ("", "too short\n", "x" * 5000):
+        other.write_text(text)
+        with pytest.raises(SecretError, match="must hold 16 to 4096 bytes"):
+            Secret.of_file(other)
+    with pytest.raises(SecretError, match="cannot be read"):
+        Secret.of_file(tmp_path / "none")
+
+
+def test_proofs_are_of_what_is_said() -> None:
+    """Of each part by itself, and of nothing without the secret."""
+    proof = KNOWN.proof("ab", "c", b"\x00")
+    assert KNOWN.proves(proof, "ab", "c", b"\x00")
+    assert not KNOWN.proves(proof, "a", "bc", b"\x00")
+    assert not KNOWN.proves(proof, "ab", "c", b"\x00", "")
+    assert not KNOWN.proves(b"", "ab", "c", b"\x00")
+    assert not OTHER.proves(proof, "ab", "c", b"\x00")
+    assert nonce() != nonce()
+
+
+class Overheard(socket.socket):
+    """Keeps what is sent."""
+
+    sent: list[bytes]
+
+    def sendall(self, data: Any, *flags: int) -> None:
+        self.sent.append(bytes(data))
+        super().sendall(data, *flags)
+
+
+def pair() -> tuple[Overheard, socket.socket]:
+    """Two ends with a limit on waiting."""
+    one, other = socket.socketpair()
+    near = Overheard(fileno=one.detach())
+    near.sent = []
+    for end in (near, other):
+        end.settimeout(10.0)
+    return near, other
+
+
+def shaken(
+    near: socket.socket, far: socket.socket, *known: Secret, ends: Sequence[str] = ENDS
+) -> tuple[bool, bool]:
+    """What both ends say of each other."""
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(answer, far, known[1], *ENDS)
+        try:
+            mine = ask(near, known[0], *ends)
+        except OSError:
+            mine = False
+        near.close()
+        try:
+            return mine, said.result()
+        except OSError:
+            return mine, False
+
+
+def test_both_ends_prove_it() -> None:
+    """And neither believes one that knows another secret, or means another connection."""
+    assert shaken(*pair(), KNOWN, KNOWN) == (True, True)
+    assert shaken(*pair(), OTHER, KNOWN) == (False, False)
+    assert shaken(*pair(), KNOWN, OTHER) == (False, False)
+    for ends in (("c", "b", "ring 4"), ("a", "c", "ring 4"), ("a", "b", "ring 5")):
+        assert shaken(*pair(), KNOWN, KNOWN, ends=ends) == (False, False)
+
+
+def test_what_was_overheard_opens_nothing() -> None:
+    """All that a client has sent, sent again; and a server's proof as a client's."""
+    near, far = pair()
+    assert shaken(near, far, KNOWN, KNOWN) == (True, True)
+    again, far = pair()
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(answer, far, KNOWN, *ENDS)
+        for part in near.sent:
+            again.sendall(part)
+        assert said.result() is False
+    near, far = pair()
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(answer, far, KNOWN, *ENDS)
+        near.sendall(nonce())
+        heard = near.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+        near.sendall(heard[NONCE_BYTES:])
+        assert said.result() is False
+
+
+def threads(world: int, secrets: Sequence[Secret | None]) -> list[Ranks]:
+    """Ranks of one process, on one store."""
+    store = torch.distributed.HashStore()
+    names = tuple("abcdef"[:world])
+    return [Ranks(r, world, store, names, secret=secrets[r]) for r in range(world)]
+
+
+def proven(secrets: Sequence[Secret]) -> list[str]:
+    """What each rank says, empty where it is content."""
+
+    def one(ranks: Ranks) -> str:
+        try:
+            prove_all(ranks, "plan")
+        except UnprovenError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(secrets)) as pool:
+        return list(pool.map(one, threads(len(secrets), secrets)))
+
+
+def test_all_prove_it_in_the_store() -> None:
+    """Who does not is named by all others, and by itself."""
+    assert proven([KNOWN] * 3) == [""] * 3
+    said = proven([KNOWN, OTHER, KNOWN, KNOWN])
+    for rank, name in ((0, "a"), (2, "c"), (3, "d")):
+        assert said[rank].startswith(
+            f"device 'b' has not proven the secret that device '{name}' has; give every node"
+        )
+    assert said[1].startswith("device 'b' has another secret than the other devices; give every")
+    assert "device 'b' has not proven" in proven([KNOWN, OTHER])[0]
+
+
+def test_a_proof_in_the_store_is_good_for_one_run() -> None:
+    """One that was read there is none the next time."""
+    ranks = threads(2, [KNOWN, KNOWN])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: prove_all(one, "plan"), ranks))
+    first = {key: ranks[0].store.get(key) for key in ("secret/drawn/1", "secret/proof/1")}
+    later = threads(2, [KNOWN, None])[0]
+    for key, value in first.items():
+        later.store.set(key, value)
+    with pytest.raises(UnprovenError, match="device 'b' has not proven"):
+        prove_all(later, "plan")
+    for value in ("", "no hexadecimal", "00"):
+        later = threads(2, [KNOWN, None])[0]
+        for key in first:
+            later.store.set(key, value)
+        with pytest.raises(UnprovenError, match="device 'b' has not proven"):
+            prove_all(later, "plan")
+
+
+def opened(ranks: Ranks) -> dict[tuple[Purpose, int], str]:
+    """Connections to all others, closed again; names at their other ends."""
+    wanted = [(Purpose.PIPELINE, other) for other in range(ranks.world) if other != ranks.rank]
+    with connections_to(ranks, wanted, "test") as found:
+        return {asked: connection.name for asked, connection in found.items()}
+
+
+def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret changes nothing for them; another one opens none, and the line says whose it is."""
+    monkeypatch.setattr(connections, "CONNECT_S", 0.5)
+    for secret in (None, KNOWN):
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(opened, threads(3, [secret] * 3)))
+        assert found[0] == {
+            (Purpose.PIPELINE, 1): "device 'b'",
+            (Purpose.PIPELINE, 2): "device 'c'",
+        }
+    said = []
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(opened, ranks) for ranks in threads(2, [KNOWN, OTHER])]:
+            with pytest.raises(ConnectionLost) as error:
+                one.result()
+            said.append(str(error.value))
+    assert "who answers for device 'b' at" in said[0] and "does not know the secret" in said[0]
+    assert "device 'a' did not connect to 'b'" in said[1]
+    assert "1 others were refused, the last from 127.0.0.1" in said[1]
+
+
+@pytest.mark.parametrize("secret", [None, KNOWN])
+def test_a_stranger_holds_up_nobody(secret: Secret | None) -> None:
+    """One that says nothing, one that says what is wrong, one that comes twice."""
+    ranks = threads(2, [secret, secret])[0]
+    asked = (Purpose.PIPELINE, 1)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        door = Door(server, ranks, {asked}, "test")
+        found = pool.submit(door.open, 20.0)
+        strangers = [socket.create_connection(server.getsockname()) for _ in range(4)]
+        strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        strangers[2].sendall(HELLO.pack(MAGIC, Purpose.STATE, 1))
+        strangers[3].sendall(HELLO.pack(MAGIC, 77, 1))
+        if secret is not None:
+            strangers.append(socket.create_connection(server.getsockname()))
+            strangers[4].sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1) + bytes(200))
+        client = socket.create_connection(server.getsockname())
+        client.settimeout(10.0)
+        client.sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1))
+        if secret is not None:
+            assert ask(client, secret, "b", "a", "test 0")
+        began = time.monotonic()
+        assert list(found.result()) == [asked]
+        # the silent one is still waited for
+        assert time.monotonic() - began < connections.CONNECT_S
+        for one in (*strangers, client, *door.found.values()):
+            one.close()
+
+
+def reaches(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((address, port), timeout=5.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_store_listens_on_one_address() -> None:
+    """And not on all that the node has, unless it is told to."""
+    store = served("127.0.0.1", 0)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert reaches("127.0.0.1", store.port) and not reaches("127.0.0.2", store.port)
+    with pytest.raises(PortTakenError, match="cannot be served here"):
+        served("127.0.0.1", store.port)
+    everywhere = served("0.0.0.0", 0)
+    assert reaches("127.0.0.2", everywhere.port)
+
+
+def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the remedy; also for a name that means this machine to itself alone."""
+    with pytest.raises(ValueError, match=r"'192.0.2.1' .* is no address of this node .* --bind"):
+        served("192.0.2.1", 0)
+
+    def looked_up(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    with pytest.raises(ValueError, match=r"'oregon' \(127.0.1.1\) is no address of this node"):
+        served("oregon", 0)
+
+
+def test_where_ranks_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the address that was named, unless that stands for all."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv(BIND, "127.0.0.3")
+    assert own_address() == "127.0.0.3"
+    assert StoreAddress.of_environment().bind == "127.0.0.3"
+    monkeypatch.setenv(BIND, "0.0.0.0")
+    assert own_address() == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "wrong",
+        pytest.param("missing", marks=pytest.mark.slow),
+        pytest.param("readable", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_without_the_secret_ends_the_run(what: str, tmp_path: Path) -> None:
+    """Within seconds; all say the same of it, and name the device or its file."""
+    path = saved(make_plan([[0, 1]]), tmp_path / "plan.json")
+    (tmp_path / "other").mkdir()
+    good, bad = make_secret(tmp_path), make_secret(tmp_path / "other")
+    if what == "readable":
+        bad.write_text(good.read_text())
+        bad.chmod(0o644)
+    words = ["-m", "planner.executor", str(path), "--steps", "3", "--events"]
+    given = {
+        "wrong": ["--secret-file", str(bad)],
+        "missing": [],
+        "readable": ["--secret-file", str(bad)],
+    }[what]
+    with Started(tmp_path) as run:
+        run.environment.pop(SECRET_FILE, None)
+        run.start("0", "0", words, "--secret-file", str(good))
+        run.start("1", "1", words, *given)
+        codes = run.codes(["0", "1"])
+        reasons = [run.reason(name) for name in "01"]
+    assert REFUSED in codes.values() and set(codes.values()) <= {REFUSED, FAILED}
+    if what == "readable":
+        assert codes == {"0": FAILED, "1": REFUSED}
+    said = {
+        "wrong": "has not proven the secret that device",
+        "missing": "give every node the same --secret-file",
+        "readable": "others may read or write it (mode 0644)",
+    }[what]
+    assert all(said in reason and "device '" in reason for reason in reasons)
+
+
+@pytest.mark.slow
+def test_losses_are_those_without_a_secret(tmp_path: Path) -> None:
+    """To the last bit, and a replaced process that knows it comes back."""
+    path = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=8)), path)
+    words = ["-m", "planner.executor", str(path), "--steps", "3", "--events"]
+    told = []
+    for more in ([], ["--secret-file", str(make_secret(tmp_path))]):
+        with Started(tmp_path) as run:
+            run.environment.pop(SECRET_FILE, None)
+            for d in "0123":
+                run.start(d, d, words, *more)
+            assert run.codes("0123") == dict.fromkeys("0123", 0)
+        lines = (tmp_path / "0.out").read_text().splitlines()
+        told.append([line.partition('"loss"')[2][:30] for line in lines if '"loss"' in line])
+    assert told[0] == told[1] and told[0]
+
+
+def test_a_run_on_this_machine_makes_a_secret_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file of the run, which its processes are told the name of; it is gone afterwards."""
+    from planner.executor import local
+
+    path = saved(make_plan([[0, 1]], workload=tiny_workload()), tmp_path / "plan.json")
+    found: list[Path] = []
+
+    def run_local(
+        command: Sequence[str], names: object, environment: dict[str, str], *_: Any, **__: Any
+    ) -> tuple[int, str]:
+        found.append(Path(environment[SECRET_FILE]))
+        key = Secret.of_file(found[-1]).key.decode()
+        assert stat.S_IMODE(found[-1].parent.stat().st_mode) == 0o700
+        assert not any(key in word for word in (*command, *environment.values()))
+        return FAILED, "enough"
+
+    monkeypatch.setattr(local, "run_local", run_local)
+    for _ in range(2):
+        assert main(["run", str(path), "--steps", "1"]) == FAILED
+    assert found[0] != found[1] and not any(one.exists() for one in found)
+    assert SECRET_FILE not in os.environ
+
+
+def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing is given up after a while."""
+    monkeypatch.setattr(connections, "CONNECT_S", 0.05)
+    ranks = threads(2, [KNOWN, KNOWN])[0]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        door = Door(server, ranks, {(Purpose.PIPELINE, 1)}, "test")
+        before = set(threading.enumerate())
+        silent = socket.create_connection(server.getsockname())
+        with pytest.raises(TimeoutError):
+            door.open(0.2)
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10.0)
+            assert not thread.is_alive()
+        assert door.refused == "; 1 others were refused, the last from 127.0.0.1"
+        silent.close()
