@@ -21,6 +21,10 @@ def part_of(out: Path) -> Path:
     return out.with_suffix(f".part{out.suffix}")
 
 
+PART = 20.0
+"""Nor does it take more than one second in so many."""
+
+
 class Spare:
     """A file ``NAME.part.json`` beside ``NAME.json``, gone again once that is written.
 
@@ -39,6 +43,8 @@ class Spare:
         self._whole, self._text = whole, text
         self._wrote_s = time.perf_counter()
         self._waiting: Any = None
+        self._later: Callable[[], tuple[float, Any]] | None = None
+        self._wait_s = EVERY_S
         self._best: float | None = None
         self._lock = threading.Lock()
         if self.path.exists():
@@ -56,9 +62,12 @@ class Spare:
         objective
             Less is better, among whole plans.
         plan
-            It, or a part.
+            It, or a part, or what makes a whole plan of a part, with its objective.
         """
         with self._lock:
+            if callable(plan):
+                self._later = plan
+                return
             better = self._best is None or objective < self._best
             if better and self._whole(plan):
                 self._best, self._waiting = objective, plan
@@ -66,13 +75,22 @@ class Spare:
     def look(self) -> None:
         """Write, if it is time and there is something new."""
         now = time.perf_counter()
-        if self._waiting is None or now - self._wrote_s < EVERY_S:
+        nothing = self._waiting is None and self._later is None
+        if nothing or now - self._wrote_s < self._wait_s:
             return
+        later, self._later = self._later, None
+        if later is not None:
+            # what cannot be made whole is no answer
+            with suppress(ValueError):
+                self.offer(*later())
         with self._lock:
-            plan, self._waiting, self._wrote_s = self._waiting, None, now
-            # a disk that is full costs this file, and not the search
-            with suppress(OSError):
-                write_text(self.path, self._text(plan))
+            plan, self._waiting = self._waiting, None
+            if plan is not None:
+                # a disk that is full costs this file, and not the search
+                with suppress(OSError):
+                    write_text(self.path, self._text(plan))
+        self._wrote_s = time.perf_counter()
+        self._wait_s = max(EVERY_S, PART * (self._wrote_s - now))
 
     def done(self) -> None:
         """The output is there."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from planner.compose.arranging import Arranged, arrange, arrange_unlike
 from planner.compose.bounds import step_bound
+from planner.compose.completing import Completing
 from planner.compose.cost_bound import cost_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.helpers import with_helpers
@@ -156,7 +157,7 @@ def _with_certificates(
 
 def _straight(question: Question, shape: Shape, stop: StoppingCriterion, _: StopRun) -> _Draft:
     """Every microbatch through one device of every stage, along the rows of a grid."""
-    arranged = _arranging(question)(question, shape, stop)
+    arranged = _arranging(question)(question, shape, Completing(stop, question, shape))
     made = arranged.made or straight_plan(question, arranged.shape, arranged.assignment)
     certificate = arranged.certificate
     return _Draft(

@@ -6,13 +6,13 @@ from functools import cache
 
 import numpy as np
 
-from planner.genetic.arrangement import Arrangement, solve_matchings
 from planner.genetic.bounds import STAR_AND_FOREST, quick_bound
 from planner.genetic.evolution import Evolution, EvolutionParams
+from planner.genetic.found import AssignmentIncumbent, plan_of
 from planner.genetic.greedy import region_greedy
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search, SearchParams
-from planner.genetic.tables import Ints, Tables, groups_of, tables_of
+from planner.genetic.tables import Tables, tables_of
 from planner.network.network import Network
 from planner.network.values import short
 from planner.problems import AssignmentProblem, ProblemError
@@ -90,7 +90,8 @@ def solve_assignment(
     compile_kernels(chosen in EVOLUTIONS)
     tables = tables_of(problem)
     run = started(stop, steps_per_effort(chosen, tables))
-    incumbent: Incumbent[Ints] = Incumbent(run, problem, method=chosen, seed=seed)
+    incumbent = AssignmentIncumbent(run, problem, method=chosen, seed=seed)
+    incumbent.tables = tables
     search = Search(tables, incumbent)
     with run.interruptible():
         incumbent.raise_bound(quick_bound(tables), STAR_AND_FOREST, {"kind": STAR_AND_FOREST})
@@ -138,35 +139,3 @@ def compile_kernels(evolution: bool) -> None:
         group_of, order = tables.stage.copy(), np.arange(2)
         improve_pairs(tables.hop[0], group_of, order)
         improve_circular(tables.hop[0], group_of, tables.sizes, order)
-
-
-def plan_of(problem: AssignmentProblem, tables: Tables, slots: Ints) -> AssignmentPlan:
-    """A plan from slots; with equal groups its grid realises the bottleneck matchings.
-
-    Parameters
-    ----------
-    problem
-        Network, shape and bytes.
-    tables
-        The costs as arrays.
-    slots
-        ``int[N]``, the device of every slot.
-
-    Returns
-    -------
-    AssignmentPlan
-        The same for the same groups.
-    """
-    groups = groups_of(tables, slots)
-    if problem.pipelines is None:
-        return AssignmentPlan.of_groups(groups)
-    # the same groups give the same grid, whatever order the search left them in
-    ordered = np.concatenate([np.sort(group) for group in groups])
-    arrangement = Arrangement.of(ordered)
-    solve_matchings(tables, arrangement)
-    grid = np.empty((problem.pipelines, problem.stages), dtype=np.int64)
-    at = np.arange(problem.pipelines)
-    for j in range(problem.stages):
-        grid[:, j] = ordered[at]
-        at = arrangement.after[at]
-    return AssignmentPlan.of_grid(grid)

@@ -304,8 +304,12 @@ def test_standard_output_that_is_full(made: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("more", [[], ["--stages", "2", "--random-placements", "0"]])
 def test_a_kill_leaves_the_best_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Beside the output, as a plan; the next run says so, and takes it away when it is through."""
     monkeypatch.setattr(spare, "EVERY_S", 0.0)
@@ -317,11 +321,11 @@ def test_a_kill_leaves_the_best_so_far(
     with monkeypatch.context() as patch:
         patch.setattr(plan_files, "save_plan", killed)
         with pytest.raises(MemoryError):
-            main([*LONG, "--out", str(path)])
+            main([*LONG, *more, "--out", str(path)])
     assert check(load_plan(part)) == []
     assert [one.name for one in tmp_path.iterdir()] == [part.name]
     capsys.readouterr()
-    assert main([*LONG, "--no-pictures", "--out", str(path)]) == 0
+    assert main([*LONG, *more, "--no-pictures", "--out", str(path)]) == 0
     assert f"{part}: the best of a search that was ended" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.bench.suite.problem import Family
 from planner.checker.dispatch import check
-from planner.genetic.solve import plan_of as assignment_of
+from planner.genetic.found import plan_of as assignment_of
 from planner.genetic.tables import tables_of
 from planner.lp.solve import plan_of as averaging_of
 from planner.network.atomic import write_bytes

@@ -1,0 +1,61 @@
+"""A search for a part of a plan, of which the stopping rule hears as of whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.compose.pricing import straight_plan
+from planner.compose.request import Question
+from planner.compose.shape import Shape
+from planner.search.stop import StoppingCriterion, StopRun
+from planner.training_plan.model import TrainingPlan
+
+Later = Callable[[], tuple[float, TrainingPlan]]
+"""Makes a plan, which takes a while, and its step in seconds."""
+
+
+@dataclass(frozen=True)
+class Completing(StoppingCriterion):
+    """A criterion that hears of assignments as of the straight plans that they make.
+
+    Attributes
+    ----------
+    inner
+        Which decides.
+    question, shape
+        Of the plans.
+    """
+
+    inner: StoppingCriterion
+    question: Question
+    shape: Shape
+
+    def found(self, objective: float, plan: Any) -> None:
+        from planner.genetic.found import FoundAssignment  # numba takes a while to load
+
+        if not isinstance(plan, FoundAssignment):
+            self.inner.found(objective, plan)
+            return
+
+        def later() -> tuple[float, TrainingPlan]:
+            made = straight_plan(self.question, self.shape, plan.assignment_plan())
+            return made.predicted.step_s, made
+
+        self.inner.found(objective, later)
+
+    def reason(self, run: StopRun) -> str | None:
+        return self.inner.reason(run)
+
+    def seconds(self) -> float:
+        return self.inner.seconds()
+
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        return self.inner.iterations(steps_per_effort)
+
+    def effort(self) -> float:
+        return self.inner.effort()
+
+    def portion(self, share: float, seconds: float | None = None) -> Completing:
+        return Completing(self.inner.portion(share, seconds), self.question, self.shape)
