@@ -4,19 +4,25 @@ import atexit
 import os
 import signal
 import sys
+from contextlib import suppress
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
-    try:
-        from planner.cli.main import main as run  # takes longer to load than all before
+    code, line = 130, b"planner: interrupted\n"
 
-        code = run()
-        # all is told and written: threads that are left need no goodbye
-        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
-        # later no handler in Python is called any more, and the system's own would hide the code
+    def end(*_: object) -> None:
+        # before and after a command there is nothing to lose, and threads need no goodbye
+        with suppress(Exception):
+            sys.stdout.flush()
+        os.write(2, line)
+        os._exit(code)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
+        # in the end no handler in Python is called any more, and the system's would hide the code
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    except KeyboardInterrupt:
-        print("planner: interrupted", file=sys.stderr)
-        return 130
+    from planner.cli.main import main as run  # takes longer to load than all before
+
+    code, line = run(), b""
     return code

@@ -42,6 +42,7 @@ from planner.executor.trust import UnprovenError, answer, ask, prove_all
 from planner.training_plan.file import save_plan
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started, saved
+from tests.executor.forks import losses_by_step
 
 KNOWN, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
 ENDS = ("a", "b", "ring 4")
@@ -156,7 +157,7 @@ def test_what_was_overheard_opens_nothing() -> None:
 
 def threads(world: int, secrets: Sequence[Secret | None]) -> list[Ranks]:
     """Ranks of one process, on one store."""
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     names = tuple("abcdef"[:world])
     return [Ranks(r, world, store, names, secret=secrets[r]) for r in range(world)]
 
@@ -192,16 +193,17 @@ def test_a_proof_in_the_store_is_good_for_one_run() -> None:
     ranks = threads(2, [KNOWN, KNOWN])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda one: prove_all(one, "plan"), ranks))
-    first = {key: ranks[0].store.get(key) for key in ("secret/drawn/1", "secret/proof/1")}
+    keys = ("secret/drawn/1", "secret/proof/1")
+    first = {key: ranks[0].store.get(key).decode() for key in keys}
     later = threads(2, [KNOWN, None])[0]
     for key, value in first.items():
         later.store.set(key, value)
     with pytest.raises(UnprovenError, match="device 'b' has not proven"):
         prove_all(later, "plan")
-    for value in ("", "no hexadecimal", "00"):
+    for text in ("", "no hexadecimal", "00"):
         later = threads(2, [KNOWN, None])[0]
-        for key in first:
-            later.store.set(key, value)
+        for key in keys:
+            later.store.set(key, text)
         with pytest.raises(UnprovenError, match="device 'b' has not proven"):
             prove_all(later, "plan")
 
@@ -346,22 +348,17 @@ def test_a_rank_without_the_secret_ends_the_run(what: str, tmp_path: Path) -> No
     assert all(said in reason and "device '" in reason for reason in reasons)
 
 
-@pytest.mark.slow
 def test_losses_are_those_without_a_secret(tmp_path: Path) -> None:
-    """To the last bit, and a replaced process that knows it comes back."""
+    """To the last bit."""
     path = tmp_path / "plan.json"
     save_plan(make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=8)), path)
-    words = ["-m", "planner.executor", str(path), "--steps", "3", "--events"]
-    told = []
-    for more in ([], ["--secret-file", str(make_secret(tmp_path))]):
-        with Started(tmp_path) as run:
-            run.environment.pop(SECRET_FILE, None)
-            for d in "0123":
-                run.start(d, d, words, *more)
-            assert run.codes("0123") == dict.fromkeys("0123", 0)
-        lines = (tmp_path / "0.out").read_text().splitlines()
-        told.append([line.partition('"loss"')[2][:30] for line in lines if '"loss"' in line])
-    assert told[0] == told[1] and told[0]
+    secret = str(make_secret(tmp_path))
+    plain, *_ = told = [
+        losses_by_step(path, "0123", "--steps", "3", *more)
+        for more in ([], ["--secret-file", secret])
+    ]
+    assert plain[0] == 0 and sorted(plain[1]) == [0, 1, 2]
+    assert told[0] == told[1]
 
 
 def test_a_run_on_this_machine_makes_a_secret_of_its_own(
