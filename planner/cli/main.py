@@ -133,7 +133,8 @@ def _run(args: argparse.Namespace) -> int:
         code = int(args.run(args))
         sys.stdout.flush()
         # what was found is told and written, but it is not all that was asked for
-        return 128 + INTERRUPTS.number if INTERRUPTS.asked and code == 0 else code
+        ended = INTERRUPTS.asked and code in (0, INTERRUPTED)
+        return 128 + INTERRUPTS.number if ended else code
     except ValueError as error:
         _say(f"planner {args.command}: {error}")
         return BAD_INPUT

@@ -423,3 +423,27 @@ def test_interrupts_at_any_moment(after_s: float, times: int, tmp_path: Path) ->
     if (tmp_path / "plan.json").exists():
         assert check(load_plan(tmp_path / "plan.json")) == [] and "wrote plan.json" in out
     assert not list(tmp_path.glob(".*"))
+
+
+BENCH = """
+import os, signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from planner.bench.suite.work import start_worker
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=start_worker)
+    print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
+    """Its workers end with it: what they write to is at its end only when the last has gone."""
+    script = tmp_path / "bench.py"
+    script.write_text(BENCH)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.split()

@@ -348,6 +348,7 @@ def test_a_rank_without_the_secret_ends_the_run(what: str, tmp_path: Path) -> No
     assert all(said in reason and "device '" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_losses_are_those_without_a_secret(tmp_path: Path) -> None:
     """To the last bit."""
     path = tmp_path / "plan.json"

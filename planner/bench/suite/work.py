@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +71,17 @@ _warm: set[Family] = set()
 
 
 def start_worker() -> None:
-    """In a process of its own: Ctrl-C is its parent's business."""
+    """In a process of its own: Ctrl-C is its parent's business, and it does not outlive that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Whoever waits for work of a process that was killed waits for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_task(task: Task) -> Done:
