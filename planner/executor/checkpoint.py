@@ -168,6 +168,29 @@ class Checkpoints:
             )
 
 
+def require_free(folder: Path, resumed: Path | None) -> None:
+    """Refuse to write into a folder of another run's checkpoints, which would be taken away.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints will go; it need not be there.
+    resumed
+        The folder that is gone on from; None: none is.
+
+    Raises
+    ------
+    CheckpointError
+        One line.
+    """
+    steps = _complete(folder)
+    if steps and (resumed is None or resumed.resolve() != folder.resolve()):
+        raise CheckpointError(
+            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on from "
+            f"there with --resume {folder}, or name another folder"
+        )
+
+
 def resume(
     folder: Path,
     plan: TrainingPlan,

@@ -55,9 +55,9 @@ class Export:
     def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
         self._folder, self._plan, self._like = folder, plan, like
         self._arch: Architecture = require_executable(plan)
-        held = sorted(p.name for p in folder.glob("*.safetensors*")) if folder.is_dir() else []
-        if held:
-            raise WeightsError(f"{folder}: holds {held[0]} already; name a new folder")
+        written = ("*.safetensors*", CONFIG, *BESIDE)
+        for held in (path for name in written for path in sorted(folder.glob(name))):
+            raise WeightsError(f"{folder}: holds {held.name} already; name a new folder")
         self._config = to_hf_config(self._arch)
         if like is not None:
             require_same_model(like, self._arch)

@@ -12,7 +12,7 @@ import torch
 from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
-from planner.executor.checkpoint import Checkpoints, resume
+from planner.executor.checkpoint import Checkpoints, require_free, resume
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
 from planner.executor.helper import Helper
@@ -26,7 +26,7 @@ from planner.executor.pieces import Piece
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.report import peak_flops
-from planner.executor.store import BEGUN
+from planner.executor.store import BEGUN, StoreAddress
 from planner.executor.watch import Watch
 from planner.executor.wiring import averaging_of
 from planner.executor.work import Work
@@ -213,6 +213,9 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
                 "steps, with those that were done, or as many and --eval-data to evaluate alone"
             )
     if args.checkpoint is not None:
+        again = StoreAddress.of_environment().attempt != "0"
+        if not ranks.late and not again:
+            require_free(args.checkpoint, args.resume)
         more = (plan, ranks, made.learner, settings, written)
         made.checkpoints = Checkpoints(args.checkpoint, args.every, *more)
 

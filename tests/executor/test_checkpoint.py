@@ -49,6 +49,23 @@ def test_resumed_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert first | second == whole
 
 
+def test_checkpoints_of_another_run_are_not_taken_away(tmp_path: Path) -> None:
+    """A folder that holds some is gone on from, or another one is named."""
+    require_free(tmp_path / "new", None)
+    (tmp_path / "step-000070").mkdir()
+    require_free(tmp_path, None)
+    (tmp_path / "step-000070" / "index.json").write_text("{}")
+    require_free(tmp_path, tmp_path / ".." / tmp_path.name)
+    for resumed in (None, tmp_path / "other"):
+        with pytest.raises(CheckpointError, match=r"the last after 70 steps; go on .* --resume"):
+            require_free(tmp_path, resumed)
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "plan.json"
+    save_plan(PLAN, path)
+    code, _, said = losses_by_step(path, IDS, "--steps", "1", "--checkpoint", str(tmp_path / "link"))
+    assert code == 2 and "holds checkpoints, the last after 70 steps" in said[0]
+
+
 @pytest.mark.slow
 def test_resumed_on_a_text(tmp_path: Path) -> None:
     """A folder of shards goes on within a shuffled block, as one process reads it; another is said.

@@ -295,6 +295,10 @@ def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     plan = plan_for(folder, [[0]])
     code, _, said = run_ranks(plan, tmp_path, "--export", str(folder))
     assert code == 2 and "holds model.safetensors already; name a new folder" in said
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    with pytest.raises(WeightsError, match="holds config.json already"):
+        Export(tmp_path / "mine", plan)
 
 
 def test_where_nothing_can_be_written_is_said_at_once(
