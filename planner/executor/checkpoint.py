@@ -186,8 +186,8 @@ def require_free(folder: Path, resumed: Path | None) -> None:
     steps = _complete(folder)
     if steps and (resumed is None or resumed.resolve() != folder.resolve()):
         raise CheckpointError(
-            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on from "
-            f"there with --resume {folder}, or name another folder"
+            f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on "
+            f"from there with --resume {folder}, or name another folder"
         )
 
 

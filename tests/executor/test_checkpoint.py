@@ -14,7 +14,13 @@ from tests.conftest import make_plan, tiny_workload
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.checkpoint import INDEX, CheckpointError, Checkpoints, resume  # noqa: E402
+from planner.executor.checkpoint import (  # noqa: E402
+    INDEX,
+    CheckpointError,
+    Checkpoints,
+    require_free,
+    resume,
+)
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.optimizing import Optimizer, Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
@@ -62,7 +68,9 @@ def test_checkpoints_of_another_run_are_not_taken_away(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     path = tmp_path / "plan.json"
     save_plan(PLAN, path)
-    code, _, said = losses_by_step(path, IDS, "--steps", "1", "--checkpoint", str(tmp_path / "link"))
+    code, _, said = losses_by_step(
+        path, IDS, "--steps", "1", "--checkpoint", str(tmp_path / "link")
+    )
     assert code == 2 and "holds checkpoints, the last after 70 steps" in said[0]
 
 

@@ -222,8 +222,8 @@ def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -
         with ThreadPoolExecutor(3) as pool:
             found = list(pool.map(opened, threads(3, [secret] * 3)))
         assert found[0] == {
-            (Purpose.PIPELINE, 1): "device 'b'",
-            (Purpose.PIPELINE, 2): "device 'c'",
+            (Purpose.PIPELINE, 1): "b",
+            (Purpose.PIPELINE, 2): "c",
         }
     said = []
     with ThreadPoolExecutor(2) as pool:
