@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from planner.bench._fault_rank import PHASES, WRITING
 from planner.bench._fault_runs import (
     LIMIT_S,
@@ -29,7 +27,7 @@ from planner.bench._fault_runs import (
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated
 from planner.executor.changes import CHANGES, change_line
-from planner.executor.store import SERVED
+from planner.executor.store import SERVED, served
 
 STEPS = 20
 BACK_STEPS = 400
@@ -217,7 +215,7 @@ def cut(
 @contextmanager
 def _serving(run: Run) -> Iterator[None]:
     """The store is served by this process, as ``planner run`` does."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = served("127.0.0.1", 0)
     run.environment |= {"MASTER_PORT": str(store.port), SERVED: "True"}
     yield
     del store
