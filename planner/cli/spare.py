@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ def part_of(out: Path) -> Path:
 
 PART = 20.0
 """Nor does it take more than one second in so many."""
+
+
+def _free(out: Path) -> Path:
+    """A name for the spare file of a search that was killed, which no file has."""
+    names = (f".killed{k or ''}{out.suffix}" for k in count())
+    return next(path for name in names if not (path := out.with_suffix(name)).exists())
 
 
 class Spare:
@@ -48,9 +55,12 @@ class Spare:
         self._best: float | None = None
         self._lock = threading.Lock()
         if self.path.exists():
+            # this search may find none that is as good
+            other = _free(out)
+            self.path.rename(other)
             print(
-                f"{self.path}: the best of a search that was ended; this one writes over it once "
-                "it has one of its own",
+                f"{other}: the best of an earlier search, which was killed; remove it when you "
+                "have no use for it",
                 file=sys.stderr,
             )
 

@@ -311,7 +311,7 @@ def test_a_kill_leaves_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Beside the output, as a plan; the next run says so, and takes it away when it is through."""
+    """Beside the output, as a plan; the next run says so, and keeps it under another name."""
     monkeypatch.setattr(spare, "EVERY_S", 0.0)
 
     def killed(plan: Any, path: Path) -> None:
@@ -326,8 +326,13 @@ def test_a_kill_leaves_the_best_so_far(
     assert [one.name for one in tmp_path.iterdir()] == [part.name]
     capsys.readouterr()
     assert main([*LONG, *more, "--no-pictures", "--out", str(path)]) == 0
-    assert f"{part}: the best of a search that was ended" in capsys.readouterr().err
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    killed_file = tmp_path / "plan.killed.json"
+    assert f"{killed_file}: the best of an earlier search" in capsys.readouterr().err
+    assert check(load_plan(killed_file)) == []
+    assert sorted(one.name for one in tmp_path.iterdir()) == [path.name, killed_file.name]
+    part.write_text("")
+    spare.Spare(path, bool, str)
+    assert (tmp_path / "plan.killed1.json").exists() and load_plan(killed_file)
 
 
 def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
