@@ -111,13 +111,15 @@ def run(args: argparse.Namespace) -> int:
     if args.programme is not None:
         data["written"] = [str(args.programme)]
         lines.append(f"wrote {args.programme}: LP (5)")
+    written = args.out
     if args.out is not None:
         assert workload is not None
         planned = peers_plan(peers, problem, made, workload, links, args.seed)
         planned = planned.replace(network_name=args.links or args.peers.stem)
-        lines += _written(args.out, planned, data)
+        written = save(args.out, lambda path: save_plan(planned, path))
+        lines += _written(written, planned, data)
     show(args.json, data, lines)
-    return BAD_INPUT if data.get("written", [str(args.out)]) != [str(args.out)] else 0
+    return 0 if written == args.out else BAD_INPUT
 
 
 def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
@@ -140,9 +142,8 @@ def _trained(args: argparse.Namespace) -> tuple[Workload | None, float, float]:
     return workload, workload.batch_samples, gradient
 
 
-def _written(out: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """Save the plan; what it takes on the clock, and where it is."""
-    written = save(out, lambda path: save_plan(made, path))
+def _written(written: Path, made: TrainingPlan, data: dict[str, Any]) -> list[str]:
+    """The plan that was saved: what it takes on the clock, and where it is."""
     violations = check(load_plan(written))
     if violations:
         raise ValueError(f"the plan does not pass its own check: {violations[0]}; report this")
