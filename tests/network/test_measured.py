@@ -174,7 +174,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     # in a folder, names and what was written before are no measurements
     (tmp_path / "names.csv").write_text("address,name\na,x\n")
     words = ["networks", str(tmp_path), "--names", str(tmp_path / "names.csv")]
-    assert main([*words, "--bandwidth-gbps", "1", "--out", str(out)]) == 0
+    assert main([*words, "--bandwidth-gbps", "1", "--out", str(out), "--force"]) == 0
     assert pl.load_network(out).ids == ("b", "x")
 
 

@@ -71,7 +71,7 @@ def test_the_command_writes_what_plans_read(log: Path, capsys: pytest.CaptureFix
     assert pl.load_network(net) == pl.load_network(log).subset(["a", "b"])
     cluster = pl.load_devices(devices, pl.load_network(net))
     assert cluster.upload_bytes_per_s is not None and 3e6 in cluster.upload_bytes_per_s
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "--json", "--force"]) == 0
     assert len(json.loads(capsys.readouterr().out)["findings"]) == 4
     assert main(["probe", str(log), "--out", str(log.with_suffix(".csv"))]) == 0
 
