@@ -27,6 +27,7 @@ from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
 VERSION = 3
+SHARD = "device-"
 KEPT = 2
 """Complete checkpoints in the folder."""
 
@@ -128,8 +129,9 @@ class Checkpoints:
         kept = _complete(self._folder)[-KEPT:]
         # without an index: what a lost device did not let the others complete
         for old in _begun(self._folder):
-            if old < done and old not in kept:
-                shutil.rmtree(_place(self._folder, old), ignore_errors=True)
+            place = _place(self._folder, old)
+            if old < done and old not in kept and _is_checkpoint(place):
+                shutil.rmtree(place, ignore_errors=True)
 
     def _shard(self, here: Path, done: int) -> str:
         """Write this rank's; what the others are told."""
@@ -475,7 +477,13 @@ def _place(folder: Path, steps: int) -> Path:
 
 
 def _shard(rank: int) -> str:
-    return f"device-{rank:04d}.safetensors"
+    return f"{SHARD}{rank:04d}.safetensors"
+
+
+def _is_checkpoint(place: Path) -> bool:
+    """Whether nothing is in it that is not written here; temporary files are."""
+    names = {path.name.lstrip(".") for path in place.iterdir()}
+    return all(name.startswith((SHARD, INDEX)) for name in names)
 
 
 def _has(folder: Path, steps: int, rank: int) -> bool:

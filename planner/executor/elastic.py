@@ -7,6 +7,7 @@ not all take (`commit`). Or it ends after a step, when a device has come that wa
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from planner.executor.learner import Learner, has_head
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.roll import NEW, Generation, LostError, Roll
+from planner.executor.roll import MOST_TORN, NEW, Generation, LostError, Roll
 from planner.executor.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -33,8 +34,6 @@ from planner.training_plan.without import without
 CAUSE_S = 3.0
 """A connection that closes only follows from something: so long may it take to be told."""
 LOOK_S = 0.05
-MOST_TORN = 3
-"""Connections in one step that are made anew; who tears more is missed."""
 
 
 class EmptyStageError(RuntimeError):
@@ -91,7 +90,6 @@ class Elastic:
         self._step = NEW
         self._began_s = time.monotonic()
         self._told: _Told | None = None
-        self._torn = 0
         self._held: list[ExitStack] = []
         self._lifelines: Mapping[socket.socket, str] | None = None
 
@@ -131,10 +129,12 @@ class Elastic:
                 pass
             except ConnectionLost as error:
                 self._await_cause(error)
-            except OSError:
+            except OSError as error:
                 # a connection may be shut before it is looked at for the first time
                 if self._roll.loss.error is None:
-                    raise
+                    if error.errno != errno.ENOTCONN:
+                        raise
+                    self._await_cause(TornError(str(error)))
             if self._step >= steps:
                 break  # the others may have left already
             self._roll.next(self._step)
@@ -234,7 +234,6 @@ class Elastic:
 
     def _after(self, record: StepRecord, commit: Commit) -> None:
         self._step = record.step + 1
-        self._torn = 0
         self._told = _Told(record, commit)
         self._began_s = time.monotonic()
         if self.ranks.rank == 0:
@@ -266,9 +265,9 @@ class Elastic:
                 if loss.error is not None:
                     return
                 time.sleep(LOOK_S)
-            if isinstance(error, TornError) and self._torn < MOST_TORN:
-                self._torn += 1
-                self._roll.tear(str(error))
+            known = bool(error.device) or self._roll.now.tears < MOST_TORN
+            if isinstance(error, TornError) and known:
+                self._roll.tear(error.device, str(error))
             elif error.device:
                 self._roll.accuse([error.device], str(error))
             else:

@@ -80,6 +80,9 @@ class Pulse(threading.Thread):
         self._jobs: SimpleQueue[Callable[[Store], None]] = SimpleQueue()
         self._job: Callable[[Store], None] | None = None
         self._heeded: Mapping[str, Callable[[str], None]] = {}
+        self._count, self._seen, self._silent_s = 0, "", 0.0
+        self._watched: str | None = None
+        self._looked = time.monotonic()
         self._stopped = False
         self._look = threading.Event()
 
@@ -144,22 +147,21 @@ class Pulse(threading.Thread):
         return True
 
     def _rounds(self) -> None:
-        count, seen, silent_s, looked = 0, "", 0.0, time.monotonic()
-        watched = self._next
         while not self._stopped:
             self._do_jobs()
-            if watched != self._next:
-                watched, seen, silent_s = self._next, "", 0.0
+            if self._watched != self._next:
+                self._watched, self._seen, self._silent_s = self._next, "", 0.0
             if self._line is not None:
                 self._ended(publish(self._store, self._line))
                 return
             if self._own is not None:
-                count += 1
-                self._store.set(self._own, str(count))
+                self._count += 1
+                self._store.set(self._own, str(self._count))
             # reading what is not there yet would block
             heeded = self._heeded
             keys = [ABORT, *heeded]
-            if watched is not None and (seen or self._store.check([watched])):
+            watched = self._watched
+            if watched is not None and (self._seen or self._store.check([watched])):
                 keys.append(watched)
             reason, *said = [value.decode() for value in self._store.multi_get(keys)]
             told, beats = said[: len(heeded)], said[len(heeded) :]
@@ -170,12 +172,12 @@ class Pulse(threading.Thread):
             for heed, value in zip(heeded.values(), told, strict=True):
                 heed(value)
             now = time.monotonic()
-            silent_s += min(now - looked, MOST_CREDIT_S)
-            looked = now
+            self._silent_s += min(now - self._looked, MOST_CREDIT_S)
+            self._looked = now
             if beats:
-                if beats[0] != seen:
-                    seen, silent_s = beats[0], 0.0
-                self._silent(silent_s)
+                if beats[0] != self._seen:
+                    self._seen, self._silent_s = beats[0], 0.0
+                self._silent(self._silent_s)
             self._look.wait(PERIOD_S)
             self._look.clear()
 

@@ -34,6 +34,10 @@ AGAIN = "again"
 NEW = -1
 """Steps of a device that has no parameters yet."""
 LOOK_S = 0.05
+MOST_TORN = 3
+"""Generations that begin a step again for connections that ended; then somebody is missed."""
+DOUBT_S = 2.0
+"""Between two looks at signs of life, of which two a second are given."""
 MOST_CREDIT_S = 1.0
 """Of silence between two looks: who was stopped itself must not take that for others' silence."""
 
@@ -64,6 +68,8 @@ class Generation:
         By name, why devices of the generation before are not in it.
     torn
         Why it begins, where nobody is lost.
+    tears
+        Generations one after the other that began so with this step.
     """
 
     number: int
@@ -72,6 +78,7 @@ class Generation:
     new: tuple[str, ...] = ()
     lost: Mapping[str, str] | None = None
     torn: str = ""
+    tears: int = 0
 
     def to_text(self) -> str:
         """JSON."""
@@ -88,6 +95,7 @@ class Generation:
             tuple(data["new"]),
             dict(data["lost"] or {}),
             data["torn"],
+            data["tears"],
         )
 
 
@@ -121,6 +129,7 @@ class Roll:
         self._store = ranks.store
         self._lock = threading.Lock()
         self._accused: set[str] = set()
+        self._doubted = NEW
         self._awaited: tuple[str, ...] = ()
         self.now = Generation(0, (), 0)
         self.loss = Failure()
@@ -236,7 +245,7 @@ class Roll:
             secret=self._secret,
         )
 
-    def accuse(self, names: Sequence[str], why: str) -> None:
+    def accuse(self, names: Sequence[str], why: str, alone: bool = False) -> None:
         """Say that devices are missed.
 
         Parameters
@@ -245,27 +254,59 @@ class Roll:
             Whose.
         why
             A line.
+        alone
+            Nobody else is heard either: if they still give signs of life in the store, this device
+            is the one that is gone.
         """
+        if alone:
+            self._doubt(names, why)
+            return
         with self._lock:
             found = [n for n in names if n in self.now.members and n not in self._accused]
             self._accused |= set(found)
             key = f"lost/{self.now.number}"
         if found:
-            if found == [self.name]:
-                why = f"device {self.name!r} hears nobody any more"
             text = json.dumps({"by": self.name, "lost": found, "why": why}) + "\n"
             self._watch.pulse.later(lambda store: _append(store, key, text))
 
-    def tear(self, why: str) -> None:
+    def _doubt(self, names: Sequence[str], why: str) -> None:
+        """Look twice whether devices live, and then accuse them or this one."""
+        with self._lock:
+            number = self.now.number
+            if self._doubted == number:
+                return
+            self._doubted = number
+        ranks = [self._ids.index(name) for name in names]
+        seen: list[bytes] = []
+
+        def first(store: Store) -> None:
+            seen.extend(_beats(store, ranks))
+            again = threading.Timer(DOUBT_S, self._watch.pulse.later, (second,))
+            again.daemon = True
+            again.start()
+
+        def second(store: Store) -> None:
+            if number != self.now.number:
+                return
+            if _beats(store, ranks) == seen:
+                self.accuse(names, why)
+            else:
+                self.accuse([self.name], f"device {self.name!r} hears nobody any more")
+
+        self._watch.pulse.later(first)
+
+    def tear(self, name: str, why: str) -> None:
         """Begin again with all who are there: a connection has ended, and both its ends may live.
 
         Parameters
         ----------
+        name
+            Of the device at the other end.
         why
             A line.
         """
         key = f"lost/{self.now.number}"
-        text = json.dumps({"by": self.name, "lost": [], "why": why}) + "\n"
+        text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
         self._watch.pulse.later(lambda store: _append(store, key, text))
 
     @contextmanager
@@ -352,7 +393,9 @@ class Roll:
         members = tuple(name for name in self._ids if name in steps and name not in gone)
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
-        return Generation(number, members, step, new, dict(gone), "" if gone else torn)
+        torn = "" if gone else torn
+        tears = (self.now.tears if step == self.now.step else 0) + 1 if torn else 0
+        return Generation(number, members, step, new, dict(gone), torn, tears)
 
     def _hear_lost(self, number: int, text: str) -> None:
         """In the thread of signs of life, as `_hear_came`."""
@@ -374,8 +417,15 @@ class Roll:
                 self.comers = tuple(name for name in names if name not in self.now.members)
 
     def _counted(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Who is lost: what those say who are themselves does not count."""
+        """Who is lost: what those say who are themselves does not count.
+
+        A step that tore too often costs one device its place: at the other end of the connection
+        that was told of first. What all others see follows from that.
+        """
         found: dict[str, str] = {}
+        torn = next((line for line in lines if not line["lost"]), None)
+        if torn is not None and self.now.tears >= MOST_TORN:
+            found |= {name: torn["why"] for name in [torn["torn"]] if name in self.now.members}
         for line in lines:
             if line["by"] not in found:
                 found |= {name: line["why"] for name in line["lost"] if name not in found}
@@ -390,6 +440,12 @@ class Roll:
 
 def _read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
+
+
+def _beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
+    """Of each rank what its last sign of life says; empty: none was given."""
+    keys = [beat_key(rank) for rank in ranks]
+    return [store.get(key) if store.check([key]) else b"" for key in keys]
 
 
 def _torn(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -429,9 +485,7 @@ class _Silence:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
-        for rank in ranks:
-            key = beat_key(rank)
-            beat = self._store.get(key) if self._store.check([key]) else b""
+        for rank, beat in zip(ranks, _beats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0
             self._seen[rank] = beat

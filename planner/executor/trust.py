@@ -90,7 +90,7 @@ def ask(connection: socket.socket, secret: Secret, client: str, server: str, abo
     """
     mine = nonce()
     connection.sendall(mine)
-    said = connection.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+    said = _all_of(connection, NONCE_BYTES + PROOF_BYTES)
     theirs, proof = said[:NONCE_BYTES], said[NONCE_BYTES:]
     what = (client, server, about, mine, theirs)
     if not secret.proves(proof, "server", *what):
@@ -117,11 +117,18 @@ def answer(connection: socket.socket, secret: Secret, client: str, server: str, 
     OSError
         It is gone.
     """
-    theirs, mine = connection.recv(NONCE_BYTES, socket.MSG_WAITALL), nonce()
+    theirs, mine = _all_of(connection, NONCE_BYTES), nonce()
     what = (client, server, about, theirs, mine)
     connection.sendall(mine + secret.proof("server", *what))
-    proof = connection.recv(PROOF_BYTES, socket.MSG_WAITALL)
-    return secret.proves(proof, "client", *what)
+    return secret.proves(_all_of(connection, PROOF_BYTES), "client", *what)
+
+
+def _all_of(connection: socket.socket, size: int) -> bytes:
+    """What the other side says; one that ends before has proven nothing and refuted nothing."""
+    said = connection.recv(size, socket.MSG_WAITALL)
+    if len(said) < size:
+        raise ConnectionResetError("it closed the connection")
+    return said
 
 
 def _bytes(text: str) -> bytes:

@@ -67,13 +67,13 @@ class Watch(threading.Thread):
     Attributes
     ----------
     missed
-        Takes names of devices that are gone, and why, where the others go on without them; None:
-        then the run ends.
+        Takes names of devices that are gone, why, and whether nobody else is heard either, where
+        the others go on without them; None: then the run ends.
     """
 
     def __init__(self, name: str, ending: Ending, patience_s: float = PATIENCE_S) -> None:
         super().__init__(name="watch", daemon=True)
-        self.missed: Callable[[Sequence[str], str], None] | None = None
+        self.missed: Callable[[Sequence[str], str, bool], None] | None = None
         self.device, self.ending, self.patience_s = name, ending, patience_s
         self.server = "whoever started the ranks"
         self._serves = False
@@ -216,7 +216,7 @@ class Watch(threading.Thread):
         return self.leave()
 
     def part(self, line: str) -> int:
-        """End alone, unless there is a reason soon that ends all.
+        """End alone, unless the store is gone for all.
 
         Parameters
         ----------
@@ -229,7 +229,11 @@ class Watch(threading.Thread):
             Exit code.
         """
         self._leaving = True
-        self.ending.wait(CAUSE_S)
+        rounds, until = self.pulse.rounds, time.monotonic() + self.patience_s
+        # by another connection it answers, or does not
+        while self.pulse.rounds < rounds + 2 and time.monotonic() < until:
+            if self.ending.wait(TICK_S):
+                return self.leave()
         return self.depart(line)
 
     def refuse(self, line: str, code: int) -> int:
@@ -352,12 +356,12 @@ class Watch(threading.Thread):
         longest_s = max(silent.values(), default=0.0)
         # one that is silent, or all of a site, or this device is cut off itself
         together = [n for n, silent_s in silent.items() if 2 * silent_s > longest_s]
-        if self.missed is not None and 1 < len(together) == len(silent):
-            # who hears nobody any more is the one that is gone
-            together = [self.device]
-        self._judge(together, longest_s, f"to {self.device!r} ")
+        alone = 1 < len(together) == len(silent)
+        self._judge(together, longest_s, f"to {self.device!r} ", alone)
 
-    def _judge(self, names: Sequence[str], silent_s: float, whom: str = "") -> None:
+    def _judge(
+        self, names: Sequence[str], silent_s: float, whom: str = "", alone: bool = False
+    ) -> None:
         if silent_s > self.patience_s:
             said = ", ".join(map(repr, names[:MOST_NAMES]))
             said += ", ..." if len(names) > MOST_NAMES else ""
@@ -365,13 +369,14 @@ class Watch(threading.Thread):
                 names,
                 f"device {said} gave no sign of life {whom}for {self.patience_s:g} s: stopped, or "
                 "cut off; --patience allows for longer",
+                alone,
             )
 
-    def _miss(self, names: Sequence[str], line: str) -> None:
+    def _miss(self, names: Sequence[str], line: str, alone: bool = False) -> None:
         if self.missed is None:
             self.propose(line)
         else:
-            self.missed(names, line)
+            self.missed(names, line, alone)
 
     def _take_signals(self, numbers: bytes) -> None:
         known = [n for n in numbers if n in SIGNALS]

@@ -11,8 +11,6 @@ from planner.problems import ProblemError
 from planner.training_plan.model import TrainingPlan
 
 Write = Callable[[TrainingPlan, ExportOptions], str]
-MOST_PEERS = 100
-"""Eq. 5 as it is printed has a row for any three of them."""
 
 
 def flow_programme(form: str) -> Write:
@@ -65,11 +63,6 @@ def averaging_programme(form: str) -> Write:
         from planner.lp.model_file import ModelFormat
 
         problem, names = averaging_of_stage(plan, options.stage)
-        if len(problem) > MOST_PEERS:
-            raise ProblemError(
-                f"stage {options.stage} has {len(problem)} devices, and eq. 5 as it is printed a "
-                f"row for any three; write one of at most {MOST_PEERS}"
-            )
         return literal_model(problem, names=names).text(ModelFormat(form))
 
     return write

@@ -24,6 +24,8 @@ from planner.search.highs import milp
 
 Floats = NDArray[np.float64]
 
+MOST_PEERS = 100
+"""A million rows of eq. 4, and a hundred megabytes."""
 ABOUT = (
     "DeDLOC's averaging (Diskin et al. 2021, eq. 5). a_I_J: rate of what I contributes to reducer",
     "J; g_I_J: at which reducer I returns to J; c_I: whether I contributes; xi: steps, maximised.",
@@ -239,6 +241,11 @@ def literal_model(
     if not problem.overlap:
         raise ProblemError("eq. 2-5 are for delayed parameter updates, found overlap=False")
     n = len(problem)
+    if n > MOST_PEERS:
+        raise ProblemError(
+            f"eq. 5 as it is printed has a row for any three of {n} peers; give at most "
+            f"{MOST_PEERS}, or solve without writing it"
+        )
     peers = range(n)
     name = [str(i) for i in peers] if names is None else list(names)
     s, u, d = problem.samples_per_s, problem.upload_bytes_per_s, problem.download_bytes_per_s

@@ -73,6 +73,10 @@ class PlannedMoves:
     keep: float = 1.0
     one_at_a_time: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep is {self.keep}; it must be above 0 and at most 1")
+
     def moves(self, stages: Stages) -> list[Move]:
         """The best moves of all; of equals the fewest.
 

@@ -107,9 +107,7 @@ def _llama(get: ConfigFields) -> Architecture:
 
 
 def _mistral(get: ConfigFields) -> Architecture:
-    if get.words("layer_types") and set(get.words("layer_types")) == {FULL}:
-        return _rotary(get)
-    # null says all tokens, silence what transformers takes then
+    # transformers takes no notice of layer_types here; null says all tokens, silence what it takes
     said = "sliding_window" in get.names()
     window = get.whole_or_none("sliding_window") if said else MISTRAL_WINDOW
     return replace(_rotary(get), window=window)
@@ -226,9 +224,11 @@ def _rotary(get: ConfigFields, usual: Mapping[str, Any] | None = None) -> Archit
     positions = _size(get, "max_position_embeddings", usual)
     size = get.whole("head_dim") if get.has("head_dim") else usual.get("head_dim")
     theta, notes = _rope(get, usual.get("rope_theta", ROPE_THETA))
+    layers = get.whole("num_hidden_layers")
+    _layer_types(get, layers)  # also where nothing follows from them
     return Architecture(
         Family.LLAMA,
-        get.whole("num_hidden_layers"),
+        layers,
         hidden,
         heads,
         _size(get, "num_key_value_heads", usual),
@@ -313,13 +313,8 @@ def _from_a_layer_on(get: ConfigFields) -> Callable[[int], bool]:
     return lambda k: k >= first
 
 
-def _with_window(
-    get: ConfigFields,
-    arch: Architecture,
-    slides: Callable[[int], bool],
-    usual: int | None = None,
-) -> Architecture:
-    """With the window of layers that are said to have one, or by a rule; ``usual``: its size."""
+def _layer_types(get: ConfigFields, layers: int) -> list[str]:
+    """A word a layer; none where the file is silent."""
     types = get.words("layer_types")
     strange = sorted(set(types) - {SLIDING, FULL})
     if strange:
@@ -327,10 +322,19 @@ def _with_window(
             f"layer_types has {short(strange[0])}, which is not priced here; it must be {FULL} or "
             f"{SLIDING}"
         )
-    if types and len(types) != arch.layers:
-        raise ValueError(
-            f"layer_types has {len(types)} entries for {arch.layers} layers; give one each"
-        )
+    if types and len(types) != layers:
+        raise ValueError(f"layer_types has {len(types)} entries for {layers} layers; give one each")
+    return types
+
+
+def _with_window(
+    get: ConfigFields,
+    arch: Architecture,
+    slides: Callable[[int], bool],
+    usual: int | None = None,
+) -> Architecture:
+    """With the window of layers that are said to have one, or by a rule; ``usual``: its size."""
+    types = _layer_types(get, arch.layers)
     if usual is None and not get.flag("use_sliding_window", False):
         return arch
     all_layers = range(arch.layers)

@@ -28,7 +28,7 @@ class ConfigFields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ValueError(f"{self._path}: {name} is {value!r}; it must be true or false")
+            raise ValueError(f"{self._path}: {name} is {short(value)}; it must be true or false")
         return value
 
     def word(self, name: str, default: str) -> str:
@@ -42,14 +42,16 @@ class ConfigFields:
 
     def words(self, name: str) -> list[str]:
         """A list of names; none where the file is silent."""
-        value = self._config.get(name) or []
+        value = self._config.get(name, [])
+        value = [] if value is None else value
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a list of names")
         return list(value)
 
     def numbers(self, name: str, most: int) -> list[int]:
         """A list of whole numbers from 0 to below ``most``; none where the file is silent."""
-        value = self._config.get(name) or []
+        value = self._config.get(name, [])
+        value = [] if value is None else value
         if not isinstance(value, list) or not all(type(k) is int and 0 <= k < most for k in value):
             raise ValueError(
                 f"{self._path}: {name} is {short(value)}; it must be a list of whole numbers "
@@ -59,7 +61,8 @@ class ConfigFields:
 
     def under(self, name: str) -> ConfigFields:
         """An object inside; an empty one where the file is silent."""
-        value = self._config.get(name) or {}
+        value = self._config.get(name, {})
+        value = {} if value is None else value
         if not isinstance(value, dict):
             raise ValueError(
                 f"{self._path}: {name} is {short(value)}; it must be an object or null"
@@ -78,7 +81,7 @@ class ConfigFields:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(
-                    f"{self._path}: {name} is {value!r}; it must be a whole number >= 1"
+                    f"{self._path}: {name} is {short(value)}; it must be a whole number >= 1"
                 )
             return int(value)
         if default is not None:

@@ -145,11 +145,12 @@ def test_two_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000008"]
     # what was not finished goes with the next one that is; other things and later ones stay
     (tmp_path / "step-000008" / INDEX).unlink()
-    for name in ("mine", "step-by-step", "step-000020"):
+    for name in ("mine", "step-by-step", "step-000007", "step-000020"):
         (tmp_path / name).mkdir()
+    (tmp_path / "step-000007" / "thesis.pt").write_text("mine")
     assert write(tmp_path, [10], every=2) == [10]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "mine") == [
-        *("step-000006", "step-000010"),
+        *("step-000006", "step-000007", "step-000010"),
         *("step-000020", "step-by-step"),
     ]
 

@@ -35,7 +35,7 @@ from planner.executor.commit import Commit  # noqa: E402
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
-from planner.executor.roll import LeftError, LostError, Roll  # noqa: E402
+from planner.executor.roll import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
 from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
@@ -421,7 +421,7 @@ def test_a_connection_tears_between_two_that_live() -> None:
     """All go on, with the reason; a device that is lost at the same time is not among them."""
     run = Threads(("a", "b", "c"))
     a, b, c = run.rolls
-    b.tear("device 'c' closed its connection")
+    b.tear("c", "device 'c' closed its connection")
     run.look()  # what is said now is heard
     run.look()
     assert [str(r.loss.error) for r in run.rolls] == ["device 'c' closed its connection"] * 3
@@ -433,7 +433,7 @@ def test_a_connection_tears_between_two_that_live() -> None:
     assert a.now == b.now == c.now
     assert (a.now.members, a.now.new, a.now.lost) == (("a", "b", "c"), (), {})
     assert a.now.torn == "device 'c' closed its connection"
-    a.tear("torn")
+    a.tear("b", "torn")
     b.accuse(["c"], "c is gone")
     run.look()
     run.look()
@@ -443,6 +443,60 @@ def test_a_connection_tears_between_two_that_live() -> None:
     for thread in threads:
         thread.join(10)
     assert (a.now.members, a.now.lost, a.now.torn) == (("a", "b"), {"c": "c is gone"}, "")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_who_hears_nobody_looks_for_signs_of_life(
+    alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others give them, this one is gone; else they are."""
+    monkeypatch.setattr("planner.executor.roll.DOUBT_S", 0.05)
+    run = Threads(("a", "b", "c", "d"))
+    for rank in range(4):
+        run.store.set(f"beat/{rank}", "7")
+    b = run.rolls[1]
+    b.accuse(["a", "c"], "silent", alone=True)
+    b.accuse(["a", "c"], "silent", alone=True)  # at every look
+    run.look()
+    if alive:
+        run.store.set("beat/2", "8")
+    until = time.monotonic() + 10
+    while b.loss.error is None and time.monotonic() < until:
+        time.sleep(0.05)
+        run.look()
+    assert set(b.lost) == ({"b"} if alive else {"a", "c"})
+
+
+def test_who_tears_too_often_costs_one_device() -> None:
+    """Whose connection was told of first; what the others see follows, and does not count."""
+    names = ("a", "b", "c", "d")
+    run = Threads(names)
+    for tears in range(1, MOST_TORN + 2):
+        for roll, other in zip(run.rolls, ("b", "c", "d", "a"), strict=True):
+            roll.tear(other, f"device {other!r} closed its connection")
+        run.look()
+        run.look()
+        assert all(roll.loss.error is not None for roll in run.rolls)
+        goes_on = run.rolls if tears <= MOST_TORN else [r for r in run.rolls if r.name != "b"]
+        threads = [threading.Thread(target=r.next, args=(7,), daemon=True) for r in goes_on]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        left = tuple(roll.name for roll in goes_on)
+        assert [roll.now.members for roll in goes_on] == [left] * len(left)
+        assert run.rolls[0].now.tears == (tears if tears <= MOST_TORN else 0)
+    # a step that is done makes good
+    a, c, d = goes_on
+    a.tear("c", "device 'c' closed its connection")
+    run.look()
+    run.look()
+    threads = [threading.Thread(target=r.next, args=(8,), daemon=True) for r in (a, c, d)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert (a.now.step, a.now.tears, a.now.members) == (8, 1, ("a", "c", "d"))
 
 
 def test_who_took_itself_for_lost_does_not_wait_for_those_who_vanished() -> None:
