@@ -73,7 +73,9 @@ def policies(download_s: float) -> dict[str, Policy]:
     """
 
     def ours(every_s: float, keep: float = 1.0) -> PlannedMoves:
-        return PlannedMoves(every_s, HORIZON_S, download_s, STATE_BYTES, keep=keep)
+        return PlannedMoves(
+            every_s, horizon_s=HORIZON_S, download_s=download_s, state_bytes=STATE_BYTES, keep=keep
+        )
 
     return {
         "none": NoMoves(),

@@ -143,7 +143,12 @@ def decide(
     if rule is Rule.PLANNED:
         # everybody waits while state is on its way
         lost = _download_s(plan) / left_s if left_s > 0 else 1.0
-        policy = PlannedMoves(0.0, max(left_s, 0.0), 0.0, 0.0, 0.0, HYSTERESIS + lost, True)
+        policy = PlannedMoves(
+            every_s=0.0,
+            horizon_s=max(left_s, 0.0),
+            hysteresis=HYSTERESIS + lost,
+            one_at_a_time=True,
+        )
         # who is on its way to a stage counts there, and is not sent elsewhere
         fixed = np.isin(np.arange(len(plan.cluster)), list(stay))
         stages = replace(stages, serving=stages.serving * ~fixed, loading=stages.serving * fixed)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class PlannedMoves:
     """
 
     every_s: float
+    _: KW_ONLY
     horizon_s: float = 1800.0
     download_s: float = 0.0
     state_bytes: float = 0.0

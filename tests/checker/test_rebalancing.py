@@ -66,7 +66,13 @@ def test_what_breaks_a_rule(moves: tuple[tuple[float, int, int, int, int], ...],
 
 
 @pytest.mark.parametrize(
-    "policy", [NoMoves(), OneAtATime(60.0), PlannedMoves(0.0), PlannedMoves(90.0, 1800.0, 80.0)]
+    "policy",
+    [
+        NoMoves(),
+        OneAtATime(60.0),
+        PlannedMoves(0.0),
+        PlannedMoves(90.0, horizon_s=1800.0, download_s=80.0),
+    ],
 )
 @pytest.mark.parametrize(("peers", "speed"), [((12,), (1.0,)), ((9, 4), (1.0, 2.5))])
 def test_the_replay_says_the_same(

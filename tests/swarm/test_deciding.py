@@ -13,6 +13,8 @@ from planner.swarm.deciding import HYSTERESIS, Rule, decide, stages_of
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import Move, Stages
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.moving import Move as SentTo
+from planner.training_plan.moving import moved
 from tests.conftest import make_plan, tiny_workload
 
 
@@ -32,7 +34,7 @@ def crowds(draw: st.DrawFn) -> Stages:
 @given(crowds(), st.sampled_from([0.0, 0.05, 0.5]))
 def test_one_at_a_time_is_the_best_of_all_single_moves(stages: Stages, hysteresis: float) -> None:
     """None wins more; and it wins what it must."""
-    policy = PlannedMoves(0.0, 100.0, 0.0, 0.0, 0.0, hysteresis, one_at_a_time=True)
+    policy = PlannedMoves(0.0, horizon_s=100.0, hysteresis=hysteresis, one_at_a_time=True)
     now = float(stages.rates.min())
     best = now
     for source, target, kind in product(
@@ -78,6 +80,21 @@ def test_speeds_are_those_that_were_seen() -> None:
     assert stages.serving.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rates = [1 / planned[0] + 0.25 / planned[2], 1 / planned[1] + 1 / planned[3]]
     np.testing.assert_allclose(stages.rates, rates)
+
+
+@given(
+    st.lists(st.floats(1e-4, 0.1), min_size=6, max_size=6),
+    st.floats(1e-2, 1e2),
+    st.frozensets(st.integers(0, 5)),
+)
+def test_a_move_wins_by_itself(seconds: list[float], left_s: float, stay: frozenset[int]) -> None:
+    """None is the first of several that win only together: only one is made."""
+    plan = plan_of([[0, 1], [2, 3], [4, 5]]).replace(wiring="stochastic")
+    plan = moved(plan, SentTo("2", 1, 0))
+    decision = decide(plan, dict(enumerate(seconds)), 7, left_s, Rule.PLANNED, stay)
+    if decision is not None:
+        assert decision.after > decision.before * (1 + HYSTERESIS)
+        assert int(decision.move.device) not in stay
 
 
 def test_who_moves_and_who_does_not() -> None:

@@ -89,7 +89,9 @@ def test_moves_of_equal_peers_are_the_best(
     stages: Stages, download_s: float, price: float, keep: float
 ) -> None:
     """Against every possible way; the integer programme says the same."""
-    policy = PlannedMoves(60, 100.0, download_s, 10.0, price, keep=keep)
+    policy = PlannedMoves(
+        60, horizon_s=100.0, download_s=download_s, state_bytes=10.0, price=price, keep=keep
+    )
     best = max(policy.value(stages, *change) for change in all_changes(stages))
     found = changes(stages, policy.moves(stages))
     assert policy.value(stages, *found) == pytest.approx(best, abs=1e-6)
@@ -100,7 +102,7 @@ def test_moves_of_equal_peers_are_the_best(
     fewest = min(
         int(out.sum())
         for out, into in all_changes(stages)
-        if policy.value(stages, out, into) >= best - 1e-9
+        if policy.value(stages, out, into) >= best - 1e-6
     )
     assert found[0].sum() == fewest
 
@@ -116,7 +118,9 @@ def test_moves_of_two_kinds_are_good_enough(
     stages: Stages, download_s: float, price: float, keep: float
 ) -> None:
     """The programme finds the best, within its gap; what is done is worth nearly as much."""
-    policy = PlannedMoves(60, 100.0, download_s, 10.0, price, keep=keep)
+    policy = PlannedMoves(
+        60, horizon_s=100.0, download_s=download_s, state_bytes=10.0, price=price, keep=keep
+    )
     best = max(policy.value(stages, *change) for change in all_changes(stages))
     exact = policy._best(stages)
     assert policy.value(stages, *exact) == pytest.approx(best, rel=2e-4, abs=1e-4)
@@ -133,7 +137,7 @@ def test_the_best_for_the_moment_is_not_the_best_for_the_day(
     setting = Setting(
         market.trace(6), np.ones(6), np.array([1.0, 2.5, 5.0]), 121.0, 1.0, Enter.RANDOM
     )
-    policy = PlannedMoves(240, 1800.0, 121.0)
+    policy = PlannedMoves(240, horizon_s=1800.0, download_s=121.0)
     ours = replay(setting, policy, 6)
     monkeypatch.setattr("planner.swarm.planned_moves.MUCH", 0.0)
     exact = replay(setting, policy, 6)
@@ -143,7 +147,9 @@ def test_the_best_for_the_moment_is_not_the_best_for_the_day(
 POLICIES: list[Policy] = [
     OneAtATime(60),
     PlannedMoves(60),
-    PlannedMoves(60, 1800.0, 120.0, 3e9, 1e-9, 0.01),
+    PlannedMoves(
+        60, horizon_s=1800.0, download_s=120.0, state_bytes=3e9, price=1e-9, hysteresis=0.01
+    ),
     PlannedMoves(60, keep=0.9),
     NoMoves(),
 ]

@@ -113,7 +113,9 @@ class Reading:
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
 )
 @pytest.mark.parametrize("download_s", [0.0, 130.0])
-@pytest.mark.parametrize("policy", [NoMoves(), OneAtATime(60), PlannedMoves(90, 900.0, 130.0)])
+@pytest.mark.parametrize(
+    "policy", [NoMoves(), OneAtATime(60), PlannedMoves(90, horizon_s=900.0, download_s=130.0)]
+)
 def test_as_the_reading_version(policy: Policy, download_s: float, seed: int) -> None:
     """Peer by peer: the same microbatches and the same moves."""
     market = replace(SMALL, peers=(12, 6)) if seed % 2 else SMALL
@@ -182,7 +184,11 @@ def test_planned_moves_do_more_with_less() -> None:
             setting = Setting(
                 market.trace(seed), np.ones(4), np.ones(1), download_s, 3e9, Enter.RANDOM
             )
-            ours = replay(setting, PlannedMoves(60, 1800.0, download_s, 3e9), seed)
+            ours = replay(
+                setting,
+                PlannedMoves(60, horizon_s=1800.0, download_s=download_s, state_bytes=3e9),
+                seed,
+            )
             theirs = replay(setting, OneAtATime(60), seed)
             nothing = replay(setting, NoMoves(), seed)
             assert ours.share() > theirs.share() > nothing.share()
