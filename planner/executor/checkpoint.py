@@ -482,8 +482,11 @@ def _shard(rank: int) -> str:
 
 def _is_checkpoint(place: Path) -> bool:
     """Whether nothing is in it that is not written here; temporary files are."""
-    names = {path.name.lstrip(".") for path in place.iterdir()}
-    return all(name.startswith((SHARD, INDEX)) for name in names)
+    try:
+        names = [path.name for path in place.iterdir()]
+    except OSError:  # a file, or another rank has just taken it away
+        return False
+    return all(name.lstrip(".").startswith((SHARD, INDEX)) for name in names)
 
 
 def _has(folder: Path, steps: int, rank: int) -> bool:

@@ -148,9 +148,10 @@ def test_two_are_kept(tmp_path: Path) -> None:
     for name in ("mine", "step-by-step", "step-000007", "step-000020"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000007" / "thesis.pt").write_text("mine")
+    (tmp_path / "step-000009").write_text("a file")
     assert write(tmp_path, [10], every=2) == [10]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "mine") == [
-        *("step-000006", "step-000007", "step-000010"),
+        *("step-000006", "step-000007", "step-000009", "step-000010"),
         *("step-000020", "step-by-step"),
     ]
 
