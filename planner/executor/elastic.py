@@ -267,7 +267,10 @@ class Elastic:
                 time.sleep(LOOK_S)
             known = bool(error.device) or self._roll.now.tears < MOST_TORN
             if isinstance(error, TornError) and known:
-                self._roll.tear(error.device, str(error))
+                # neither end need be gone, whatever the system says of it here
+                where = f"its connection to {error.device!r}" if error.device else "a connection"
+                why = f"device {self._roll.name!r} lost {where}"
+                self._roll.tear(error.device, why)
             elif error.device:
                 self._roll.accuse([error.device], str(error))
             else:
