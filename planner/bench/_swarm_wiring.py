@@ -144,14 +144,13 @@ def _slow_streams(say: Callable[[str], None]) -> list[str]:
     paper = {"fixed": "GPipe", "stochastic": "SWARM"}
     theirs = [PAPER_2[model][paper[wiring]] for model in MODELS for wiring in wirings]
     lines.append("| paper | " + " | ".join(f"{b / a:.0%}" for a, b in theirs) + " |")
+    columns = [(*sizes, STREAM_IN_FLIGHT, w) for sizes in MODELS.values() for w in wirings]
+    without = [_samples_per_s(*asked, RACK_S, 0.0) for asked in columns]
     for rate in STREAMS_MBPS:
         cells = []
-        for place, samples in MODELS.values():
-            for wiring in wirings:
-                asked = place, samples, STREAM_IN_FLIGHT, wiring
-                without = _samples_per_s(*asked, RACK_S, 0.0)
-                slow = _samples_per_s(*asked, LATENCY_S, JITTER_S, rate * 1e6 / 8)
-                cells.append(f"{slow / without:.0%}")
+        for asked, usual in zip(columns, without, strict=True):
+            slow = _samples_per_s(*asked, LATENCY_S, JITTER_S, rate * 1e6 / 8)
+            cells.append(f"{slow / usual:.0%}")
         lines.append(f"| {rate} | " + " | ".join(cells) + " |")
         say(f"table 2: streams of {rate} Mb/s: {cells}")
     return [

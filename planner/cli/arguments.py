@@ -24,6 +24,7 @@ from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
+    Around,
     Effort,
     MaxRuntime,
     StoppingCriterion,
@@ -252,10 +253,9 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
 
 @dataclass(frozen=True)
-class Reporting(StoppingCriterion):
+class Reporting(Around):
     """A criterion that also shows on stderr how far the search is, and keeps the best so far."""
 
-    inner: StoppingCriterion
     spare: Spare | None = None
 
     def found(self, objective: float, plan: Any) -> None:
@@ -269,19 +269,7 @@ class Reporting(StoppingCriterion):
         if run.objective is not None:
             bound = "" if run.bound is None else f", bound {run.bound:.4f}"
             PROGRESS.show(f"searching: best {run.objective:.4f}{bound}")
-        return self.inner.reason(run)
-
-    def seconds(self) -> float:
-        return self.inner.seconds()
-
-    def iterations(self, steps_per_effort: float = 1.0) -> float:
-        return self.inner.iterations(steps_per_effort)
-
-    def effort(self) -> float:
-        return self.inner.effort()
-
-    def portion(self, share: float, seconds: float | None = None) -> Reporting:
-        return Reporting(self.inner.portion(share, seconds), self.spare)
+        return super().reason(run)
 
 
 def stop_of(

@@ -15,15 +15,13 @@ from planner.network.atomic import write_text
 
 EVERY_S = 10.0
 """Between two files: a short search writes none."""
+PART = 20.0
+"""Nor does it take more than one second in so many."""
 
 
 def part_of(out: Path) -> Path:
     """The spare file of an output."""
     return out.with_suffix(f".part{out.suffix}")
-
-
-PART = 20.0
-"""Nor does it take more than one second in so many."""
 
 
 def _free(out: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from planner.compose.pricing import straight_plan
 from planner.compose.request import Question
 from planner.compose.shape import Shape
-from planner.search.stop import StoppingCriterion, StopRun
+from planner.search.stop import Around
 from planner.training_plan.model import TrainingPlan
 
 Later = Callable[[], tuple[float, TrainingPlan]]
@@ -17,18 +17,15 @@ Later = Callable[[], tuple[float, TrainingPlan]]
 
 
 @dataclass(frozen=True)
-class Completing(StoppingCriterion):
+class Completing(Around):
     """A criterion that hears of assignments as of the straight plans that they make.
 
     Attributes
     ----------
-    inner
-        Which decides.
     question, shape
         Of the plans.
     """
 
-    inner: StoppingCriterion
     question: Question
     shape: Shape
 
@@ -44,18 +41,3 @@ class Completing(StoppingCriterion):
             return made.predicted.step_s, made
 
         self.inner.found(objective, later)
-
-    def reason(self, run: StopRun) -> str | None:
-        return self.inner.reason(run)
-
-    def seconds(self) -> float:
-        return self.inner.seconds()
-
-    def iterations(self, steps_per_effort: float = 1.0) -> float:
-        return self.inner.iterations(steps_per_effort)
-
-    def effort(self) -> float:
-        return self.inner.effort()
-
-    def portion(self, share: float, seconds: float | None = None) -> Completing:
-        return Completing(self.inner.portion(share, seconds), self.question, self.shape)

@@ -162,7 +162,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
                 lower = set(asked) - set(higher)
                 door = Door(server, ranks, lower, name)
                 try:
-                    found |= door.open(limit_s)
+                    door.open(limit_s)
                 except OSError as error:
                     missing = min((other for _, other in lower - set(door.found)), default=0)
                     raise ConnectionLost(
@@ -224,7 +224,7 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
             connection.sendall(part)
             _count(connection, len(part))
     except OSError as error:
-        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
 
 
 def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
@@ -253,7 +253,7 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     except BlockingIOError:
         sent = 0
     except OSError as error:
-        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
     left = []
     for part in parts:
         if sent < len(part):
@@ -282,10 +282,10 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             # waiting in the kernel for all of it costs one call and no interpreter time
             size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
-                raise TornError(f"{_name(connection)} closed its connection", _device(connection))
+                raise TornError(f"{named(connection)} closed its connection", _device(connection))
             view = view[size:]
     except OSError as error:
-        raise TornError(f"{_name(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
 
 
 def unacknowledged_bytes(connection: socket.socket) -> int:
@@ -394,18 +394,13 @@ class Door:
             return ""
         return f"; {self._sent_away} others were refused, the last from {self._last}"
 
-    def open(self, limit_s: float) -> Connections:
-        """Wait for all.
+    def open(self, limit_s: float) -> None:
+        """Wait until all have been `found`.
 
         Parameters
         ----------
         limit_s
             At most so long.
-
-        Returns
-        -------
-        Connections
-            All that are wanted.
 
         Raises
         ------
@@ -425,7 +420,6 @@ class Door:
                     pool.submit(self._greet, connection, str(address[0]))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return self.found
 
     def _greet(self, connection: socket.socket, address: str) -> None:
         connection.settimeout(CONNECT_S)
@@ -475,6 +469,18 @@ def _device(connection: socket.socket) -> str:
     return getattr(connection, "name", Connection.name)
 
 
-def _name(connection: socket.socket) -> str:
+def named(connection: socket.socket) -> str:
+    """Who is at the other end, for a line.
+
+    Parameters
+    ----------
+    connection
+        Whose.
+
+    Returns
+    -------
+    str
+        With the device's name, where it is known.
+    """
     name = _device(connection)
     return f"device {name!r}" if name else "another rank"

@@ -388,14 +388,19 @@ class Roll:
         return f"generation/{self.now.number}"
 
     def _made(
-        self, number: int, steps: Mapping[str, int], gone: Mapping[str, str], torn: str
+        self,
+        number: int,
+        steps: Mapping[str, int],
+        gone: Mapping[str, str],
+        torn: Mapping[str, Any] | None,
     ) -> Generation:
         members = tuple(name for name in self._ids if name in steps and name not in gone)
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
-        torn = "" if gone else torn
-        tears = (self.now.tears if step == self.now.step else 0) + 1 if torn else 0
-        return Generation(number, members, step, new, dict(gone), torn, tears)
+        if gone or torn is None:
+            return Generation(number, members, step, new, dict(gone))
+        tears = 1 + (self.now.tears if step == self.now.step else 0)
+        return Generation(number, members, step, new, {}, torn["why"], tears)
 
     def _hear_lost(self, number: int, text: str) -> None:
         """In the thread of signs of life, as `_hear_came`."""
@@ -405,7 +410,7 @@ class Roll:
             if not (gone or torn) or number != self.now.number or self.loss.error is not None:
                 return
             self.lost, loss = gone, self.loss
-        loss(LostError(next(iter(gone.values()), torn)))
+        loss(LostError(next(iter(gone.values()), torn["why"] if torn else "")))
         for key in self._awaited:
             whole = f"generation/{number}/{key}"
             self._watch.pulse.later(partial(_set_again, whole))
@@ -423,9 +428,9 @@ class Roll:
         that was told of first. What all others see follows from that.
         """
         found: dict[str, str] = {}
-        torn = next((line for line in lines if not line["lost"]), None)
-        if torn is not None and self.now.tears >= MOST_TORN:
-            found |= {name: torn["why"] for name in [torn["torn"]] if name in self.now.members}
+        torn = _torn(lines) if self.now.tears >= MOST_TORN else None
+        if torn is not None and torn["torn"] in self.now.members:
+            found[torn["torn"]] = torn["why"]
         for line in lines:
             if line["by"] not in found:
                 found |= {name: line["why"] for name in line["lost"] if name not in found}
@@ -448,9 +453,9 @@ def _beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
     return [store.get(key) if store.check([key]) else b"" for key in keys]
 
 
-def _torn(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Why all begin again; empty: no connection tore."""
-    return next((str(line["why"]) for line in lines if not line["lost"]), "")
+def _torn(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Of the connection that was told of first; None: none tore."""
+    return next((line for line in lines if not line["lost"]), None)
 
 
 def _append(store: Store, key: str, text: str) -> None:

@@ -11,8 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from dataclasses import dataclass, replace
+from typing import Any, Self, SupportsFloat
 
 from planner.search.certificate import OPTIMAL_GAP, relative_gap
 from planner.search.interrupts import INTERRUPTS
@@ -355,6 +355,37 @@ class AnyOf(StoppingCriterion):
 
     def portion(self, share: float, seconds: float | None = None) -> AnyOf:
         return AnyOf(*(c.portion(share, seconds) for c in self.criteria))
+
+
+@dataclass(frozen=True)
+class Around(StoppingCriterion):
+    """A criterion that decides as another one does; who does something beside says so.
+
+    Attributes
+    ----------
+    inner
+        Which decides.
+    """
+
+    inner: StoppingCriterion
+
+    def found(self, objective: float, plan: Any) -> None:
+        self.inner.found(objective, plan)
+
+    def reason(self, run: StopRun) -> str | None:
+        return self.inner.reason(run)
+
+    def seconds(self) -> float:
+        return self.inner.seconds()
+
+    def iterations(self, steps_per_effort: float = 1.0) -> float:
+        return self.inner.iterations(steps_per_effort)
+
+    def effort(self) -> float:
+        return self.inner.effort()
+
+    def portion(self, share: float, seconds: float | None = None) -> Self:
+        return replace(self, inner=self.inner.portion(share, seconds))
 
 
 def _number(value: object) -> float:

@@ -22,36 +22,35 @@ class ConfigFields:
         """As it stands there."""
         return self._config.get(name, default)
 
+    def _said(self, name: str, usual: Any) -> Any:
+        """As it stands there, or what it is where the file is silent or says null."""
+        value = self._config.get(name)
+        return usual if value is None else value
+
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self._config.get(name)
-        if value is None:
-            return default
+        value = self._said(name, default)
         if not isinstance(value, bool):
             raise ValueError(f"{self._path}: {name} is {short(value)}; it must be true or false")
         return value
 
     def word(self, name: str, default: str) -> str:
         """A name."""
-        value = self._config.get(name)
-        if value is None:
-            return default
+        value = self._said(name, default)
         if not isinstance(value, str):
             raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a name")
         return value
 
     def words(self, name: str) -> list[str]:
         """A list of names; none where the file is silent."""
-        value = self._config.get(name, [])
-        value = [] if value is None else value
+        value = self._said(name, [])
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ValueError(f"{self._path}: {name} is {short(value)}; it must be a list of names")
         return list(value)
 
     def numbers(self, name: str, most: int) -> list[int]:
         """A list of whole numbers from 0 to below ``most``; none where the file is silent."""
-        value = self._config.get(name, [])
-        value = [] if value is None else value
+        value = self._said(name, [])
         if not isinstance(value, list) or not all(type(k) is int and 0 <= k < most for k in value):
             raise ValueError(
                 f"{self._path}: {name} is {short(value)}; it must be a list of whole numbers "
@@ -61,8 +60,7 @@ class ConfigFields:
 
     def under(self, name: str) -> ConfigFields:
         """An object inside; an empty one where the file is silent."""
-        value = self._config.get(name, {})
-        value = {} if value is None else value
+        value = self._said(name, {})
         if not isinstance(value, dict):
             raise ValueError(
                 f"{self._path}: {name} is {short(value)}; it must be an object or null"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.executor.connections import ConnectionLost, receive_into, send_all
+from planner.executor.connections import ConnectionLost, named, receive_into, send_all
 
 SIZE = struct.Struct("!Q")
 ENOUGH = b"\1"
@@ -211,6 +211,5 @@ def _take(connection: object, room: bytearray | memoryview) -> int:
     except OSError as error:
         raise ConnectionLost(f"a stream has ended ({error})") from None
     if size == 0:
-        name = getattr(connection, "name", "")
-        raise ConnectionLost(f"device {name!r} closed its connection")
+        raise ConnectionLost(f"{named(connection)} closed its connection")
     return size
