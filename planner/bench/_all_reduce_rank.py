@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.codec import Wire
-from planner.executor.connections import Purpose, connections_to
+from planner.executor.connections import Purpose, both_ways, connections_to, streams_of
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
 from planner.executor.pace import Pace
@@ -43,9 +43,9 @@ def main() -> int:
     group = AveragingGroup.equal(tuple(range(world)))
     pace = Pace(args.chunks, args.window)
     vector = torch.empty(args.values)
-    wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
+    wanted = both_ways(Purpose.AVERAGING, set(range(world)) - {rank})
     with connections_to(ranks, wanted, "averaging") as opened:
-        peers = Peers({other: connection for (_, other), connection in opened.items()}, Failure())
+        peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
 
         def all_reduce() -> None:
             dist.all_reduce(vector)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.codec import Wire
-from planner.executor.connections import Purpose, connections_to
+from planner.executor.connections import Purpose, both_ways, connections_to, streams_of
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
 from planner.executor.pace import Pace
@@ -42,9 +42,9 @@ def main() -> int:
         tuple(range(world)), tuple(json.loads(args.shares)), tuple(json.loads(args.contributes))
     )
     pace = Pace(args.chunks, args.window)
-    wanted = [(Purpose.AVERAGING, other) for other in range(world) if other != rank]
+    wanted = both_ways(Purpose.AVERAGING, set(range(world)) - {rank})
     with connections_to(ranks, wanted, "averaging") as opened, kept_warm():
-        peers = Peers({other: connection for (_, other), connection in opened.items()}, Failure())
+        peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
         seconds = [_average(ranks, peers, group, pace, args, r) for r in range(args.repeats + 1)]
     if rank == 0:
         # the first one also lets windows grow

@@ -3,6 +3,10 @@
 Plain TCP, for three things that a library's send and receive do not give: a message leaves when it
 is handed over, whatever the receiver does; messages of a pair arrive in the order in which they
 left; and what averaging sends does not queue behind the pipeline's messages.
+
+Streams that go both ways at the same time have a connection for each way. On a shared one news of
+what has arrived travels with the data that goes back, and waits where those wait: the link that it
+is news for runs dry.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +61,15 @@ class Purpose(enum.IntEnum):
     NORM = 5
     PROBE = 6
     STATE = 7
+    PIPELINE_BACK = 8
+    AVERAGING_BACK = 9
+
+
+BACK = {
+    Purpose.PIPELINE: Purpose.PIPELINE_BACK,
+    Purpose.AVERAGING: Purpose.AVERAGING_BACK,
+}
+"""Of a stream from the lower rank to the higher, the way back."""
 
 
 class Connection(socket.socket):
@@ -68,6 +82,62 @@ class Connection(socket.socket):
 
 Connections = dict[tuple[Purpose, int], Connection]
 """By purpose and the other rank."""
+
+
+class Streams(NamedTuple):
+    """Both ways between this rank and others.
+
+    Attributes
+    ----------
+    to, of
+        By rank, the connection on which it is sent to, and the one on which it sends.
+    """
+
+    to: dict[int, Connection]
+    of: dict[int, Connection]
+
+
+def both_ways(purpose: Purpose, others: Iterable[int]) -> set[tuple[Purpose, int]]:
+    """What streams to and from other ranks need.
+
+    Parameters
+    ----------
+    purpose
+        One with a way back.
+    others
+        Ranks.
+
+    Returns
+    -------
+    set
+        To be asked of `connections_to`.
+    """
+    return {(way, other) for other in others for way in (purpose, BACK[purpose])}
+
+
+def streams_of(connections: Connections, purpose: Purpose, rank: int) -> Streams:
+    """The streams among open connections.
+
+    Parameters
+    ----------
+    connections
+        With what `both_ways` said.
+    purpose
+        One with a way back.
+    rank
+        This process.
+
+    Returns
+    -------
+    Streams
+        For all ranks that have such connections with this one.
+    """
+    to, of = Streams({}, {})
+    for (way, other), connection in connections.items():
+        if way in (purpose, BACK[purpose]):
+            leaves = (way is purpose) is (rank < other)
+            (to if leaves else of)[other] = connection
+    return Streams(to, of)
 
 
 class ConnectionLost(RuntimeError):

@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from planner.executor.connections import Purpose, connections_to
+from planner.executor.connections import Purpose, both_ways, connections_to, streams_of
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
@@ -112,15 +112,15 @@ class Evaluation:
 
     def __enter__(self) -> Self:
         """Open connections; all ranks come here together."""
-        wanted = {(Purpose.PIPELINE, d) for t in self._traffic for d in t.peers}
+        wanted = both_ways(Purpose.PIPELINE, {d for t in self._traffic for d in t.peers})
         opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
-        connections = {other: c for (_, other), c in opened.items()}
+        streams = streams_of(opened, Purpose.PIPELINE, self._ranks.rank)
         failure = Failure()
         if self._ranks.watch is not None:
             self._ranks.watch.ending.on_end(lambda: failure(EndedError()))
         if self._learner is not None:
-            self._inbox = Inbox(connections, self._expected(), self._learner.buffer, failure)
-            self._outbox = Outbox(connections, failure, self._wiring.rates())
+            self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
+            self._outbox = Outbox(streams.to, failure, self._wiring.rates())
         return self
 
     def __exit__(

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from planner.executor.codec import Wire, decode, encode, message_length
 from planner.executor.connections import (
+    Streams,
     as_bytes,
     receive_into,
     send_all,
@@ -178,8 +179,8 @@ class Peers:
 
     Parameters
     ----------
-    connections
-        By rank.
+    streams
+        Both ways.
     failure
         Errors of all threads.
 
@@ -191,16 +192,16 @@ class Peers:
         Guards what threads count; told when something is complete.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket], failure: Failure) -> None:
-        self.connections = connections
+    def __init__(self, streams: Streams, failure: Failure) -> None:
+        self.incoming = streams.of
         self.failure = failure
         self.changed = threading.Condition()
         self.failure.on_failure(self._wake)
         self.to = {
             d: Way(connection, f"averaging to {d}", self.failure)
-            for d, connection in connections.items()
+            for d, connection in streams.to.items()
         }
-        self.of = {d: Lane(f"averaging from {d}", self.failure) for d in connections}
+        self.of = {d: Lane(f"averaging from {d}", self.failure) for d in streams.of}
         self._memory = Memory(0)
 
     def memory(self, length: int) -> Memory:
@@ -372,7 +373,7 @@ class Exchange:
 
     def _receive(self, k: int) -> None:
         """All that member k sends in this round."""
-        connection = self._peers.connections[self._members[k]]
+        connection = self._peers.incoming[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
         contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
         sums = sum(size > 0 for size in self._sizes[k]) * self._gets[self._me]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planner.executor.connections import Connections, receive_into, send_all
+from planner.executor.connections import Connections, Streams, receive_into, send_all
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
@@ -54,24 +54,30 @@ def kept_warm(
         undo()
 
 
-def grow_windows(connections: Connections, flight_bytes: Mapping[int, float]) -> None:
+def grow_windows(streams: Sequence[Streams], flight_bytes: Mapping[int, float]) -> None:
     """Send and receive as much as fills each connection's way, all at the same time.
 
     Parameters
     ----------
-    connections
+    streams
         All of this rank; the other ends do the same.
     flight_bytes
         By rank, the larger of both directions' rate times the way there and back.
     """
-    if not connections:
-        return
-    with ThreadPoolExecutor(max_workers=2 * len(connections)) as pool:
+    size = {
+        other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
+        for other, flight in flight_bytes.items()
+    }
+    ways = sum(len(to) + len(of) for to, of in streams)
+    with ThreadPoolExecutor(max_workers=max(ways, 1)) as pool:
         tasks = []
-        for (_, other), connection in connections.items():
-            size = int(min(max(2 * flight_bytes[other], LEAST_BYTES), MOST_BYTES))
-            tasks.append(pool.submit(send_all, connection, memoryview(bytes(size))))
-            tasks.append(pool.submit(receive_into, connection, memoryview(bytearray(size))))
+        for to, of in streams:
+            for other, connection in to.items():
+                sent = memoryview(bytes(size[other]))
+                tasks.append(pool.submit(send_all, connection, sent))
+            for other, connection in of.items():
+                taken = memoryview(bytearray(size[other]))
+                tasks.append(pool.submit(receive_into, connection, taken))
         for task in tasks:
             task.result()
 

@@ -10,7 +10,7 @@ import numpy as np
 from planner.executor.averaging import Averaging
 from planner.executor.clipping import Clipping
 from planner.executor.codec import Wire
-from planner.executor.connections import Purpose
+from planner.executor.connections import Purpose, both_ways
 from planner.executor.imposed import Imposed
 from planner.executor.messages import Traffic
 from planner.executor.pace import pace_of
@@ -82,10 +82,11 @@ class Wiring:
     @property
     def connections(self) -> set[tuple[Purpose, int]]:
         """Purpose and other rank of each connection that this rank needs."""
-        wanted = {(Purpose.PIPELINE, d) for t in self.traffic.values() for d in t.peers}
+        beside = {d for t in self.traffic.values() for d in t.peers}
         if self.places is not None:
-            wanted |= {(Purpose.PIPELINE, d) for d in self.places.neighbours}
-        wanted |= {(Purpose.AVERAGING, d) for d in self.averaging.peers | self.within.peers}
+            beside |= set(self.places.neighbours)
+        wanted = both_ways(Purpose.PIPELINE, beside)
+        wanted |= both_ways(Purpose.AVERAGING, self.averaging.peers | self.within.peers)
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if not self._tells:

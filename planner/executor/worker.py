@@ -13,7 +13,15 @@ from planner.executor.averaging import Averaging
 from planner.executor.beside import Beside
 from planner.executor.commit import Commit
 from planner.executor.compute import Compute
-from planner.executor.connections import Connection, Connections, Purpose, connections_to
+from planner.executor.connections import (
+    BACK,
+    Connection,
+    Connections,
+    Purpose,
+    Streams,
+    connections_to,
+    streams_of,
+)
 from planner.executor.ending import EndedError
 from planner.executor.exchange import Peers
 from planner.executor.failure import Failure
@@ -120,7 +128,7 @@ class Worker:
             self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
             self.router = before.router if before.plan is plan else None
             self._part = before._part + 1
-        self._connections: Connections = {}
+        self._streams: list[Streams] = []
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
         self._beside: Beside | None = None
@@ -133,8 +141,9 @@ class Worker:
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
         found = dict(self._sent_before)
-        for (_, other), connection in self._connections.items():
-            found[other] = found.get(other, 0) + connection.sent_bytes
+        for streams in self._streams:
+            for other, connection in streams.to.items():
+                found[other] = found.get(other, 0) + connection.sent_bytes
         return found
 
     def steps(self, count: int, rest: int = 0, first: int = 0) -> Generator[StepRecord, None, None]:
@@ -169,11 +178,11 @@ class Worker:
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
             )
-            self._connections = _busy(connections)
+            self._streams = [streams_of(connections, way, self.rank) for way in BACK]
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
-                grow_windows(_busy(connections), self.wiring.flight_bytes())
+                grow_windows(self._streams, self.wiring.flight_bytes())
             yield from self._walk(walk, rest, first, connections)
 
     def _walk(
@@ -205,11 +214,11 @@ class Worker:
         connections: Connections,
         failure: Failure,
     ) -> Iterator[StepRecord]:
-        pipeline = _of(connections, Purpose.PIPELINE)
-        outbox = Outbox(pipeline, failure, self.wiring.rates())
-        inbox = Inbox(pipeline, self.wiring.expected(walk), self._compute.buffer, failure)
-        routed = self._routed(pipeline, outbox, failure)
-        peers = Peers(_of(connections, Purpose.AVERAGING), failure)
+        pipeline = streams_of(connections, Purpose.PIPELINE, self.rank)
+        outbox = Outbox(pipeline.to, failure, self.wiring.rates())
+        inbox = Inbox(pipeline.of, self.wiring.expected(walk), self._compute.buffer, failure)
+        routed = self._routed(pipeline.of, outbox, failure)
+        peers = Peers(streams_of(connections, Purpose.AVERAGING, self.rank), failure)
         norms = _of(connections, Purpose.NORM)
         # of steps that were done before, the last may have begun one
         sync = self.plan.sync
@@ -394,9 +403,3 @@ class Worker:
 
 def _of(connections: Connections, purpose: Purpose) -> dict[int, Connection]:
     return {other: c for (what, other), c in connections.items() if what is purpose}
-
-
-def _busy(connections: Connections) -> Connections:
-    """Those that carry much."""
-    busy = (Purpose.PIPELINE, Purpose.AVERAGING)
-    return {key: c for key, c in connections.items() if key[0] in busy}

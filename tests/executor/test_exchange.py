@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.connections import ConnectionLost  # noqa: E402
+from planner.executor.connections import Connection, ConnectionLost, Streams  # noqa: E402
 from planner.executor.exchange import Exchange, Peers  # noqa: E402
 from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
@@ -29,10 +29,11 @@ class Members:
     """``n`` ranks, each connected with each."""
 
     def __init__(self, n: int) -> None:
-        self.sockets: list[dict[int, socket.socket]] = [{} for _ in range(n)]
-        for i, j in combinations(range(n), 2):
-            self.sockets[i][j], self.sockets[j][i] = socket.socketpair()
-        self.peers = [Peers(connections, Failure()) for connections in self.sockets]
+        self.streams = [Streams({}, {}) for _ in range(n)]
+        for i, j in permutations(range(n), 2):
+            ends = [Connection(fileno=end.detach()) for end in socket.socketpair()]
+            self.streams[i].to[j], self.streams[j].of[i] = ends
+        self.peers = [Peers(streams, Failure()) for streams in self.streams]
 
     def all_do(self, work: Callable[[int], float]) -> list[float]:
         """``work`` of every rank, at the same time."""
@@ -43,8 +44,8 @@ class Members:
         """Let go of threads and sockets."""
         for peers in self.peers:
             peers.finish()
-        for connections in self.sockets:
-            for connection in connections.values():
+        for to, of in self.streams:
+            for connection in (*to.values(), *of.values()):
                 connection.close()
 
 
@@ -126,12 +127,13 @@ def test_nothing_leaves_before_all_are_ready() -> None:
     with ThreadPoolExecutor(max_workers=1) as pool:
         exchange = Exchange(vector, group, 0, members.peers[0], Wire.FP32, Pace(4, 4))
         running = pool.submit(exchange.run)
-        word = members.sockets[1][0].recv(1 << 20)
+        to, of = members.streams[1]
+        word = of[0].recv(1 << 20)
         assert len(word) == 4
-        members.sockets[1][0].setblocking(False)
+        of[0].setblocking(False)
         with pytest.raises(BlockingIOError):
-            members.sockets[1][0].recv(1)
-        members.sockets[1][0].close()
+            of[0].recv(1)
+        to[0].close()
         with pytest.raises(ConnectionLost, match=r"closed its connection|is gone"):
             running.result(timeout=60)
 
