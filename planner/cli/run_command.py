@@ -383,7 +383,7 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
 
 def _kind(plan: TrainingPlan, step: int) -> tuple[int, bool]:
     """Its schedule, and whether it averages."""
-    return plan.cycle[step % len(plan.cycle)], (step + 1) % plan.sync.every_steps == 0
+    return plan.cycle[step % len(plan.cycle)], plan.sync.due(step)
 
 
 def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:

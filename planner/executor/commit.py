@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planner.executor.ranks import Ranks
-from planner.executor.roll import AGAIN, LostError, Roll
+from planner.executor.roll import AGAIN, NEW, LostError, Roll
 
 GO, GROW = "go", "grow"
 """Take the update; and then begin anew, with those who wait to come in."""
@@ -27,6 +27,13 @@ class Commit:
         Ranks that have losses.
     last
         The last of all steps, after which nobody comes in.
+
+    Attributes
+    ----------
+    grows
+        Whether those who wait come in after the step.
+    taken
+        The last step whose update was taken; none: less than any.
     """
 
     def __init__(self, roll: Roll, ranks: Ranks, tellers: Collection[int], last: int) -> None:
@@ -34,6 +41,7 @@ class Commit:
         self._tellers = sorted(tellers)
         self._votes = 0
         self.grows = False
+        self.taken = NEW
 
     def decide(self, step: int, loss: float | None) -> None:
         """Wait for the decision on a step, whose gradients this rank has.
@@ -50,19 +58,27 @@ class Commit:
         LostError
             The step is to be done again: nobody may take its update.
         """
-        store, name = self._ranks.store, f"step/{step}"
         if self._ranks.rank in self._tellers:
-            store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
-        self._votes += 1
-        if store.add("votes", 1) == self._votes * self._ranks.world:
-            grows = bool(self._roll.comers) and step < self._last
-            store.compare_set(name, "", GROW if grows else GO)
-        answer = self._roll.answer(name)
-        if answer == AGAIN:
-            raise self._roll.loss.error or LostError(f"step {step} is done again")
-        self.grows = answer == GROW
+            self._ranks.store.set(f"loss/{step}/{self._ranks.rank}", repr(loss or 0.0))
+        self.grows = self._vote(f"step/{step}", bool(self._roll.comers) and step < self._last)
+        self.taken = step
         if self._ranks.rank == 0 and self._votes > 2:
             self._forget(step - 2)
+
+    def agree(self, step: int) -> None:
+        """Wait for the decision on the outer step after a step, whose mean this rank has.
+
+        Parameters
+        ----------
+        step
+            Its number; its own update was taken.
+
+        Raises
+        ------
+        LostError
+            Nobody may take the outer step: those who are left average again.
+        """
+        self._vote(f"outer/{step}", False)
 
     def of(self, step: int) -> float:
         """The loss of a step on which was decided."""
@@ -73,7 +89,22 @@ class Commit:
         """The last step up to this one whose loss is known: it is."""
         return step
 
+    def _vote(self, name: str, grows: bool) -> bool:
+        """Whether those who wait come in: what the last of all to vote has said."""
+        store = self._ranks.store
+        self._votes += 1
+        if store.add("votes", 1) == self._votes * self._ranks.world:
+            store.compare_set(name, "", GROW if grows else GO)
+        answer = self._roll.answer(name)
+        if answer == AGAIN:
+            raise self._roll.loss.error or LostError(f"{name} is done again")
+        return answer == GROW
+
     def _forget(self, step: int) -> None:
         """All have voted since, and so have read what was said on this step."""
-        names = [f"step/{step}", *(f"loss/{step}/{rank}" for rank in self._tellers)]
+        names = [
+            f"step/{step}",
+            f"outer/{step}",
+            *(f"loss/{step}/{rank}" for rank in self._tellers),
+        ]
         self._roll.forget(names)

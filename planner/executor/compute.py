@@ -48,10 +48,18 @@ class Compute(Operations, Protocol):
         Where devices update by themselves: with this device's own, or on two clocks with the sum.
         """
 
-    def change(self) -> Tensor:
+    def samples(self) -> int:
+        """Microbatches of this device since the last outer step, where they are counted."""
+
+    def change(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU to be summed in place: how far this device's update went.
 
         Since the last outer step, with its weight; only where devices update by themselves.
+
+        Parameters
+        ----------
+        samples
+            Of all devices of the stage; None: those of the plan.
         """
 
     def outer_update(self) -> None:

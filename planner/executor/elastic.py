@@ -90,6 +90,8 @@ class Elastic:
         self._step = NEW
         self._began_s = time.monotonic()
         self._told: _Told | None = None
+        self._commit: Commit | None = None
+        self._owes = False
         self._held: list[ExitStack] = []
         self._lifelines: Mapping[socket.socket, str] | None = None
 
@@ -137,7 +139,8 @@ class Elastic:
                     self._await_cause(TornError(str(error)))
             if self._step >= steps:
                 break  # the others may have left already
-            self._roll.next(self._step)
+            self._note_owed()
+            self._roll.next(self._step, self._owes)
         self._roll.close()
         return None if self._told is None else self._told.record
 
@@ -174,16 +177,19 @@ class Elastic:
         self.plan = self._plan_of(now)
         self.ranks = self._roll.ranks(now.members.index(self._roll.name))
         self._connect()
+        self._owes = now.owes
         self._hand_over(now)
         self._tell_before()
         if self._checkpoints is not None:
             self._checkpoints = self._checkpoints.of(self.plan, self._learner, self.ranks)
         commit = Commit(self._roll, self.ranks, _heads(self.plan), steps - 1)
+        self._commit = commit
         self.worker = Worker(self.plan, self.ranks, self._works, commit=commit)
         if self.ranks.rank == 0 and now.number:
             self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
         self._began_s = time.monotonic()
-        with closing(self.worker.steps(steps - self._step, first=self._step)) as done:
+        owes, count = now.owes, steps - self._step
+        with closing(self.worker.steps(count, first=self._step, owes=owes)) as done:
             for record in done:
                 self._after(record, commit)
                 if commit.grows:
@@ -229,15 +235,27 @@ class Elastic:
                     said = f"stage {stage} has no device left that has its parameters"
                     raise EmptyStageError(_because(now, said))
                 hand_over(self.ranks, givers[0], taker, self._learner, now.step)
+                if taker == self.ranks.rank and self._learner is not None:
+                    self._learner.begin_as_agreed()
             if taker == self.ranks.rank:
                 self._step = now.step
 
+    def _note_owed(self) -> None:
+        """Where a device was lost between a step's own updates and the outer one after it."""
+        if not self._owes and self._commit is not None and self._commit.taken == self._step:
+            self._owes = True
+            self._told = _Told(StepRecord(self._step, False, self._began_s), self._commit)
+
     def _after(self, record: StepRecord, commit: Commit) -> None:
         self._step = record.step + 1
-        self._told = _Told(record, commit)
         self._began_s = time.monotonic()
-        if self.ranks.rank == 0:
-            self._tell(self._told)
+        if self._owes:
+            # its loss was told when the generation began
+            self._owes = False
+        else:
+            self._told = _Told(record, commit)
+            if self.ranks.rank == 0:
+                self._tell(self._told)
         if self._checkpoints is not None and self._checkpoints.due(record.step):
             self._checkpoints.after(record.step)
 

@@ -62,7 +62,11 @@ class Helper:
     def update(self) -> None:
         """Nothing to update."""
 
-    def change(self) -> Tensor:
+    def samples(self) -> int:
+        """There are none."""
+        return 0
+
+    def change(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector
 

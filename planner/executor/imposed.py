@@ -125,7 +125,11 @@ class ImposedCompute:
         """Sleep."""
         self._sleeper.until(time.monotonic() + self._update_s)
 
-    def change(self) -> Tensor:
+    def samples(self) -> int:
+        """They are not counted."""
+        return 0
+
+    def change(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector
 

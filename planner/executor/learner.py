@@ -17,7 +17,7 @@ from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
-from planner.executor.outer import MEAN, LocalSamples, Outer, RoutedSamples
+from planner.executor.outer import MEAN, CountedSamples, LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
 from planner.executor.weights import load_weights
 from planner.training_plan.choices import Wiring
@@ -120,6 +120,8 @@ class Learner:
         What to train on.
     weights
         Folder of Hugging Face weights to start from; None: the plan's seed makes them.
+    counted
+        Whether other plans may follow, of fewer devices: then samples are counted.
 
     Raises
     ------
@@ -138,6 +140,7 @@ class Learner:
         *,
         data: Data = SYNTHETIC,
         weights: Path | None = None,
+        counted: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
@@ -162,9 +165,9 @@ class Learner:
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
         self._vector = _joined_gradients(self.parameters)
-        self._samples: LocalSamples | RoutedSamples = LocalSamples(plan, rank)
-        if plan.wiring is Wiring.STOCHASTIC:
-            self._samples = RoutedSamples(plan)
+        self._samples: LocalSamples | CountedSamples = LocalSamples(plan, rank)
+        if counted or plan.wiring is Wiring.STOCHASTIC:
+            self._samples = CountedSamples(plan)
         self._on_host = False
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
@@ -248,6 +251,7 @@ class Learner:
             self._from_host()
         else:
             scale = self._samples.scale(self._step)
+            self._samples.taken()
             if scale is None:
                 return  # no sample says where to
             if self._on_host:
@@ -257,11 +261,25 @@ class Learner:
         self.optimizer.step()
         self._updated()
 
-    def change(self) -> Tensor:
-        """How far this device's parameters went since the last outer step, with its weight."""
+    def samples(self) -> int:
+        """Microbatches since the last outer step, where they are counted."""
+        return self._samples.since if isinstance(self._samples, CountedSamples) else 0
+
+    def change(self, samples: int | None = None) -> Tensor:
+        """How far this device's parameters went since the last outer step, with its weight.
+
+        Parameters
+        ----------
+        samples
+            Of all devices of the stage, as `samples` counts them; None: those of the plan.
+        """
         assert self.outer is not None
+        if samples is None:
+            weight = self._samples.weight(self._step)
+        else:
+            weight = self.samples() / samples if samples else 0.0
         # gradients are needed no more
-        self.outer.change(self._vector, self._samples.weight(self._step))
+        self.outer.change(self._vector, weight)
         self._to_come = True
         return self.gradients()
 
@@ -270,6 +288,7 @@ class Learner:
         assert self.outer is not None
         self._from_host()
         self.outer.step(self._vector)
+        self._samples.agreed()
         self._to_come = False
         self._updated()
 
@@ -324,6 +343,14 @@ class Learner:
             for name, part in self.outer.named(self._host).items() if self._to_come else ():
                 part.copy_(state[MEAN + name])
         self.round()
+
+    def begin_as_agreed(self) -> None:
+        """Leave what the device that state is from has done since the last outer step to that."""
+        with torch.no_grad():
+            for name, value in self.agreed().items():
+                self.named()[name].copy_(value)
+        self._samples.agreed()
+        self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:
         """Parameters by name, a matrix that embedding and head share once."""

@@ -57,6 +57,12 @@ class LocalSamples:
     def did(self) -> None:
         """A microbatch has gone through the device; how many do is known."""
 
+    def taken(self) -> None:
+        """The step's update was taken."""
+
+    def agreed(self) -> None:
+        """The outer step was taken."""
+
     def state(self) -> dict[str, Tensor]:
         """Nothing: the plan says it all."""
         return {}
@@ -99,20 +105,27 @@ class LocalSamples:
         return sum(self._own[k] for k in schedules) / stage if stage else 0.0
 
 
-class RoutedSamples:
-    """The same where microbatches are routed: those of the device are counted as it does them.
+class CountedSamples:
+    """The same where no plan says what a device does: its microbatches are counted as it does them.
 
-    All of a step go through every stage, so nobody need be asked how many others had.
+    Where all are routed through every stage nobody need be asked how many others had. Where
+    devices are lost others are asked, since those that were lost do not count.
 
     Parameters
     ----------
     plan
-        With stochastic wiring.
+        With stochastic wiring, or of a run that goes on without devices.
+
+    Attributes
+    ----------
+    since
+        Microbatches of the device since the last outer step, of steps whose update was taken.
     """
 
     def __init__(self, plan: TrainingPlan) -> None:
-        self._all, self._every = len(plan.schedules[0].paths), plan.sync.every_steps
-        self._step = self._since = 0
+        self._cycle, self._every = plan.cycle, plan.sync.every_steps
+        self._all = [len(s.paths) for s in plan.schedules]
+        self._step = self.since = 0
 
     def begin(self) -> None:
         """A step begins."""
@@ -121,24 +134,32 @@ class RoutedSamples:
     def did(self) -> None:
         """A microbatch has gone through the device."""
         self._step += 1
-        self._since += 1
+
+    def taken(self) -> None:
+        """The step's update was taken: it is not done again."""
+        self.since += self._step
+        self._step = 0
+
+    def agreed(self) -> None:
+        """The outer step was taken: counting begins anew."""
+        self.since = 0
 
     def scale(self, step: int) -> float | None:
         """See `LocalSamples`; of the step that was done last."""
-        return self._all / self._step if self._step else None
+        return self._all[self._cycle[step % len(self._cycle)]] / self._step if self._step else None
 
     def weight(self, step: int) -> float:
-        """See `LocalSamples`; counting begins anew."""
-        found, self._since = self._since / (self._all * self._every), 0
-        return found
+        """See `LocalSamples`, if every microbatch goes through every stage."""
+        steps = range(step + 1 - self._every, step + 1)
+        return self.since / sum(self._all[self._cycle[t % len(self._cycle)]] for t in steps)
 
     def state(self) -> dict[str, Tensor]:
         """Samples since the last outer step, for a checkpoint."""
-        return {SAMPLES: torch.tensor(float(self._since))}
+        return {SAMPLES: torch.tensor(float(self.since))}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave; other plans, and those of fixed paths, count none."""
-        self._since = round(float(state[SAMPLES])) if SAMPLES in state else 0
+        self.since = round(float(state[SAMPLES])) if SAMPLES in state else 0
 
 
 class Outer:

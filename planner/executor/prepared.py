@@ -96,7 +96,13 @@ class Prepared:
         # what is gone on from has its own weights
         weights = self.args.weights if self.args.resume is None else None
         return Learner(
-            plan, self.ranks.rank, self.device, self.optimizing, data=self.data, weights=weights
+            plan,
+            self.ranks.rank,
+            self.device,
+            self.optimizing,
+            data=self.data,
+            weights=weights,
+            counted=self.args.elastic,
         )
 
     def need_of(self, plan: TrainingPlan, rank: int) -> Need:

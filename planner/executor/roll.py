@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -70,6 +70,8 @@ class Generation:
         Why it begins, where nobody is lost.
     tears
         Generations one after the other that began so with this step.
+    owes
+        Whether the update of that step was taken, but not the outer step after it.
     """
 
     number: int
@@ -79,6 +81,7 @@ class Generation:
     lost: Mapping[str, str] | None = None
     torn: str = ""
     tears: int = 0
+    owes: bool = False
 
     def to_text(self) -> str:
         """JSON."""
@@ -96,6 +99,7 @@ class Generation:
             dict(data["lost"] or {}),
             data["torn"],
             data["tears"],
+            data["owes"],
         )
 
 
@@ -179,20 +183,22 @@ class Roll:
                 )
             if self.name not in found.members and asked <= number:
                 asked = number + 1
-                self._say(f"came/{asked}", {"name": self.name, "step": NEW})
+                self._say(f"came/{asked}", {"name": self.name, "step": NEW, "owes": False})
             others = [self._ids.index(name) for name in found.members if name != self.name]
             if min(silence.of(others), default=0.0) > self._watch.patience_s:
                 raise LeftError(f"device {self.name!r} came, and nobody is left to go on with")
             time.sleep(LOOK_S)
         return False
 
-    def next(self, step: int) -> None:
+    def next(self, step: int, owes: bool = False) -> None:
         """Go on into the next generation.
 
         Parameters
         ----------
         step
             The one to be done next, as far as this device knows; `NEW` if it has no parameters.
+        owes
+            Whether only the outer step after it is to be done.
 
         Raises
         ------
@@ -201,14 +207,15 @@ class Roll:
         """
         number, silence = self.now.number + 1, _Silence(self._store)
         key, came_key, lost_key = f"roll/{number}", f"came/{number}", f"lost/{self.now.number}"
-        self._say(came_key, {"name": self.name, "step": step})
+        self._say(came_key, {"name": self.name, "step": step, "owes": owes})
         while not self._store.check([key]):
             came, lost = (self._lines(name) for name in (came_key, lost_key))
             steps = {line["name"]: line["step"] for line in came}
             gone = self._counted(lost)
             late = [m for m in self.now.members if m not in steps and m not in gone]
             if not late:
-                made = self._made(number, steps, gone, _torn(lost))
+                owing = {line["name"] for line in came if line["owes"]}
+                made = self._made(number, steps, owing, gone, _torn(lost))
                 self._store.compare_set(key, "", made.to_text())
                 break
             # who computes comes when that is done; a device that was missed before may be no more
@@ -391,16 +398,19 @@ class Roll:
         self,
         number: int,
         steps: Mapping[str, int],
+        owing: Collection[str],
         gone: Mapping[str, str],
         torn: Mapping[str, Any] | None,
     ) -> Generation:
         members = tuple(name for name in self._ids if name in steps and name not in gone)
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
+        owes = any(name in owing and steps[name] == step for name in members)
+        made = Generation(number, members, step, new, dict(gone), owes=owes)
         if gone or torn is None:
-            return Generation(number, members, step, new, dict(gone))
+            return made
         tears = 1 + (self.now.tears if step == self.now.step else 0)
-        return Generation(number, members, step, new, {}, torn["why"], tears)
+        return replace(made, torn=torn["why"], tears=tears)
 
     def _hear_lost(self, number: int, text: str) -> None:
         """In the thread of signs of life, as `_hear_came`."""

@@ -146,7 +146,9 @@ class Worker:
                 found[other] = found.get(other, 0) + connection.sent_bytes
         return found
 
-    def steps(self, count: int, rest: int = 0, first: int = 0) -> Generator[StepRecord, None, None]:
+    def steps(
+        self, count: int, rest: int = 0, first: int = 0, owes: bool = False
+    ) -> Generator[StepRecord, None, None]:
         """Train; yields after every step.
 
         Parameters
@@ -157,6 +159,8 @@ class Worker:
             Steps before them that all ranks begin together.
         first
             Number of the first of the steps that chain: those before it were done.
+        owes
+            Of the first step, only the outer one after it is to be done.
 
         Yields
         ------
@@ -183,10 +187,13 @@ class Worker:
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
                 grow_windows(self._streams, self.wiring.flight_bytes())
-            yield from self._walk(walk, rest, first, connections)
+            if owes:
+                del walk[0]
+                first += 1
+            yield from self._walk(walk, rest, first, owes, connections)
 
     def _walk(
-        self, walk: Sequence[int], rest: int, first: int, connections: Connections
+        self, walk: Sequence[int], rest: int, first: int, owes: bool, connections: Connections
     ) -> Iterator[StepRecord]:
         failure = Failure()
         ending = None if self.ranks.watch is None else self.ranks.watch.ending
@@ -200,7 +207,7 @@ class Worker:
         if loss is not None:
             loss.on_failure(lambda: failure(loss.error or EndedError()))
         try:
-            yield from self._do(walk, rest, first, connections, failure)
+            yield from self._do(walk, rest, first, owes, connections, failure)
         finally:
             end()  # no thread outlives its connections
             if ending is not None:
@@ -211,6 +218,7 @@ class Worker:
         walk: Sequence[int],
         rest: int,
         first: int,
+        owes: bool,
         connections: Connections,
         failure: Failure,
     ) -> Iterator[StepRecord]:
@@ -226,6 +234,10 @@ class Worker:
         told = range(first, first + len(walk))
         record = StepRecord(first - 1, False)  # of the steps before
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
+        if owes:
+            record.begin_s = time.monotonic()
+            self._agree(record, peers, outbox)
+            yield record
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
@@ -314,17 +326,34 @@ class Worker:
         sync = self.plan.sync
         if self.wiring.within.peers:
             self._average(record, self.wiring.within, self._compute.gradients(), peers, outbox)
+        if self._commit is not None:
+            self._commit.decide(record.step, self._compute.loss())
         self._update(record)
         if self._outer_to_come:
             self._end_outer(record)
-        if (record.step + 1) % sync.every_steps == 0:
-            vector = self._compute.change()
+        if sync.due(record.step):
             # steps from rest are looked at one by one
             if sync.delayed and not record.rest:
-                self._begin_outer(vector, peers, outbox)
+                self._begin_outer(self._compute.change(), peers, outbox)
             else:
-                self._average(record, self.wiring.averaging, vector, peers, outbox)
-                self._compute.outer_update()
+                self._agree(record, peers, outbox)
+        record.end_s = time.monotonic()
+
+    def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """Average the changes since the last outer step, and take the next one."""
+        samples = None
+        if self._commit is not None:
+            # of those who are left, which no plan says
+            own = str(self._compute.samples())
+            told = self.ranks.share(f"samples/{record.step}", own)
+            stage = self.plan.stage_of.get(self.rank)
+            group = () if stage is None else self.plan.assignment.groups[stage]
+            samples = sum(int(told[d]) for d in group)
+        vector = self._compute.change(samples)
+        self._average(record, self.wiring.averaging, vector, peers, outbox)
+        if self._commit is not None:
+            self._commit.agree(record.step)
+        self._compute.outer_update()
         record.end_s = time.monotonic()
 
     def _begin_outer(self, vector: Tensor, peers: Peers, outbox: Outbox) -> None:

@@ -414,6 +414,21 @@ class Sync:
         """Whether devices update by themselves, and average their changes."""
         return self.every_steps > 1 or self.outer is not None
 
+    def due(self, step: int) -> bool:
+        """Whether devices average after a step.
+
+        Parameters
+        ----------
+        step
+            Its number, from 0.
+
+        Returns
+        -------
+        bool
+            After the H-th, the 2 H-th and so on.
+        """
+        return (step + 1) % self.every_steps == 0
+
     def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
         """Seconds of a step in the mean over H steps.
 

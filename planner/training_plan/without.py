@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import Schedule, StageAveraging, TrainingPlan
+from planner.training_plan.model import Schedule, StageAveraging, TrainingPlan, within
 from planner.training_plan.remade import one_round, ordered
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
@@ -28,13 +28,19 @@ def require_elastic(plan: TrainingPlan) -> None:
     Raises
     ------
     PlanError
-        Devices update by themselves, or paths swap stages.
+        Averaging is delayed, or on two clocks, or paths swap stages.
     """
-    if plan.sync.local_steps:
+    if plan.sync.delayed:
         raise PlanError(
-            f"--elastic: a lost device's own updates are lost with it, found averaging every "
-            f"{plan.sync.every_steps} steps{'' if plan.sync.outer is None else ' with outer'}; "
-            "plan with gradients that are averaged in every step, or leave --elastic out"
+            "--elastic: sync.delayed: a loss while averages are under way is not mended, found "
+            f"averaging every {plan.sync.every_steps} steps, delayed; plan without --delayed, or "
+            "leave --elastic out"
+        )
+    if any(within(rounds) for rounds in plan.averaging):
+        raise PlanError(
+            "--elastic: averaging: gradients are averaged within regions in every step, and "
+            f"parameters every {plan.sync.every_steps}; plan without --within, or leave --elastic "
+            "out"
         )
     stage_of = plan.stage_of
     for k, schedule in enumerate(plan.schedules):

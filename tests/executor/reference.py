@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import without
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
@@ -62,8 +63,16 @@ def train_single(
         optim.step()
 
 
+class Lost(NamedTuple):
+    """A device, the first step that goes without it, and the first such outer step's step."""
+
+    device: str
+    step: int
+    outer: int
+
+
 def train_apart(
-    plan: TrainingPlan, count: int, optimizing: Optimizing
+    plan: TrainingPlan, count: int, optimizing: Optimizing, lost: Lost | None = None
 ) -> Iterator[tuple[float, dict[int, list[nn.Parameter]]]]:
     """Train by DiLoCo-SWARM's Algorithm 3; yields loss and parameters by device after each step.
 
@@ -71,6 +80,7 @@ def train_apart(
     loss is divided by the samples that went through it, changes are weighted by such samples.
     Delayed, the outer step follows the inner one of the next step, or the last one. Devices whose
     gradients are averaged in every step are each a model of its own too, with the same gradient.
+    What a device that is lost has done since the last outer step is lost with it.
     """
     arch = require_executable(plan)
     w, sync = plan.workload, plan.sync
@@ -96,9 +106,28 @@ def train_apart(
         d: g.members for g in groups if g.phase == "within" for d in g.members
     }
 
+    ids = plan.cluster.network.ids
+    left_plan = plan if lost is None else without(plan, [lost.device])
+    left_ids = [ids.index(name) for name in left_plan.cluster.network.ids]
+
+    def paths_of(step: int) -> list[tuple[tuple[int, ...], int]]:
+        """Devices that a microbatch visits, and the one with its head."""
+        own, names = plan, list(range(len(ids)))
+        if lost is not None and step >= lost.step:
+            own, names = left_plan, left_ids
+        schedule = own.schedules[own.cycle[step % len(own.cycle)]]
+        return [
+            (tuple(names[d] for d in path), names[schedule.head_device(b)])
+            for b, path in enumerate(schedule.paths)
+        ]
+
+    def groups_after(step: int) -> list[list[int]]:
+        gone = {ids.index(lost.device)} if lost is not None and step >= lost.outer else set()
+        return [[d for d in group if d not in gone] for group in plan.assignment.groups]
+
     def outer_step() -> None:
         """Take it; where a device has moved on since its change was taken, that is added."""
-        for stage, group in enumerate(plan.assignment.groups):
+        for stage, group in enumerate(groups_after(step)):
             outer[stage].step()
             for d in group:
                 for k, (new, old) in enumerate(zip(held[d], agreed[stage], strict=True)):
@@ -109,21 +138,19 @@ def train_apart(
         left.clear()
 
     for step in range(count):
-        schedule = plan.schedules[plan.cycle[step % len(plan.cycle)]]
-        paths = schedule.paths
-        local = {d: w.microbatch_samples * sum(d in path for path in paths) for d in held}
+        paths = paths_of(step)
+        local = {d: w.microbatch_samples * sum(d in path for path, _ in paths) for d in held}
         for own in held.values():
             for parameter in own:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for b, path in enumerate(paths):
+        for b, (path, end) in enumerate(paths):
             tokens = batches.tokens(step, b)
             x, before = tokens[:, :-1], path[0]
             for d in path:
                 x = _sent(x, before, d, plan)
                 x = _computed(modules[d][0], plan, x)
                 before = d
-            end = schedule.head_device(b)
             x = _sent(x, before, end, plan)
             loss = _computed(modules[end][1], plan, x, tokens[:, 1:]) / arch.sequence
             torch.autograd.backward(loss)
@@ -142,13 +169,13 @@ def train_apart(
         if left:
             outer_step()
         if (step + 1) % sync.every_steps == 0:
-            for stage, group in enumerate(plan.assignment.groups):
-                samples = sum(seen[d] for d in group)
+            for stage, holders in enumerate(groups_after(step)):
+                samples = sum(seen[d] for d in holders)
                 for k, old in enumerate(agreed[stage]):
-                    old.grad = sum(
-                        ((old.detach() - held[d][k].detach()) * (seen[d] / samples) for d in group),
-                        torch.zeros_like(old),
+                    parts = (
+                        (old.detach() - held[d][k].detach()) * (seen[d] / samples) for d in holders
                     )
+                    old.grad = sum(parts, torch.zeros_like(old))
             left |= {d: [p.detach().clone() for p in own] for d, own in held.items()}
             if not sync.delayed:
                 outer_step()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
 from planner.training_plan.without import without
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started
@@ -34,11 +36,13 @@ from planner.executor.checkpoint import newest, read_shard  # noqa: E402
 from planner.executor.commit import Commit  # noqa: E402
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.roll import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
 from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
+from tests.executor.reference import Lost, train_apart  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 IDS = ("0", "1", "2", "3", "4", "5")
@@ -159,6 +163,49 @@ def test_other_plans(kind: str, phase: str, tmp_path: Path) -> None:
     assert [change["devices"] for change in changes] == [["4"]]
 
 
+OWN_UPDATES = {
+    # the step is done again by those who are left
+    "backward": (5, Lost("4", 3, 3)),
+    # its updates were taken, and only the outer step is done again
+    "averaging": (4, Lost("4", 4, 3)),
+    # the step counts, its outer step comes later
+    "update": (5, Lost("4", 4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", ["fixed", pytest.param("stochastic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(p, marks=() if p == "averaging" else pytest.mark.slow) for p in OWN_UPDATES],
+)
+def test_devices_that_update_by_themselves(phase: str, kind: str, tmp_path: Path) -> None:
+    """What the lost one did since the last outer step is lost with it, and nothing counts twice."""
+    every, lost = OWN_UPDATES[phase]
+    plan = plan_of(kind).replace(sync=Sync(every, OuterOptimizer()))
+    done = hurt(plan, tmp_path, lost.device, phase, *_settings())
+    assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
+    losses, changes = told(done)
+    assert [change["devices"] for change in changes] == [[lost.device]]
+    assert sorted(losses) == list(range(STEPS))
+    if kind == "fixed":
+        steps = train_apart(plan, STEPS, Optimizing(**SETTINGS), lost)
+        expected = [loss for loss, _ in steps]
+        np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["backward", "averaging"])
+def test_a_connection_tears_where_devices_update_by_themselves(phase: str, tmp_path: Path) -> None:
+    """A step or the averaging after it is done again, and nobody's updates are lost."""
+    plan = plan_of().replace(sync=Sync(4, OuterOptimizer()))
+    done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear")
+    assert done.codes == [0] * len(IDS), done.error
+    losses, changes = told(done)
+    assert [change["event"] for change in changes] == ["torn"]
+    expected = [loss for loss, _ in train_apart(plan, STEPS, Optimizing(**SETTINGS))]
+    np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "averaging"])
 def test_two_at_once(phase: str, tmp_path: Path) -> None:
@@ -231,16 +278,16 @@ def test_a_stages_last_device(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
-def test_a_device_comes_back(tmp_path: Path) -> None:
-    """As ``planner run --elastic`` starts it again: at a step's end, with a peer's moments."""
-    plan, steps, beyond = plan_of(), 600, 100
-    save_plan(plan, tmp_path / "plan.json")
+def come_back(
+    plan: TrainingPlan, steps: int, folder: Path, *more: str
+) -> tuple[int, dict[int, float]]:
+    """Killed in its fourth step and started again; when it came, and losses."""
+    save_plan(plan, folder / "plan.json")
     given = {"device": "4", "fault": "kill", "phase": "backward", "step": 3}
     words = [sys.executable, "-m", "planner.bench._fault_rank"]
-    words += [json.dumps(given | {"folder": str(tmp_path)})]
-    words += [str(tmp_path / "plan.json"), "--devices", *IDS, "--device", "cpu", "--events"]
-    words += ["--elastic", "--steps", str(steps), "--patience", "20"]
+    words += [json.dumps(given | {"folder": str(folder)})]
+    words += [str(folder / "plan.json"), "--devices", *IDS, "--device", "cpu", "--events"]
+    words += ["--elastic", "--steps", str(steps), "--patience", "20", *more]
     lines: list[str] = []
     said: list[str] = []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -249,13 +296,33 @@ def test_a_device_comes_back(tmp_path: Path) -> None:
     losses, changes = told(Done(0, "\n".join(lines), "", []))
     assert [(c["event"], c["devices"]) for c in changes] == [("lost", ["4"]), ("came", ["4"])]
     assert said == ["planner run: device '4' has ended by SIGKILL and is started again"]
-    came = changes[1]["step"]
     assert changes[1]["go_on"] == list(IDS) and sorted(losses) == list(range(steps))
+    return changes[1]["step"], losses
+
+
+@pytest.mark.slow
+def test_a_device_comes_back(tmp_path: Path) -> None:
+    """As ``planner run --elastic`` starts it again: at a step's end, with a peer's moments."""
+    plan, steps, beyond = plan_of(), 600, 100
+    came, losses = come_back(plan, steps, tmp_path)
     expected = single(plan, min(came + beyond, steps))
     found = [losses[t] for t in range(len(expected))]
     # rounding adds up: equal as two ways to sum are after so many steps
     np.testing.assert_allclose(found[:STEPS], expected[:STEPS], rtol=TOLERANCE)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_device_comes_back_between_outer_steps(tmp_path: Path) -> None:
+    """With what all agreed on last; after the next outer step it has what the others have."""
+    plan, steps, kept = plan_of().replace(sync=Sync(200, OuterOptimizer())), 800, tmp_path / "kept"
+    came, losses = come_back(plan, steps, tmp_path, "--checkpoint", str(kept), "--every", "400")
+    assert 3 < came < steps
+    assert losses[steps - 1] < losses[came] - 0.1
+    for group in plan.assignment.groups:
+        shards = [read_shard(kept, steps, d, plan) for d in group]
+        for name in (name for name in shards[0] if name.startswith("parameter/")):
+            assert all(torch.equal(shards[0][name], shard[name]) for shard in shards[1:]), name
 
 
 @pytest.mark.slow
@@ -376,6 +443,28 @@ def test_an_update_is_taken_by_all_or_none() -> None:
         thread.join(10)
     vote(2, 8)  # it was alive after all, and is the last to vote
     assert answers == dict.fromkeys(range(3), "again")
+    assert [commit.taken for commit in commits] == [7, 7, 7]
+
+
+def test_an_outer_step_is_taken_by_all_or_none() -> None:
+    """A vote of its own: the update before it was taken, and stays so."""
+    run = Threads(("a", "b"))
+    commits = [Commit(roll, roll.ranks(rank), {0}, 99) for rank, roll in enumerate(run.rolls)]
+
+    def both(work: Callable[[Commit], None]) -> list[BaseException | None]:
+        with ThreadPoolExecutor(2) as pool:
+            return [done.exception(10) for done in [pool.submit(work, one) for one in commits]]
+
+    assert both(lambda commit: commit.decide(4, 0.5)) == [None, None]
+    assert both(lambda commit: commit.agree(4)) == [None, None]
+    assert both(lambda commit: commit.decide(5, 0.5)) == [None, None]
+    run.rolls[0].accuse(["b"], "b is gone")
+    run.look()  # what is said now is heard
+    run.look()
+    assert all(isinstance(error, LostError) for error in both(lambda commit: commit.agree(5)))
+    assert [commit.taken for commit in commits] == [5, 5]
+    # told although the step is not over
+    assert commits[0].of(5) == 0.5
 
 
 def test_who_goes_on_is_agreed() -> None:
@@ -387,14 +476,15 @@ def test_who_goes_on_is_agreed() -> None:
     c.accuse(["a"], "a is gone")
     run.look()
     assert list(a.lost) == list(b.lost) == list(c.lost) == ["c"]
-    threads = [threading.Thread(target=r.next, args=(9,), daemon=True) for r in (a, b)]
+    # both know that of step 9 only the outer one is to be done; who comes has not to know
+    threads = [threading.Thread(target=r.next, args=(9, True), daemon=True) for r in (a, b)]
     for thread in threads:
         thread.start()
     with pytest.raises(LeftError, match="the others go on without device 'c': c is gone"):
         c.next(9)
     for thread in threads:
         thread.join(10)
-    assert a.now == b.now
+    assert a.now == b.now and a.now.owes
     assert (a.now.members, a.now.step, a.now.new, a.now.lost) == (
         *(("a", "b"), 9, ()),
         {"c": "c is gone"},
@@ -415,6 +505,7 @@ def test_who_goes_on_is_agreed() -> None:
         thread.join(10)
     assert a.now == b.now == again.now
     assert (a.now.members, a.now.step, a.now.new) == (("a", "b", "c"), 12, ("c",))
+    assert not a.now.owes
 
 
 def test_a_connection_tears_between_two_that_live() -> None:

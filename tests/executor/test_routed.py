@@ -19,7 +19,7 @@ from planner.executor.ending import FAILED  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.memory import need_of  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
-from planner.executor.outer import RoutedSamples  # noqa: E402
+from planner.executor.outer import CountedSamples  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.executor.work import summary  # noqa: E402
@@ -123,18 +123,25 @@ def test_samples_are_counted_as_they_are_done() -> None:
     """Batches of 8, H = 2; a checkpoint within a period keeps the count."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
     plan = plan.replace(sync=Sync(2))
-    samples, again = RoutedSamples(plan), RoutedSamples(plan)
+    samples, again = CountedSamples(plan), CountedSamples(plan)
     samples.begin()
     assert samples.scale(0) is None
     for _ in range(5):
         samples.did()
     assert samples.scale(0) == 8 / 5
+    samples.begin()  # it was not taken, and is done again
+    for _ in range(4):
+        samples.did()
+    assert samples.scale(0) == 2
+    samples.taken()
     again.load_state(samples.state())
     for one in (samples, again):
         one.begin()
         one.did()
         assert one.scale(1) == 8
-        assert one.weight(1) == 6 / 16
+        one.taken()
+        assert one.weight(1) == one.weight(1) == 5 / 16
+        one.agreed()
         assert one.state()["outer/samples"] == 0
     again.load_state({})
     assert again.weight(3) == 0

@@ -15,7 +15,6 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import (
     AveragingGroup,
-    OuterOptimizer,
     Schedule,
     Sync,
     TrainingPlan,
@@ -26,6 +25,11 @@ from planner.training_plan.without import require_elastic, without
 from tests.conftest import levels, make_plan, tiny_workload
 
 GRID = [[0, 1, 2], [3, 4, 5]]
+REGIONS = tuple(
+    (levels([(d,), (d + 3,)], (0.5, 0.5), Phase.WITHIN)[0], levels([(d, d + 3)], (1.0,))[0])
+    for d in range(3)
+)
+"""Gradients within regions of one device each."""
 
 
 @st.composite
@@ -146,8 +150,8 @@ def test_what_cannot_be(lost: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sync": Sync(5)}, "found averaging every 5 steps; plan with gradients"),
-        ({"sync": Sync(1, OuterOptimizer())}, "every 1 steps with outer"),
+        ({"sync": Sync(5, delayed=True)}, "averaging every 5 steps, delayed; plan without"),
+        ({"averaging": REGIONS, "sync": Sync(5)}, "every 5; plan without --within"),
     ],
 )
 def test_plans_that_are_refused(changes: dict[str, Any], message: str) -> None:
