@@ -26,11 +26,12 @@ import planner.executor.binding as binding
 import planner.executor.checkpoint as checkpoint
 import planner.executor.connections as connections
 from planner.executor.arguments import arguments
+from planner.executor.evaluate import Evaluation
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
-WRITING = "checkpoint"
-"""A phase of runs that write them."""
+WRITING, EVALUATING = "checkpoint", "evaluation"
+"""Phases of runs that do so."""
 FAULTS = ("kill", "stop", "cut", "hold", "tear")
 BOTH = "+"
 """Between names of devices to which it happens."""
@@ -67,6 +68,9 @@ class Fault:
         self._before(Learner, "begin", self._count)
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
+            return
+        if phase == EVALUATING:
+            self._before(Evaluation, "_sum", lambda *_: self._due())
             return
         name, kind = {
             "forward": ("operate", "F"),

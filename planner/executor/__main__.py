@@ -22,7 +22,6 @@ from planner.executor.ending import Ending
 from planner.executor.helper import Helper
 from planner.executor.hf_export import export_trained
 from planner.executor.learner import Learner
-from planner.executor.options import eval_data_of
 from planner.executor.pieces import pieces_of
 from planner.executor.prepared import Prepared, prepare
 from planner.executor.process import leave, run_rank
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, watch: Watch) -> int:
     require_sensible(args)
     require_files(args)
-    held_out, plan = eval_data_of(args), load_plan(args.plan)
+    plan = load_plan(args.plan)
     pieces = pieces_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
@@ -68,7 +67,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     made = prepare(args, plan, pieces, watch)
     if args.elastic:
         return _run_elastic(made, plan, watch)
-    done = train(made, plan, pieces, held_out)
+    done = train(made, plan, pieces)
     if made.export is not None:
         export_trained(made.export.of(done.plan), made.ranks, made.learner)
     _finish(made, made.ranks, done)
@@ -77,7 +76,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
 
 def _run_elastic(made: Prepared, plan: TrainingPlan, watch: Watch) -> int:
     assert isinstance(made.works, Learner | Helper)
-    how = (made.works, made.progress, made.checkpoints, made.args.wait)
+    how = (made.works, made.progress, made.checkpoints, made.held_out, made.args.wait)
     elastic = Elastic(plan, made.ranks, *how)
     last = elastic.train(made.first, made.args.steps)
     if elastic.worker is None:  # it came too late

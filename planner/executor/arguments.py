@@ -29,7 +29,7 @@ TOGETHER = ("calibrate", "trace", "checkpoint", "resume", *FILES)
 """Given to all ranks or to none; the files may have other names elsewhere."""
 NO_MOVES = ("resume", "eval_data", "own_pace")
 """Options for a run whose devices stay in their stages."""
-NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "eval_data", "routes", "record")
+NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "routes", "record")
 """Options for a run whose devices stay all the time."""
 NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
 """Options for a model that is trained."""

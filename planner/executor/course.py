@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.executor.data.options import Data
 from planner.executor.evaluate import Evaluation
 from planner.executor.handover import hand_over
 from planner.executor.imposed import ImposedCompute
@@ -38,9 +37,7 @@ class Done(NamedTuple):
     last: StepRecord | None
 
 
-def train(
-    made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece], held_out: Data | None
-) -> Done:
+def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
     """Do all steps; all ranks come here together.
 
     Parameters
@@ -51,8 +48,6 @@ def train(
         Which the run begins with.
     pieces
         Of the run, as far as they are known.
-    held_out
-        To evaluate on; None: nothing is.
 
     Returns
     -------
@@ -62,14 +57,11 @@ def train(
     args, ranks = made.args, made.ranks
     tickets = ranks.store if args.own_pace else None
     worker = Worker(plan, ranks, made.works, imposed=made.imposed, tickets=tickets)
-    evaluation = None
-    if made.imposed is None and held_out is not None:
-        evaluation = Evaluation(
-            *(plan, ranks, made.learner, worker.wiring, held_out),
-            every=args.eval_every,
-            batches=args.eval_batches,
-            steps=range(made.first, args.steps),
-        )
+    evaluation, held_out = None, made.held_out
+    if held_out is not None:
+        # with no step to do, what was done before is evaluated once
+        steps_left = range(min(made.first, args.steps - 1), args.steps)
+        evaluation = Evaluation(plan, ranks, made.learner, worker.wiring, held_out, steps_left)
     routes = None if args.routes is None else RouteLog(args.routes, plan, ranks.rank)
     rebalancing = _rebalancing(made, plan)
     watchers = [one.after for one in (routes, rebalancing) if one is not None]

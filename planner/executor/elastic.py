@@ -11,7 +11,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from planner.executor.binding import ring
@@ -19,6 +19,7 @@ from planner.executor.checkpoint import Checkpoints
 from planner.executor.commit import Commit
 from planner.executor.connections import ConnectionLost, TornError
 from planner.executor.ending import EndedError
+from planner.executor.evaluate import Evaluation, HeldOut
 from planner.executor.handover import hand_over
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner, has_head
@@ -63,6 +64,8 @@ class Elastic:
         What is told, by the first rank of each generation.
     checkpoints
         What writes them; None: nothing does.
+    held_out
+        What is evaluated on, and when; None: nothing is.
     wait_s
         As `planner.executor.roll.Roll` has it.
 
@@ -79,6 +82,7 @@ class Elastic:
         works: Learner | Helper,
         progress: Progress,
         checkpoints: Checkpoints | None,
+        held_out: HeldOut | None,
         wait_s: float,
     ) -> None:
         self.plan, self.ranks = plan, ranks
@@ -86,6 +90,7 @@ class Elastic:
         self._whole, self._all, self._works = plan, ranks, works
         self._learner = works if isinstance(works, Learner) else None
         self._progress, self._checkpoints = progress, checkpoints
+        self._held_out = held_out
         self._roll = Roll(ranks, wait_s)
         self._step = NEW
         self._began_s = time.monotonic()
@@ -188,13 +193,32 @@ class Elastic:
         if self.ranks.rank == 0 and now.number:
             self._progress.changed(now, self._whole, time.monotonic() - self._began_s)
         self._began_s = time.monotonic()
-        owes, count = now.owes, steps - self._step
-        with closing(self.worker.steps(count, first=self._step, owes=owes)) as done:
-            for record in done:
-                self._after(record, commit)
-                if commit.grows:
-                    return False
+        with self._evaluation(now, steps) or nullcontext() as evaluation:
+            # what a loss has kept from being told, or of a run that does nothing else
+            self._evaluate(evaluation, now.step - 1)
+            owes, count = now.owes, steps - self._step
+            with closing(self.worker.steps(count, first=self._step, owes=owes)) as done:
+                for record in done:
+                    self._after(record, commit)
+                    self._evaluate(evaluation, record.step)
+                    if commit.grows:
+                        return False
         return True
+
+    def _evaluation(self, now: Generation, steps: int) -> Evaluation | None:
+        if self._held_out is None:
+            return None
+        assert self.worker is not None
+        again = now.evaluated < now.step or (not now.number and now.step == steps)
+        after = range(now.step - again, steps)
+        how = (self.worker.wiring, self._held_out, after)
+        return Evaluation(self.plan, self.ranks, self._learner, *how)
+
+    def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
+        for found in evaluation.after(step) if evaluation is not None else ():
+            if self.ranks.rank == 0:
+                self._progress.evaluated(found)
+                self._roll.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
         """The same on all who are there."""

@@ -60,6 +60,71 @@ class Evaluated:
         return math.exp(min(self.loss, LARGEST)) if math.isfinite(self.loss) else self.loss
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What a rank evaluates on, and when.
+
+    Attributes
+    ----------
+    data
+        Held-out text, read from its beginning each time; None: this rank reads none.
+    every
+        Steps between two; there is one after the last step too.
+    batches
+        Each of as many samples as a step has.
+    stop
+        Steps that are done in the end.
+    """
+
+    data: Microbatches | None
+    every: int
+    batches: int
+    stop: int
+
+    def due(self, step: int) -> bool:
+        """Whether a step is followed by an evaluation."""
+        return (step + 1) % self.every == 0 or step + 1 == self.stop
+
+
+def held_out_of(
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    data: Data,
+    *,
+    every: int,
+    batches: int,
+    stop: int,
+) -> HeldOut:
+    """Held-out text, alike on all ranks; they come here together.
+
+    Parameters
+    ----------
+    plan, ranks
+        What is trained, and this process among all.
+    learner
+        What this rank holds; None: no stage.
+    data
+        The text.
+    every, batches, stop
+        Of `HeldOut`.
+
+    Returns
+    -------
+    HeldOut
+        Of this rank.
+
+    Raises
+    ------
+    ValueError
+        The data cannot be read, or hold less than a sample.
+    """
+    reads = learner is not None and learner.data is not None
+    own = microbatches_of(plan, data) if reads else None
+    require_same_data(ranks, "--eval-data", own)
+    return HeldOut(own, every, batches, stop)
+
+
 class Evaluation:
     """Evaluates a model that is being trained; a context, within which connections are open.
 
@@ -71,19 +136,10 @@ class Evaluation:
         What this rank holds; None: no stage.
     wiring
         Of this rank.
-    data
-        Held-out text, read from its beginning each time.
-    every
-        Steps between two; there is one after the last step too.
-    batches
-        Each of as many samples as a step has.
+    held_out
+        What on, and when.
     steps
-        That the run will do; none: what was done before is evaluated once.
-
-    Raises
-    ------
-    ValueError
-        The data cannot be read, or hold less than a sample.
+        After which there may be evaluations while connections are open.
     """
 
     def __init__(
@@ -92,21 +148,14 @@ class Evaluation:
         ranks: Ranks,
         learner: Learner | None,
         wiring: Wiring,
-        data: Data,
-        *,
-        every: int,
-        batches: int,
+        held_out: HeldOut,
         steps: range,
     ) -> None:
         self._plan, self._ranks, self._learner, self._wiring = plan, ranks, learner, wiring
-        self._every, self._batches, self._stop = every, batches, steps.stop
-        last = steps or (steps.stop - 1,)
-        reads = learner is not None and learner.data is not None
-        self._data = microbatches_of(plan, data) if reads else None
-        require_same_data(ranks, "--eval-data", self._data)
+        self._held_out, self._batches = held_out, held_out.batches
         self._schedules = [forward_only(plan.schedules[k]) for k in dict.fromkeys(plan.cycle)]
         self._traffic = [Traffic(s, ranks.rank, forward=True) for s in self._schedules]
-        self._times = sum(self._due(step) for step in last)
+        self._after = {step for step in steps if held_out.due(step)}
         self._held = ExitStack()
         self._serial = 0
 
@@ -118,6 +167,8 @@ class Evaluation:
         failure = Failure()
         if self._ranks.watch is not None:
             self._ranks.watch.ending.on_end(lambda: failure(EndedError()))
+        if (loss := self._ranks.loss) is not None:
+            loss.on_failure(lambda: failure(loss.error or EndedError()))
         if self._learner is not None:
             self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
             self._outbox = Outbox(streams.to, failure, self._wiring.rates())
@@ -145,7 +196,7 @@ class Evaluation:
         list[Evaluated]
             One a schedule; none where nothing is due.
         """
-        if not self._due(step):
+        if step not in self._after:
             return []
         w, arch = self._plan.workload, self._plan.workload.architecture
         assert arch is not None
@@ -158,9 +209,6 @@ class Evaluation:
             for schedule, loss in zip(self._schedules, totals, strict=True)
         ]
 
-    def _due(self, step: int) -> bool:
-        return (step + 1) % self._every == 0 or step + 1 == self._stop
-
     def _sum(self, k: int) -> float:
         """This rank's losses of all batches with the paths of one schedule."""
         if self._learner is None:
@@ -168,7 +216,7 @@ class Evaluation:
         total = 0.0
         order, rank = self._schedules[k].order[self._ranks.rank], self._ranks.rank
         for batch in range(self._batches):
-            forward = _Forward(self._learner, self._data, batch)
+            forward = _Forward(self._learner, self._held_out.data, batch)
             run_operations(
                 order,
                 self._traffic[k],
@@ -185,7 +233,7 @@ class Evaluation:
 
     def _expected(self) -> dict[int, Iterator[Expected]]:
         """By source, all messages of all evaluations."""
-        rounds = self._times * len(self._schedules) * self._batches
+        rounds = len(self._after) * len(self._schedules) * self._batches
 
         def messages(source: int) -> Iterator[Expected]:
             for serial in range(rounds):

@@ -15,13 +15,14 @@ from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, require_free, resume
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
+from planner.executor.evaluate import HeldOut, held_out_of
 from planner.executor.helper import Helper
 from planner.executor.hf_export import Export
 from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, require_executable
 from planner.executor.memory import Need, claims_of, need_of, require_memory
 from planner.executor.optimizing import Optimizing
-from planner.executor.options import data_of, optimizing_of
+from planner.executor.options import data_of, eval_data_of, optimizing_of
 from planner.executor.pieces import Piece
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
@@ -56,6 +57,8 @@ class Prepared:
         What its operations do.
     progress
         What the first rank tells.
+    held_out
+        What is evaluated on, and when; None: nothing is.
     need
         What it will hold; None: nothing that counts.
     first
@@ -75,6 +78,7 @@ class Prepared:
     progress: Progress
     learner: Learner | None = None
     works: Learner | Helper | ImposedCompute = field(init=False)
+    held_out: HeldOut | None = None
     need: Need | None = None
     first: int = 0
     checkpoints: Checkpoints | None = None
@@ -155,6 +159,7 @@ def prepare(
         This rank cannot do what it is told to.
     """
     optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
+    eval_data = eval_data_of(args)
     ranks = join(
         plan,
         args.devices,
@@ -173,6 +178,9 @@ def prepare(
     made = Prepared(args, ranks, device, imposed, optimizing, data, progress)
     if imposed is None:
         _prepare_model(made, plan, pieces, watch)
+        if eval_data is not None:
+            how = {"every": args.eval_every, "batches": args.eval_batches, "stop": args.steps}
+            made.held_out = held_out_of(plan, ranks, made.learner, eval_data, **how)
     else:
         made.works = ImposedCompute(plan, ranks.rank, imposed)
     return made

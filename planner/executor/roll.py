@@ -28,7 +28,7 @@ from planner.executor.pulse import beat_key
 from planner.executor.ranks import WATCHED, Ranks
 from planner.executor.store import BEGUN, OVER
 
-TOLD = "roll/told"
+TOLD, EVALUATED = "roll/told", "roll/evaluated"
 AGAIN = "again"
 """In the place of what was waited for when a device was lost."""
 NEW = -1
@@ -72,6 +72,8 @@ class Generation:
         Generations one after the other that began so with this step.
     owes
         Whether the update of that step was taken, but not the outer step after it.
+    evaluated
+        Steps after which the last evaluation was told, or with which the run began.
     """
 
     number: int
@@ -82,6 +84,7 @@ class Generation:
     torn: str = ""
     tears: int = 0
     owes: bool = False
+    evaluated: int = 0
 
     def to_text(self) -> str:
         """JSON."""
@@ -100,6 +103,7 @@ class Generation:
             data["torn"],
             data["tears"],
             data["owes"],
+            data["evaluated"],
         )
 
 
@@ -148,7 +152,7 @@ class Roll:
         step
             The first.
         """
-        first = Generation(0, self._ids, step)
+        first = Generation(0, self._ids, step, evaluated=step)
         self._store.compare_set(BEGUN, "", first.to_text())
         self._begin(first)
 
@@ -369,6 +373,10 @@ class Roll:
         """Note that a step's loss was told."""
         self._store.set(TOLD, str(step))
 
+    def tell_evaluated(self, steps: int) -> None:
+        """Note that what is learnt after so many steps was told."""
+        self._store.set(EVALUATED, str(steps))
+
     def told(self) -> int:
         """The last step whose loss was told; -1: none was."""
         return int(self._store.get(TOLD)) if self._store.check([TOLD]) else -1
@@ -406,7 +414,10 @@ class Roll:
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
         owes = any(name in owing and steps[name] == step for name in members)
-        made = Generation(number, members, step, new, dict(gone), owes=owes)
+        evaluated = self.now.evaluated
+        if self._store.check([EVALUATED]):
+            evaluated = int(self._store.get(EVALUATED))
+        made = Generation(number, members, step, new, dict(gone), owes=owes, evaluated=evaluated)
         if gone or torn is None:
             return made
         tears = 1 + (self.now.tears if step == self.now.step else 0)

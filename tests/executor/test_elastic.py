@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.executor.test_train import NORMS, SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_rank import PHASES, WRITING  # noqa: E402
+from planner.bench._fault_rank import EVALUATING, PHASES, WRITING  # noqa: E402
 from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
 from planner.executor.changes import CHANGES  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
@@ -43,6 +44,7 @@ from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
+from tests.executor.test_evaluate import bytes_workload  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 IDS = ("0", "1", "2", "3", "4", "5")
@@ -216,6 +218,28 @@ def test_two_at_once(phase: str, tmp_path: Path) -> None:
     losses, changes = told(done)
     require_equal(losses, plan)
     assert sorted(name for change in changes for name in change["devices"]) == ["0", "4"]
+
+
+@pytest.mark.parametrize(
+    "phase", [EVALUATING, *(pytest.param(p, marks=pytest.mark.slow) for p in ("forward", "update"))]
+)
+def test_held_out_text(phase: str, tmp_path: Path) -> None:
+    """Read after the same steps, with the same losses, each told once; who is lost or not."""
+    workload = replace(bytes_workload(), batch_samples=8)
+    plan, held = make_plan(GRID, workload=workload), tmp_path / "held.txt"
+    held.write_text("the fault is in the plan, or else in the stars. " * 40)
+    more = ("--data", str(held), "--eval-data", str(held), "--eval-every", "4", *_settings())
+    found = []
+    for device, folder in (("4", tmp_path / "hurt"), ("none", tmp_path / "whole")):
+        folder.mkdir()
+        done = hurt(plan, folder, device, phase, *more)
+        assert done.codes == [KILLED if d == device else 0 for d in IDS], done.error
+        events = [json.loads(line) for line in done.out.splitlines()]
+        evaluated = [event for event in events if event["event"] == "evaluated"]
+        assert [event["steps"] for event in evaluated] == [4, 8, 12, 16, 20]
+        found.append([event["loss"] for event in evaluated])
+    np.testing.assert_allclose(found[0], found[1], rtol=TOLERANCE)
+    assert found[0][-1] < found[0][0]
 
 
 @pytest.mark.slow

@@ -189,13 +189,12 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     from planner.executor.data.alike import require_same_data
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.data.options import Data
-    from planner.executor.evaluate import Evaluation
+    from planner.executor.evaluate import held_out_of
     from planner.executor.ranks import Ranks
-    from planner.executor.wiring import Wiring
 
     plan = make_plan([[0]], workload=bytes_workload())
     learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    ranks, wiring = Ranks(0, 1, torch.distributed.HashStore()), Wiring(plan, 0, None, False)
+    ranks = Ranks(0, 1, torch.distributed.HashStore())
     (tmp_path / "short").write_text("x" * SEQUENCE)
     for name, message in (
         ("none", "none: is no text file"),
@@ -206,7 +205,7 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     ):
         data = Data(tmp_path / name, buffer=1)
         with pytest.raises(ValueError, match=message):
-            Evaluation(*(plan, ranks, learner, wiring, data), every=1, batches=1, steps=range(1))
+            held_out_of(plan, ranks, learner, data, every=1, batches=1, stop=1)
     short = microbatches_of(plan, Data(tmp_path / "short"))
     with pytest.raises(ValueError, match="--data: there are 16 tokens"):
         require_same_data(ranks, "--data", short)
