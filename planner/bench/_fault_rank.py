@@ -118,7 +118,7 @@ class Fault:
             while not (self._folder / "cut").exists():
                 time.sleep(LOOK_S)
         elif fault == "tear":  # one connection, and both processes live
-            purpose = connections.Purpose.PIPELINE
+            purpose = connections.Purpose[self._given.get("purpose", "PIPELINE")]
             torn = next(c for (what, _), c in self._open.items() if what is purpose)
             torn.shutdown(socket.SHUT_RDWR)
         elif fault == "hold":

@@ -16,6 +16,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.clock.local_machine import as_executed, predict, require_memory
+from planner.executor.arguments import EVERY
 from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
@@ -220,7 +221,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
             microbatches_of(plan, text)
     pieces_of(plan, asked.moves, asked.steps)
     if asked.elastic:
-        require_elastic(plan)
+        require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights
     if begin is not None:
         require_same_model(begin, arch)

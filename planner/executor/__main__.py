@@ -24,7 +24,7 @@ from planner.executor.hf_export import export_trained
 from planner.executor.learner import Learner
 from planner.executor.pieces import pieces_of
 from planner.executor.prepared import Prepared, prepare
-from planner.executor.process import leave, run_rank
+from planner.executor.process import allow_descriptors, leave, run_rank
 from planner.executor.ranks import Ranks
 from planner.executor.rebalancing import require_movable
 from planner.executor.records import StepRecord
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = arguments(argv, __doc__)
     sys.setswitchinterval(SWITCH_S)
+    allow_descriptors()
     name = own_name(args.devices)
     watch = Watch(name, Ending())
     return run_rank(name, watch, lambda: _run(args, watch))
@@ -58,7 +59,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
     if args.elastic:
-        require_elastic(plan)
+        require_elastic(plan, None if args.checkpoint is None else args.every)
         if TORCHRUN in os.environ:
             raise ValueError(
                 "--elastic: torchrun ends all ranks of a node when one fails; start them with "
@@ -92,7 +93,7 @@ def _run_elastic(made: Prepared, plan: TrainingPlan, watch: Watch) -> int:
 
 def _finish(made: Prepared, ranks: Ranks, done: Done) -> None:
     """What is told after the last step; all ranks come here together."""
-    if made.args.trace is not None and done.last is not None:
+    if made.args.trace is not None:
         _trace(made.args.trace, done.plan, ranks, done.worker, done.last)
     if made.need is not None:
         assert isinstance(made.works, Learner | Helper)
@@ -102,12 +103,17 @@ def _finish(made: Prepared, ranks: Ranks, done: Done) -> None:
     ranks.part()
 
 
-def _trace(path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: StepRecord) -> None:
+def _trace(
+    path: Path, plan: TrainingPlan, ranks: Ranks, worker: Worker, last: StepRecord | None
+) -> None:
     """The last step of all ranks, each on its clock since the first step, as rank 0 writes it."""
-    begin = last.begin_s - worker.began_s
-    ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
-    told = [json.loads(text) for text in ranks.share("trace", json.dumps([begin, ops]))]
-    if ranks.rank == 0:
+    text = ""
+    if last is not None:
+        ops = [(*op[:3], op[3] - worker.began_s, op[4] - worker.began_s) for op in last.ops]
+        text = json.dumps([last.begin_s - worker.began_s, ops])
+    # who came for the end alone has done none
+    told = [json.loads(text) for text in ranks.share("trace", text) if text]
+    if ranks.rank == 0 and told:
         zero = min(begin for begin, _ in told)
         found = [[*op[:3], op[3] - zero, op[4] - zero] for _, ops in told for op in ops]
         ids = plan.cluster.network.ids

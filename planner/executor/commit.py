@@ -42,6 +42,7 @@ class Commit:
         self._votes = 0
         self.grows = False
         self.taken = NEW
+        self._outer: list[int] = []
 
     def decide(self, step: int, loss: float | None) -> None:
         """Wait for the decision on a step, whose gradients this rank has.
@@ -79,6 +80,17 @@ class Commit:
             Nobody may take the outer step: those who are left average again.
         """
         self._vote(f"outer/{step}", False)
+        self._outer.append(step)
+
+    def end(self) -> None:
+        """Wait until all ranks have done all there is.
+
+        Raises
+        ------
+        LostError
+            One has not.
+        """
+        self._vote("end", False)
 
     def of(self, step: int) -> float:
         """The loss of a step on which was decided."""
@@ -102,9 +114,8 @@ class Commit:
 
     def _forget(self, step: int) -> None:
         """All have voted since, and so have read what was said on this step."""
-        names = [
-            f"step/{step}",
-            f"outer/{step}",
-            *(f"loss/{step}/{rank}" for rank in self._tellers),
-        ]
+        names = [f"step/{step}", *(f"loss/{step}/{rank}" for rank in self._tellers)]
+        for outer in [one for one in self._outer if one <= step]:
+            self._outer.remove(outer)
+            names += [f"outer/{outer}", *(f"samples/{outer}/{r}" for r in range(self._ranks.world))]
         self._roll.forget(names)

@@ -3,6 +3,10 @@
 Each generation of ranks has the plan of those who are there. It ends when one of them is lost:
 then the step that was under way is done again by the others, since no rank takes an update that
 not all take (`commit`). Or it ends after a step, when a device has come that waits to be let in.
+
+Where devices update by themselves, a step's own updates and the outer step after it are taken one
+after the other. A generation that ends between the two owes the outer step, and the next one begins
+with it.
 """
 
 from __future__ import annotations
@@ -142,7 +146,7 @@ class Elastic:
                     if error.errno != errno.ENOTCONN:
                         raise
                     self._await_cause(TornError(str(error)))
-            if self._step >= steps:
+            if self._step >= steps and self._held_out is None:
                 break  # the others may have left already
             self._note_owed()
             self._roll.next(self._step, self._owes)
@@ -203,6 +207,9 @@ class Elastic:
                     self._evaluate(evaluation, record.step)
                     if commit.grows:
                         return False
+            if self._held_out is not None:
+                # nobody leaves before the last evaluation was told
+                commit.end()
         return True
 
     def _evaluation(self, now: Generation, steps: int) -> Evaluation | None:
@@ -215,10 +222,11 @@ class Elastic:
         return Evaluation(self.plan, self.ranks, self._learner, *how)
 
     def _evaluate(self, evaluation: Evaluation | None, step: int) -> None:
-        for found in evaluation.after(step) if evaluation is not None else ():
-            if self.ranks.rank == 0:
-                self._progress.evaluated(found)
-                self._roll.tell_evaluated(step + 1)
+        found = [] if evaluation is None else evaluation.after(step)
+        if found and self.ranks.rank == 0:
+            for one in found:
+                self._progress.evaluated(one)
+            self._roll.tell_evaluated(step + 1)
 
     def _plan_of(self, now: Generation) -> TrainingPlan:
         """The same on all who are there."""
@@ -267,8 +275,9 @@ class Elastic:
     def _note_owed(self) -> None:
         """Where a device was lost between a step's own updates and the outer one after it."""
         if not self._owes and self._commit is not None and self._commit.taken == self._step:
+            assert self.worker is not None and self.worker.record is not None
             self._owes = True
-            self._told = _Told(StepRecord(self._step, False, self._began_s), self._commit)
+            self._told = _Told(self.worker.record, self._commit)
 
     def _after(self, record: StepRecord, commit: Commit) -> None:
         self._step = record.step + 1

@@ -165,8 +165,16 @@ class Evaluation:
         opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
         streams = streams_of(opened, Purpose.PIPELINE, self._ranks.rank)
         failure = Failure()
+
+        def end() -> None:
+            failure(EndedError())
+
+        # no thread outlives its connections
+        self._held.callback(end)
         if self._ranks.watch is not None:
-            self._ranks.watch.ending.on_end(lambda: failure(EndedError()))
+            ending = self._ranks.watch.ending
+            ending.on_end(end)
+            self._held.callback(ending.forget, end)
         if (loss := self._ranks.loss) is not None:
             loss.on_failure(lambda: failure(loss.error or EndedError()))
         if self._learner is not None:

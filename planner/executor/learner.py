@@ -178,6 +178,7 @@ class Learner:
         elif plan.sync.delayed:
             self._host = self._vector.clone()  # gradients are made while it is averaged
         self._to_come = False
+        self._step = 0
         self._loss: float | None = None
 
     @property
@@ -263,7 +264,7 @@ class Learner:
 
     def samples(self) -> int:
         """Microbatches since the last outer step, where they are counted."""
-        return self._samples.since if isinstance(self._samples, CountedSamples) else 0
+        return self._samples.done if isinstance(self._samples, CountedSamples) else 0
 
     def change(self, samples: int | None = None) -> Tensor:
         """How far this device's parameters went since the last outer step, with its weight.
@@ -274,12 +275,8 @@ class Learner:
             Of all devices of the stage, as `samples` counts them; None: those of the plan.
         """
         assert self.outer is not None
-        if samples is None:
-            weight = self._samples.weight(self._step)
-        else:
-            weight = self.samples() / samples if samples else 0.0
         # gradients are needed no more
-        self.outer.change(self._vector, weight)
+        self.outer.change(self._vector, self._samples.weight(self._step, samples))
         self._to_come = True
         return self.gradients()
 
@@ -349,7 +346,8 @@ class Learner:
         with torch.no_grad():
             for name, value in self.agreed().items():
                 self.named()[name].copy_(value)
-        self._samples.agreed()
+        if isinstance(self._samples, CountedSamples):
+            self._samples.forget()
         self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:

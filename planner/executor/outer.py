@@ -86,13 +86,15 @@ class LocalSamples:
         k = self._cycle[step % len(self._cycle)]
         return self._all[k] / self._own[k] if self._own[k] else None
 
-    def weight(self, step: int) -> float:
+    def weight(self, step: int, samples: int | None = None) -> float:
         """The device's part of its stage's samples since the last outer step.
 
         Parameters
         ----------
         step
             After which an outer step is due.
+        samples
+            Of the stage, where they are counted; the plan says them.
 
         Returns
         -------
@@ -116,16 +118,18 @@ class CountedSamples:
     plan
         With stochastic wiring, or of a run that goes on without devices.
 
-    Attributes
-    ----------
-    since
-        Microbatches of the device since the last outer step, of steps whose update was taken.
     """
 
     def __init__(self, plan: TrainingPlan) -> None:
         self._cycle, self._every = plan.cycle, plan.sync.every_steps
         self._all = [len(s.paths) for s in plan.schedules]
-        self._step = self.since = 0
+        # of this step, of those whose update was taken since, of a change to be averaged
+        self._step = self._since = self._changed = 0
+
+    @property
+    def done(self) -> int:
+        """Microbatches of the device that no outer step has taken yet; those of this step apart."""
+        return self._changed + self._since
 
     def begin(self) -> None:
         """A step begins."""
@@ -137,29 +141,41 @@ class CountedSamples:
 
     def taken(self) -> None:
         """The step's update was taken: it is not done again."""
-        self.since += self._step
+        self._since += self._step
         self._step = 0
 
     def agreed(self) -> None:
-        """The outer step was taken: counting begins anew."""
-        self.since = 0
+        """The outer step was taken, with what was done before its change."""
+        self._changed = 0
 
     def scale(self, step: int) -> float | None:
         """See `LocalSamples`; of the step that was done last."""
         return self._all[self._cycle[step % len(self._cycle)]] / self._step if self._step else None
 
-    def weight(self, step: int) -> float:
-        """See `LocalSamples`, if every microbatch goes through every stage."""
-        steps = range(step + 1 - self._every, step + 1)
-        return self.since / sum(self._all[self._cycle[t % len(self._cycle)]] for t in steps)
+    def weight(self, step: int, samples: int | None = None) -> float:
+        """See `LocalSamples`; counting begins anew.
+
+        Asked again before the outer step was taken, the same. Without `samples` every microbatch
+        has gone through every stage.
+        """
+        self._changed, self._since = self.done, 0
+        if samples is None:
+            steps = range(step + 1 - self._every, step + 1)
+            samples = sum(self._all[self._cycle[t % len(self._cycle)]] for t in steps)
+        return self._changed / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
-        """Samples since the last outer step, for a checkpoint."""
-        return {SAMPLES: torch.tensor(float(self.since))}
+        """Samples since the last change, for a checkpoint."""
+        return {SAMPLES: torch.tensor(float(self._since))}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave; other plans, and those of fixed paths, count none."""
-        self.since = round(float(state[SAMPLES])) if SAMPLES in state else 0
+        self._since = round(float(state[SAMPLES])) if SAMPLES in state else 0
+        self._changed = 0
+
+    def forget(self) -> None:
+        """Nothing was done by this device."""
+        self._since = self._changed = 0
 
 
 class Outer:

@@ -226,6 +226,11 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
                 f"--steps is {args.steps}, but {made.first} were done; give the number of all "
                 "steps, with those that were done, or as many and --eval-data to evaluate alone"
             )
+        if args.elastic and made.first % plan.sync.every_steps:
+            raise ValueError(
+                f"--elastic: {made.first} steps were done, and the plan averages every "
+                f"{plan.sync.every_steps}; go on without it up to a checkpoint after an outer step"
+            )
     if args.checkpoint is not None:
         again = StoreAddress.of_environment().attempt != "0"
         if not ranks.late and not again:

@@ -21,6 +21,15 @@ from planner.executor.store import StoreMissingError
 from planner.executor.watch import Watch
 
 
+def allow_descriptors() -> None:
+    """Let this process have as many connections as the system allows: each rank needs several."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
     """Do a rank's work.
 

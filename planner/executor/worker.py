@@ -119,6 +119,7 @@ class Worker:
             )
         self.plan, self.ranks, self.rank = plan, ranks, ranks.rank
         self.losses: Losses | None = None
+        self.record: StepRecord | None = None
         self.began_s = 0.0
         self.microbatches = 0
         self.router: Router[int] | None = None
@@ -243,7 +244,7 @@ class Worker:
                 self._begin_together(serial)
                 self.began_s = time.monotonic()
             step = serial if serial < rest else first + serial - rest
-            record = StepRecord(step, serial < rest, time.monotonic())
+            record = self.record = StepRecord(step, serial < rest, time.monotonic())
             self._compute.begin(step, self.plan.schedules[k])
             if routed is not None:
                 routed.run(serial, record)

@@ -17,19 +17,28 @@ from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 
-def require_elastic(plan: TrainingPlan) -> None:
+def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) -> None:
     """Refuse a plan that `without` cannot take devices from.
 
     Parameters
     ----------
     plan
         The plan.
+    checkpoints_every
+        Steps between two checkpoints; None: none are written.
 
     Raises
     ------
     PlanError
-        Averaging is delayed, or on two clocks, or paths swap stages.
+        Averaging is delayed, or on two clocks, or paths swap stages; or no plan but that of those
+        who are left could go on from a checkpoint.
     """
+    if checkpoints_every is not None and checkpoints_every % plan.sync.every_steps:
+        raise PlanError(
+            f"--elastic: --every is {checkpoints_every}, and the plan averages every "
+            f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
+            "after an outer step only; give a multiple of it"
+        )
     if plan.sync.delayed:
         raise PlanError(
             "--elastic: sync.delayed: a loss while averages are under way is not mended, found "

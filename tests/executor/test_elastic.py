@@ -69,11 +69,18 @@ def single(plan: TrainingPlan, steps: int = STEPS, **settings: Any) -> list[floa
 
 
 def hurt(
-    plan: TrainingPlan, folder: Path, device: str, phase: str, *more: str, fault: str = "kill"
+    plan: TrainingPlan,
+    folder: Path,
+    device: str,
+    phase: str,
+    *more: str,
+    fault: str = "kill",
+    **about: Any,
 ) -> Done:
     """All ranks, to one of which it happens in the fourth step."""
     save_plan(plan, folder / "plan.json")
     given = {"device": device, "fault": fault, "phase": phase, "step": 3, "folder": str(folder)}
+    given |= about
     ids = plan.cluster.network.ids
     words = [json.dumps(given), str(folder / "plan.json"), "--devices", *ids, "--device", "cpu"]
     words += ["--events", "--elastic", "--steps", str(STEPS), *more]
@@ -86,6 +93,7 @@ def told(done: Done) -> tuple[dict[int, float], list[dict[str, Any]]]:
     steps = [event for event in events if event["event"] == "step"]
     losses = {event["step"]: event["loss"] for event in steps}
     assert len(losses) == len(steps)
+    assert all(event["took_s"] > 0 for event in steps)
     return losses, [event for event in events if event["event"] in CHANGES]
 
 
@@ -139,11 +147,20 @@ def test_losses_equal_one_process(device: str, phase: str, tmp_path: Path) -> No
             assert all(torch.equal(tensor, shard[name]) for shard in shards[1:])
 
 
-@pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
-def test_a_connection_tears(phase: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phase", "purpose"),
+    [
+        ("forward", "PIPELINE"),
+        pytest.param("forward", "PIPELINE_BACK", marks=pytest.mark.slow),
+        pytest.param("backward", "PIPELINE", marks=pytest.mark.slow),
+        pytest.param("averaging", "AVERAGING", marks=pytest.mark.slow),
+        pytest.param("averaging", "AVERAGING_BACK", marks=pytest.mark.slow),
+    ],
+)
+def test_a_connection_tears(phase: str, purpose: str, tmp_path: Path) -> None:
     """Both of its ends live: nobody is lost, and the step is done again by all."""
     plan = plan_of()
-    done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear")
+    done = hurt(plan, tmp_path, "1", phase, *_settings(), fault="tear", purpose=purpose)
     assert done.codes == [0] * len(IDS), done.error
     losses, changes = told(done)
     require_equal(losses, plan, **SETTINGS)
@@ -221,9 +238,16 @@ def test_two_at_once(phase: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase", [EVALUATING, *(pytest.param(p, marks=pytest.mark.slow) for p in ("forward", "update"))]
+    ("phase", "step"),
+    [
+        (EVALUATING, 3),
+        # after the last step: nobody has left yet
+        pytest.param(EVALUATING, STEPS - 1, marks=pytest.mark.slow),
+        pytest.param("forward", 3, marks=pytest.mark.slow),
+        pytest.param("update", 3, marks=pytest.mark.slow),
+    ],
 )
-def test_held_out_text(phase: str, tmp_path: Path) -> None:
+def test_held_out_text(phase: str, step: int, tmp_path: Path) -> None:
     """Read after the same steps, with the same losses, each told once; who is lost or not."""
     workload = replace(bytes_workload(), batch_samples=8)
     plan, held = make_plan(GRID, workload=workload), tmp_path / "held.txt"
@@ -232,7 +256,7 @@ def test_held_out_text(phase: str, tmp_path: Path) -> None:
     found = []
     for device, folder in (("4", tmp_path / "hurt"), ("none", tmp_path / "whole")):
         folder.mkdir()
-        done = hurt(plan, folder, device, phase, *more)
+        done = hurt(plan, folder, device, phase, *more, step=step)
         assert done.codes == [KILLED if d == device else 0 for d in IDS], done.error
         events = [json.loads(line) for line in done.out.splitlines()]
         evaluated = [event for event in events if event["event"] == "evaluated"]

@@ -214,6 +214,37 @@ def test_the_outer_step_by_hand() -> None:
     np.testing.assert_allclose(parameter.detach(), [0.85 - 0.1, -1.7 + 0.05], rtol=1e-6)
 
 
+def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
+    """It begins with what was agreed on last, adds nothing, and then has what the others have."""
+    plan = make_plan([[0], [1]]).replace(sync=Sync(2, OuterOptimizer()))
+    giver, comer = (
+        Learner(plan, rank, torch.device("cpu"), Optimizing(1e-2), counted=True) for rank in (0, 1)
+    )
+    giver.begin(0, plan.schedules[0])
+    for b in range(2):
+        giver.operate("F", b, None)
+        giver.operate("H", b, None)
+        giver.operate("B", b, None)
+    giver.update()
+    change = giver.change(giver.samples()).clone()
+    assert giver.samples() == 2 and change.abs().max() > 0
+    comer.load_state(giver.state())
+    comer.begin_as_agreed()
+    assert comer.samples() == 0
+    # of all, of whom this one has done nothing; and where nobody has done anything
+    for samples in (2, 0):
+        assert comer.change(samples).abs().max() == 0
+    # averaged twice, since somebody was lost the first time
+    again = giver.change(giver.samples()).clone()
+    assert torch.equal(again, change)
+    for learner in (giver, comer):
+        learner.gradients().copy_(change)
+        learner.outer_update()
+    for name, parameter in giver.named().items():
+        assert torch.equal(parameter, comer.named()[name])
+    assert giver.samples() == comer.samples() == 0
+
+
 @pytest.mark.slow
 def test_exported_is_what_devices_agree_on(tmp_path: Path) -> None:
     """From a checkpoint within a period: parameters of the last outer step, not one device's."""

@@ -141,8 +141,13 @@ def test_samples_are_counted_as_they_are_done() -> None:
         assert one.scale(1) == 8
         one.taken()
         assert one.weight(1) == one.weight(1) == 5 / 16
+        # of the next period, where the outer step is taken a step later
+        one.begin()
+        one.did()
+        one.taken()
+        assert one.done == 6
         one.agreed()
-        assert one.state()["outer/samples"] == 0
+        assert one.done == one.state()["outer/samples"] == 1
     again.load_state({})
     assert again.weight(3) == 0
 

@@ -162,6 +162,15 @@ def test_plans_that_are_refused(changes: dict[str, Any], message: str) -> None:
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_checkpoints_within_a_period_are_refused() -> None:
+    """After a loss no plan that lies in a file could go on from them."""
+    plan = make_plan(GRID).replace(sync=Sync(5))
+    require_elastic(plan)
+    require_elastic(plan, 100)
+    with pytest.raises(PlanError, match="--every is 99, and the plan averages every 5 steps"):
+        require_elastic(plan, 99)
+
+
 def test_swaps_are_refused() -> None:
     """Stages out of order may lock up where devices hold no more than they did."""
     plan = make_plan(GRID)

@@ -16,7 +16,7 @@ from planner.network.probe_log import ALL, LinkFinding
 MESSAGES = (*(1,) * 21, *(1 << k for k in range(10, 25, 2) for _ in range(3)))
 """Bytes of the messages that are timed; the smallest ones are the round trips."""
 STREAMS = (Purpose.PIPELINE, Purpose.AVERAGING)
-"""What the executor opens between two devices that both hand on microbatches and average."""
+"""What the executor sends over between two devices that hand on microbatches and average."""
 
 
 @dataclass(frozen=True)
