@@ -182,6 +182,8 @@ class Claim:
 def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     """What a rank asks of this machine, and of its GPU; all ranks come here together.
 
+    A late one by itself: the others hold what they need, and it is not free any more.
+
     Parameters
     ----------
     ranks
@@ -199,7 +201,8 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     if device.type == "cuda":
         # a process that begins to use a GPU takes some of it
         torch.cuda.mem_get_info(device)
-    ranks.meet("memory/begun")
+    if not ranks.late:
+        ranks.meet("memory/begun")
     parts = {"planned": need.planned, **need.beyond}
     machine = _machine()
     here = "this machine's memory"
@@ -232,7 +235,7 @@ def gpu_of(device: torch.device) -> tuple[str, str]:
 
 
 def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
-    """Refuse to begin where memory will not do; all ranks come here together.
+    """Refuse to begin where memory will not do; all ranks come here together, a late one alone.
 
     Parameters
     ----------
@@ -246,9 +249,10 @@ def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
     TooLittleMemoryError
         On the first of those that share what is too small; the others wait to be ended by it.
     """
-    told = ranks.share("memory", json.dumps([asdict(claim) for claim in claims]))
+    own = json.dumps([asdict(claim) for claim in claims])
+    told = {ranks.rank: own} if ranks.late else dict(enumerate(ranks.share("memory", own)))
     pools: dict[str, dict[int, Claim]] = {}
-    for rank, text in enumerate(told):
+    for rank, text in told.items():
         for claim in (Claim(**fields) for fields in json.loads(text)):
             pools.setdefault(claim.memory, {})[rank] = claim
     for pool in pools.values():

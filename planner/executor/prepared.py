@@ -193,10 +193,8 @@ def _prepare_model(
     require_executable(plan)
     needs = (made.need_of(piece.plan, ranks.rank) for piece in pieces)
     made.need = max(needs, key=lambda need: need.total)
-    peak = None
-    if not ranks.late:
-        require_memory(ranks, claims_of(ranks, made.need, made.device))
-        peak = peak_flops(plan, ranks, made.device)
+    require_memory(ranks, claims_of(ranks, made.need, made.device))
+    peak = None if ranks.late else peak_flops(plan, ranks, made.device)
     made.progress.work = Work(plan, peak)
     if args.export is not None:
         made.export = Export(args.export, plan, args.weights)

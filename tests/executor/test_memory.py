@@ -36,6 +36,7 @@ from planner.executor.memory import (  # noqa: E402
     require_memory,
 )
 from planner.executor.pace import Pace  # noqa: E402
+from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
 from planner.training_plan.model import AveragingGroup  # noqa: E402
 from planner.workload.costs import stage_costs  # noqa: E402
@@ -74,6 +75,7 @@ def ranks_that(me: int, told: list[list[Claim]]) -> Any:
     met: list[str] = []
     return SimpleNamespace(
         rank=me,
+        late=False,
         met=met,
         name=lambda r: f"d{r}",
         meet=met.append,
@@ -107,6 +109,16 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
         "device 'd1' needs 5 GB (planned 5) and with 1 more that share it 9.1 GB of GPU b, which "
         "has 10 GB free, 90% of it to be used; plan for less"
     )
+
+
+def test_who_comes_late_asks_for_itself() -> None:
+    """Nobody else is there to be asked: what they hold is not free any more."""
+    ranks = Ranks(1, 3, torch.distributed.HashStore(), ("d0", "d1", "d2"), late=True)
+    need = Need(5e9, {}, 0.0)
+    (claim,) = claims_of(ranks, need, torch.device("cpu"))
+    require_memory(ranks, [claim])
+    with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
+        require_memory(ranks, [replace(claim, have=5e9)])
 
 
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
