@@ -88,7 +88,7 @@ class Averaging:
 
     def _room(self, outbox: Outbox) -> tuple[float, float]:
         """Leave the pipeline's last messages their rate: other devices wait for them."""
-        size, until_s = outbox.under_way()
+        size, until_s = outbox.under_way(self.upload_bytes_per_s)
         now = time.monotonic()
         until_s = max(until_s, now + size / self.upload_bytes_per_s)
         busy = size / (until_s - now) if until_s > now else 0.0

@@ -22,7 +22,7 @@ from planner.executor.connections import as_bytes, receive_into, send_all, unack
 from planner.executor.failure import Failure
 from planner.executor.messages import Message
 
-EARLY_BYTES = 1 << 30
+EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
 
 Job = Callable[[], None]
 
@@ -85,6 +85,8 @@ class Outbox:
         Where errors go.
     rates
         By destination, bytes per second of the link in the plan.
+    round_trips_s
+        By destination, for how long what has left is not confirmed yet; None: no time.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Outbox:
         connections: Mapping[int, socket.socket],
         failure: Failure,
         rates: Mapping[int, float],
+        round_trips_s: Mapping[int, float] | None = None,
     ) -> None:
         self._connections, self._rates = connections, rates
+        self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
         self._leaves_s = dict.fromkeys(connections, 0.0)
         self._given = dict.fromkeys(connections, 0)
         self._taken = dict.fromkeys(connections, 0)
@@ -114,13 +118,16 @@ class Outbox:
         connection = self._connections[destination]
         begin = max(time.monotonic(), self._leaves_s[destination])
         self._leaves_s[destination] = begin + tensor.nbytes / self._rates[destination]
-        self._given[destination] += 1
+        self._given[destination] += tensor.nbytes
 
         def job() -> None:
             # from a GPU the copy too is done here, where it holds up nobody
             values = as_bytes(tensor.detach().to("cpu").contiguous())
-            send_all(connection, memoryview(header), values)
-            self._taken[destination] += 1
+            send_all(connection, memoryview(header))
+            for start in range(0, len(values), PIECE_BYTES):
+                piece = values[start : start + PIECE_BYTES]
+                send_all(connection, piece)
+                self._taken[destination] += len(piece)
 
         self._lanes[destination].submit(job)
 
@@ -137,27 +144,44 @@ class Outbox:
         connection = self._connections[destination]
         self._lanes[destination].submit(lambda: send_all(connection, memoryview(note)))
 
-    def under_way(self) -> tuple[float, float]:
-        """What is still leaving by the plan's rates, and is not known to have arrived.
+    def under_way(self, upload_bytes_per_s: float) -> tuple[float, float]:
+        """What is still leaving, and is not known to have arrived.
+
+        Parameters
+        ----------
+        upload_bytes_per_s
+            Of this device, which all ways share.
 
         Returns
         -------
         tuple[float, float]
-            Bytes, and until when on the monotonic clock.
+            Bytes, and until when on the monotonic clock, by the plan's rates.
         """
         now = time.monotonic()
-        left = {d: s - now for d, s in self._leaves_s.items() if s > now and not self._arrived(d)}
-        size = sum(seconds * self._rates[d] for d, seconds in left.items())
-        return size, now + max(left.values(), default=0.0)
+        behind = {d: self._behind(d) for d in self._connections}
+        rates = {d: self._rates[d] for d, size in behind.items() if size}
+        # of what is not confirmed a part has left, and is on its way or news of it is
+        share = min(1.0, upload_bytes_per_s / sum(rates.values())) if rates else 1.0
+        left = {
+            d: max(
+                (self._leaves_s[d] - now) * rate,
+                behind[d] - share * rate * self._round_trips_s[d],
+                0.0,
+            )
+            for d, rate in rates.items()
+        }
+        longest = max((size / rates[d] for d, size in left.items()), default=0.0)
+        return sum(left.values()), now + longest
 
     def finish(self) -> None:
         """Wait until everything is in the hands of the system."""
         for lane in self._lanes.values():
             lane.finish()
 
-    def _arrived(self, destination: int) -> bool:
-        taken = self._taken[destination] == self._given[destination]
-        return taken and not unacknowledged_bytes(self._connections[destination])
+    def _behind(self, destination: int) -> int:
+        """Bytes that were handed over and are not known to have arrived."""
+        waiting = self._given[destination] - self._taken[destination]
+        return waiting + unacknowledged_bytes(self._connections[destination])
 
 
 @dataclass(frozen=True)

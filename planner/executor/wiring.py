@@ -131,6 +131,12 @@ class Wiring:
             if d != me
         }
 
+    def round_trips_s(self) -> Mapping[int, float]:
+        """By rank, seconds there and back, as this run takes them."""
+        latency, me = self._plan.cluster.network.latency_s, self._rank
+        both = (latency[me] + latency[:, me]) / self._imposed.speed
+        return {d: float(seconds) for d, seconds in enumerate(both) if d != me}
+
     def rates(self) -> Mapping[int, float]:
         """By rank, bytes per second of the link there, as this run takes them."""
         cluster, me = self._plan.cluster, self._rank

@@ -224,7 +224,8 @@ class Worker:
         failure: Failure,
     ) -> Iterator[StepRecord]:
         pipeline = streams_of(connections, Purpose.PIPELINE, self.rank)
-        outbox = Outbox(pipeline.to, failure, self.wiring.rates())
+        ways = (self.wiring.rates(), self.wiring.round_trips_s())
+        outbox = Outbox(pipeline.to, failure, *ways)
         inbox = Inbox(pipeline.of, self.wiring.expected(walk), self._compute.buffer, failure)
         routed = self._routed(pipeline.of, outbox, failure)
         peers = Peers(streams_of(connections, Purpose.AVERAGING, self.rank), failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -113,12 +114,33 @@ def test_a_host_that_vanished_is_noticed_within_minutes() -> None:
 def test_what_is_still_leaving_follows_the_plans_rate() -> None:
     """64 KiB at 1 MB/s take 66 ms; what has arrived counts no more where the system tells."""
     outbox = Outbox({0: socket.socketpair()[0]}, Failure(), {0: 1e6})
-    assert outbox.under_way()[0] == 0
+    assert outbox.under_way(1e6)[0] == 0
     before = time.monotonic()
     outbox.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
     assert outbox._leaves_s[0] >= before + SIZE / 1e6
-    size, until = outbox.under_way()
+    size, until = outbox.under_way(1e6)
     assert size <= SIZE and until <= time.monotonic() + SIZE / 1e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not tell what is confirmed")
+def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
+    """Two ways share an upload, so that each is slower than by itself; nobody reads here."""
+    values = 1 << 22
+    ends = [socket.socketpair() for _ in range(2)]
+    ways = {d: ends[d][0] for d in range(2)}
+    outbox = Outbox(ways, Failure(), {0: 1e9, 1: 1e9}, {0: 1e-3, 1: 1e-3})
+    for d in ways:
+        outbox.send(torch.zeros(values, dtype=torch.uint8), d)
+    time.sleep(0.05)
+    # by its own rate each has left
+    assert all(leaves < time.monotonic() for leaves in outbox._leaves_s.values())
+    size, until = outbox.under_way(1e9)
+    # but for what is on its way while news of it comes: a millisecond of each at half the rate
+    assert size == pytest.approx(2 * (values - 0.5e6), rel=0.3)
+    assert until - time.monotonic() <= 1.3 * values / 1e9
+    for here, there in ends:
+        here.close()
+        there.close()
 
 
 def test_slow_start_is_switched_off_and_put_back(
