@@ -153,6 +153,11 @@ def test_import_loads_numpy_alone() -> None:
     assert loaded_by(used) & HEAVY == set()
 
 
+def test_the_command_line_begins_without_torch() -> None:
+    """It is there for those who run plans, and takes a second to load."""
+    assert "torch" not in loaded_by("import planner.cli.main")
+
+
 def test_executor_needs_numpy_and_torch_only() -> None:
     """A GPU node has nothing else."""
     assert loaded_by("import planner.executor.__main__") & (HEAVY - {"torch"}) == set()

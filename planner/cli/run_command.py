@@ -16,10 +16,16 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
 from planner.clock.local_machine import as_executed, predict, require_memory
-from planner.executor.arguments import EVERY
 from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
-from planner.executor.options import add_training, data_of, eval_data_of, optimizing_of, words_of
+from planner.executor.options import (
+    EVERY,
+    add_training,
+    data_of,
+    eval_data_of,
+    optimizing_of,
+    words_of,
+)
 from planner.executor.work import summary
 from planner.network.atomic import MADE
 from planner.network.outputs import Output, add_force, require_outputs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.executor.binding import WAIT_S
 from planner.executor.connections import INTERFACE
-from planner.executor.options import FILES, NUMBERS, add_training
+from planner.executor.options import EVERY, FILES, NUMBERS, add_training
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
@@ -18,7 +18,6 @@ from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Rule
 from planner.workload.calibration import FORMAT
 
-EVERY = 100
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
     *("own_pace", "move", "rebalance", "rebalance_rule", "elastic"),

@@ -20,6 +20,8 @@ NUMBERS = (*OPTIMIZING, "shuffle", "eval_every", "eval_batches")
 TRAINING = (*NUMBERS, *FILES)
 
 
+EVERY = 100
+"""Steps between two checkpoints, unless said otherwise."""
 EVAL_EVERY, EVAL_BATCHES = 100, 4
 
 
