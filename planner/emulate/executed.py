@@ -247,7 +247,7 @@ def parts_of(
     pipeline = [median(step.pipeline_s for step in steps) for steps in places.values()]
     averaging = []
     for place, steps in places.items():
-        if (place + 1) % plan.sync.every_steps:
+        if not plan.sync.due(place):
             continue  # nothing, or regions by themselves
         seconds = [s for step in steps if (s := step.averaging_s(plan)) is not None]
         averaging += [median(seconds)] if seconds else []

@@ -200,8 +200,8 @@ class Elastic:
         with self._evaluation(now, steps) or nullcontext() as evaluation:
             # what a loss has kept from being told, or of a run that does nothing else
             self._evaluate(evaluation, now.step - 1)
-            owes, count = now.owes, steps - self._step
-            with closing(self.worker.steps(count, first=self._step, owes=owes)) as done:
+            count = steps - self._step
+            with closing(self.worker.steps(count, first=self._step, owes=now.owes)) as done:
                 for record in done:
                     self._after(record, commit)
                     self._evaluate(evaluation, record.step)

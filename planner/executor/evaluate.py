@@ -21,8 +21,6 @@ from planner.executor.connections import Purpose, both_ways, connections_to, str
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
-from planner.executor.ending import EndedError
-from planner.executor.failure import Failure
 from planner.executor.learner import Learner
 from planner.executor.messages import Traffic
 from planner.executor.pipeline import run_operations
@@ -164,19 +162,7 @@ class Evaluation:
         wanted = both_ways(Purpose.PIPELINE, {d for t in self._traffic for d in t.peers})
         opened = self._held.enter_context(connections_to(self._ranks, wanted, "evaluation"))
         streams = streams_of(opened, Purpose.PIPELINE, self._ranks.rank)
-        failure = Failure()
-
-        def end() -> None:
-            failure(EndedError())
-
-        # no thread outlives its connections
-        self._held.callback(end)
-        if self._ranks.watch is not None:
-            ending = self._ranks.watch.ending
-            ending.on_end(end)
-            self._held.callback(ending.forget, end)
-        if (loss := self._ranks.loss) is not None:
-            loss.on_failure(lambda: failure(loss.error or EndedError()))
+        failure = self._held.enter_context(self._ranks.failing())
         if self._learner is not None:
             self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
             self._outbox = Outbox(streams.to, failure, self._wiring.rates())

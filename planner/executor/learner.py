@@ -264,7 +264,7 @@ class Learner:
 
     def samples(self) -> int:
         """Microbatches since the last outer step, where they are counted."""
-        return self._samples.done if isinstance(self._samples, CountedSamples) else 0
+        return self._samples.done
 
     def change(self, samples: int | None = None) -> Tensor:
         """How far this device's parameters went since the last outer step, with its weight.
@@ -346,8 +346,7 @@ class Learner:
         with torch.no_grad():
             for name, value in self.agreed().items():
                 self.named()[name].copy_(value)
-        if isinstance(self._samples, CountedSamples):
-            self._samples.forget()
+        self._samples.forget()
         self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:

@@ -51,6 +51,11 @@ class LocalSamples:
         self._own = [sum(counts[d] for d in as_one) for counts in done]
         self._stage = [sum(counts[d] for d in stage) for counts in done]
 
+    @property
+    def done(self) -> int:
+        """None: nobody counts."""
+        return 0
+
     def begin(self) -> None:
         """A step begins."""
 
@@ -69,6 +74,9 @@ class LocalSamples:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Nothing to take."""
+
+    def forget(self) -> None:
+        """Nothing was counted."""
 
     def scale(self, step: int) -> float | None:
         """What turns a sum over samples, divided by the batch, into the device's own mean.
@@ -117,7 +125,6 @@ class CountedSamples:
     ----------
     plan
         With stochastic wiring, or of a run that goes on without devices.
-
     """
 
     def __init__(self, plan: TrainingPlan) -> None:
@@ -150,7 +157,7 @@ class CountedSamples:
 
     def scale(self, step: int) -> float | None:
         """See `LocalSamples`; of the step that was done last."""
-        return self._all[self._cycle[step % len(self._cycle)]] / self._step if self._step else None
+        return self._paths(step) / self._step if self._step else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
         """See `LocalSamples`; counting begins anew.
@@ -161,7 +168,7 @@ class CountedSamples:
         self._changed, self._since = self.done, 0
         if samples is None:
             steps = range(step + 1 - self._every, step + 1)
-            samples = sum(self._all[self._cycle[t % len(self._cycle)]] for t in steps)
+            samples = sum(self._paths(t) for t in steps)
         return self._changed / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
@@ -176,6 +183,9 @@ class CountedSamples:
     def forget(self) -> None:
         """Nothing was done by this device."""
         self._since = self._changed = 0
+
+    def _paths(self, step: int) -> int:
+        return self._all[self._cycle[step % len(self._cycle)]]
 
 
 class Outer:

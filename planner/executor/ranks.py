@@ -5,14 +5,15 @@ Only before the first step and after the last one: within steps ranks wait for m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.ending import EndedError
 from planner.executor.failure import Failure
 from planner.executor.secret import Secret
 from planner.executor.watch import Watch
@@ -66,6 +67,32 @@ class Ranks:
     @property
     def _timeout(self) -> timedelta:
         return TIMEOUT if self.watch is None else WATCHED
+
+    @contextmanager
+    def failing(self) -> Iterator[Failure]:
+        """What threads of a block share: it fails with the run, with a rank, and with the block.
+
+        Yields
+        ------
+        Failure
+            No thread that heeds it outlives the block's connections.
+        """
+        failure, loss = Failure(), self.loss
+        ending = None if self.watch is None else self.watch.ending
+
+        def end() -> None:
+            failure(EndedError())
+
+        if ending is not None:
+            ending.on_end(end)
+        if loss is not None:
+            loss.on_failure(lambda: failure(loss.error or EndedError()))
+        try:
+            yield failure
+        finally:
+            end()
+            if ending is not None:
+                ending.forget(end)
 
     def name(self, rank: int) -> str:
         """Of a rank's device."""

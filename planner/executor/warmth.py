@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +54,7 @@ def kept_warm(
         undo()
 
 
-def grow_windows(streams: Sequence[Streams], flight_bytes: Mapping[int, float]) -> None:
+def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]) -> None:
     """Send and receive as much as fills each connection's way, all at the same time.
 
     Parameters

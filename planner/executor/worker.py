@@ -22,7 +22,6 @@ from planner.executor.connections import (
     connections_to,
     streams_of,
 )
-from planner.executor.ending import EndedError
 from planner.executor.exchange import Peers
 from planner.executor.failure import Failure
 from planner.executor.imposed import Imposed, Sleeper
@@ -129,7 +128,7 @@ class Worker:
             self.microbatches, self._sent_before = before.microbatches, before.sent_bytes
             self.router = before.router if before.plan is plan else None
             self._part = before._part + 1
-        self._streams: list[Streams] = []
+        self._streams: dict[Purpose, Streams] = {}
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
         self._beside: Beside | None = None
@@ -142,7 +141,7 @@ class Worker:
     def sent_bytes(self) -> dict[int, int]:
         """See the class."""
         found = dict(self._sent_before)
-        for streams in self._streams:
+        for streams in self._streams.values():
             for other, connection in streams.to.items():
                 found[other] = found.get(other, 0) + connection.sent_bytes
         return found
@@ -183,36 +182,16 @@ class Worker:
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
             )
-            self._streams = [streams_of(connections, way, self.rank) for way in BACK]
+            self._streams = {way: streams_of(connections, way, self.rank) for way in BACK}
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
             if leaves_the_machine(connections):
                 held.enter_context(kept_warm(before_end=self._before_end))
-                grow_windows(self._streams, self.wiring.flight_bytes())
+                grow_windows(self._streams.values(), self.wiring.flight_bytes())
             if owes:
                 del walk[0]
                 first += 1
-            yield from self._walk(walk, rest, first, owes, connections)
-
-    def _walk(
-        self, walk: Sequence[int], rest: int, first: int, owes: bool, connections: Connections
-    ) -> Iterator[StepRecord]:
-        failure = Failure()
-        ending = None if self.ranks.watch is None else self.ranks.watch.ending
-
-        def end() -> None:
-            failure(EndedError())
-
-        if ending is not None:
-            ending.on_end(end)
-        loss = self.ranks.loss
-        if loss is not None:
-            loss.on_failure(lambda: failure(loss.error or EndedError()))
-        try:
-            yield from self._do(walk, rest, first, owes, connections, failure)
-        finally:
-            end()  # no thread outlives its connections
-            if ending is not None:
-                ending.forget(end)
+            with self.ranks.failing() as failure:
+                yield from self._do(walk, rest, first, owes, connections, failure)
 
     def _do(
         self,
@@ -223,16 +202,16 @@ class Worker:
         connections: Connections,
         failure: Failure,
     ) -> Iterator[StepRecord]:
-        pipeline = streams_of(connections, Purpose.PIPELINE, self.rank)
+        pipeline = self._streams[Purpose.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
         outbox = Outbox(pipeline.to, failure, *ways)
         inbox = Inbox(pipeline.of, self.wiring.expected(walk), self._compute.buffer, failure)
         routed = self._routed(pipeline.of, outbox, failure)
-        peers = Peers(streams_of(connections, Purpose.AVERAGING, self.rank), failure)
+        peers = Peers(self._streams[Purpose.AVERAGING], failure)
         norms = _of(connections, Purpose.NORM)
         # of steps that were done before, the last may have begun one
         sync = self.plan.sync
-        self._outer_to_come = sync.delayed and first > 0 and first % sync.every_steps == 0
+        self._outer_to_come = sync.delayed and first > 0 and sync.due(first - 1)
         told = range(first, first + len(walk))
         record = StepRecord(first - 1, False)  # of the steps before
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
