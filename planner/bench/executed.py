@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from planner.bench.fidelity import SETTINGS
+from planner.bench._fidelity_cases import SETTINGS
 from planner.compose.planning import plan
 from planner.compose.pricing import straight_plan
 from planner.compose.rank_order import ranks_by_region, ranks_grid, region_order
