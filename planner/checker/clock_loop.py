@@ -33,9 +33,9 @@ EQUAL = 1e-9
 """Relative: a line whose pairs want no more beyond what it has is not scarce."""
 KEPT = 2.0**21 + 1
 """Leaves 32 binary places of a number."""
-DONE, JOINS, LEAVES, ARRIVES, FLOWN, AVERAGED, UPDATED = range(7)
+DONE, JOINS, LEAVES, ARRIVES, FLOWN, AVERAGED, NORM, UPDATED = range(8)
 """An operation ends; a message joins its queue, may have left it, is there; a round may have sent
-its last byte, is over; an update ends."""
+its last byte, is over; the norm is known to a device; an update ends."""
 
 NONE, READY, INSIDE = range(3)
 """Of a device, with what is averaged beside its operations: nothing, before a round, in one."""
@@ -109,6 +109,9 @@ class Rounds(NamedTuple):
         back.
     first, line, load
         ``int[G + 1]``, and the lines of every group with its bytes over them.
+    to_sum_s, from_sum_s
+        ``float[N]``: the way to where the norm is summed, negative for who has no part of it, and
+        from there. Where updates wait for it, the last group is that in which they do.
     """
 
     size: Ints
@@ -119,6 +122,8 @@ class Rounds(NamedTuple):
     first: Ints
     line: Ints
     load: Floats
+    to_sum_s: Floats
+    from_sum_s: Floats
 
 
 class Happened(NamedTuple):
@@ -376,6 +381,15 @@ def run(
             member[filled[of[k]]] = d
             filled[of[k]] += 1
 
+    norm, parts = NOTHING, 0
+    to_sum_s, from_sum_s = rounds.to_sum_s, rounds.from_sum_s
+    for d in range(n):
+        if to_sum_s[d] >= 0:
+            norm, parts = groups - 1, parts + 1
+    # by step: parts of the norm that were sent, and when the last of them has come
+    sent, summed_s = np.zeros(len(steps), np.int64), np.zeros(len(steps))
+    asks = np.full(n, -1.0)
+
     number = 0
     events = [(0.0, 0, 0, 0)]
     events.pop()
@@ -417,6 +431,20 @@ def run(
                     finished[d], place[d], turn_of[d] = t + 1, 0, 0
                 if averages_now:
                     g = of[first_of[d] + turn_of[d]]
+                    if g == norm:
+                        asks[d] = now
+                        if to_sum_s[d] >= 0:
+                            sent[t] += 1
+                            summed_s[t] = max(summed_s[t], now + to_sum_s[d])
+                        whole = sent[t] == parts
+                        for e in range(n):
+                            waiting = asks[e] >= 0 and finished[e] == t
+                            # once: those who wait when the sum is sure, then each who comes
+                            if whole and waiting and (e == d or to_sum_s[d] >= 0):
+                                known_s = max(now, summed_s[t] + from_sum_s[e])
+                                number += 1
+                                heapq.heappush(events, (known_s, number, NORM, e))
+                        continue
                     ready[g] += 1
                     if ready[g] < members[g]:
                         continue
@@ -575,6 +603,9 @@ def run(
                         stirred[d] = True
                         stir[stirs] = d
                         stirs += 1
+            elif kind == NORM:
+                busy[what], wakes, asks[what] = False, what, -1.0
+                turn_of[what] += 1
             else:
                 d, t = what, finished[what]
                 busy[d], wakes = False, d

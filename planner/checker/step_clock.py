@@ -314,18 +314,24 @@ class _Clock:
             back.append(float(there.max(initial=0.0)))
             loads.append(self._load(group.members, sent))
         members = [len(group.members) for _, _, group in self.groups]
-        every = sorted(d for group in self.plan.assignment.groups for d in group)
-        if self.plan.clip is not None and len(self.plan.assignment.groups) > 1:
-            # no update before the slowest averaging, and the longest way to who adds and back
+        stages = self.plan.assignment.groups
+        every = sorted(d for group in stages for d in group)
+        to_sum_s, from_sum_s = np.full(self.n, -1.0), np.zeros(self.n)
+        if self.plan.clip is not None and len(stages) > 1:
+            # the first of each stage tells its part to the device from which all are nearest
+            ways = [
+                max(self.latency[i, j] + self.latency[j, i] for j in every if i != j) for i in every
+            ]
+            adds = every[ways.index(min(ways))]
             for d in every:
                 of[d].append(len(members))
+                from_sum_s[d] = 0.0 if d == adds else self.latency[adds, d]
+            for d in (*(group[0] for group in stages), adds):
+                to_sum_s[d] = 0.0 if d == adds else self.latency[d, adds]
             members.append(len(every))
             alone.append(0.0)
             loads.append({})
-            ways = (
-                max(self.latency[i, j] + self.latency[j, i] for j in every if i != j) for i in every
-            )
-            back.append(float(min(ways)))
+            back.append(0.0)
         return Rounds(
             np.array(members, dtype=np.int64),
             _ends(of),
@@ -335,6 +341,8 @@ class _Clock:
             _ends(loads),
             np.array([line for load in loads for line in load], dtype=np.int64),
             np.array([x for load in loads for x in load.values()], dtype=np.float64),
+            to_sum_s,
+            from_sum_s,
         )
 
     def _load(self, members: Sequence[int], sent: Floats) -> dict[int, float]:

@@ -117,7 +117,7 @@ class Run:
         devices = _devices(n, ops * len(rules.steps), groups)
         times = _times(len(rules.steps), rules.recorded, ops, n, groups)
         flows = _flows(pairs, len(devices.there))
-        averaging = _averaging(rounds, len(pairs.capacity))
+        averaging = _averaging(rounds, len(pairs.capacity), len(rules.steps))
         run(pairs, work, rounds, rules, devices, flows, averaging, times)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:
@@ -212,7 +212,7 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
     )
 
 
-def _averaging(rounds: Rounds, resources: int) -> Averaging:
+def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
     groups = len(rounds.size)
     return Averaging(
         np.zeros(groups, dtype=np.int64),
@@ -228,6 +228,8 @@ def _averaging(rounds: Rounds, resources: int) -> Averaging:
         np.zeros(resources, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
+        np.zeros(steps, dtype=np.int64),
+        np.zeros(steps),
     )
 
 
@@ -247,4 +249,7 @@ def _no_rounds(n: int) -> Rounds:
         nothing,
         none,
         none,
+        NONE,
+        np.full(n, -1.0),
+        nothing,
     )

@@ -20,10 +20,10 @@ from planner.clock.compiled import njit
 from planner.clock.links import MOST_SHARED, NONE
 from planner.clock.state import AVERAGING, IDLE, UPDATE, Processors, Queue
 
-COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, UPDATED, PROCESSOR = range(8)
+COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED, PROCESSOR = range(9)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
-has sent its last byte, and is over; an optimizer step is done; the first of the operations that
-share processors is done."""
+has sent its last byte, and is over; a device knows the norm; an optimizer step is done; the first
+of the operations that share processors is done."""
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
@@ -484,6 +484,40 @@ def _join(
 
 
 @compiled
+def _join_norm(
+    rounds: Any,
+    rules: Any,
+    devices: Any,
+    averaging: Any,
+    queue: Any,
+    times: Any,
+    d: int,
+    t: int,
+    now: float,
+) -> None:
+    """A device waits for the norm, and may be the last to tell its part of it."""
+    g = rounds.norm
+    if t < rules.recorded:
+        times.round_begin[t, g] = times.round_end[t, g] = now
+    missing = -averaging.told[t]
+    for other in range(len(rounds.tells_s)):
+        missing += 1 if rounds.tells_s[other] >= 0.0 else 0
+    if missing > 0 and rounds.tells_s[d] >= 0.0:
+        averaging.told[t] += 1
+        averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
+        if missing > 1:
+            return
+        # all who wait will be told
+        for other in range(len(rounds.tells_s)):
+            k = rounds.of_first[other] + devices.round[other]
+            waits = devices.doing[other] == AVERAGING and devices.step[other] == t
+            if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
+                _push(queue, averaging.added_s[t] + rounds.told_s[other], NORMED, other, 0)
+    elif missing == 0:
+        _push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), NORMED, d, 0)
+
+
+@compiled
 def _go_on_beside(
     pairs: Any,
     work: Any,
@@ -556,7 +590,10 @@ def _go_on(
         if rules.averages[t] and not rules.delayed and first < rounds.of_first[d + 1]:
             devices.doing[d] = AVERAGING
             g = rounds.of[first]
-            _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, t, now)
+            if g == rounds.norm:
+                _join_norm(rounds, rules, devices, averaging, queue, times, d, t, now)
+            else:
+                _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, t, now)
             return
         if t < rules.recorded:
             times.update_begin[t, d] = now
@@ -764,6 +801,10 @@ def run(
                             devices.doing[d] = IDLE
                         devices.round[d] += 1
                         touched = _touch(devices, touched, d)
+            elif kind == NORMED:
+                devices.doing[subject] = IDLE
+                devices.round[subject] += 1
+                touched = _touch(devices, touched, subject)
             else:
                 if rules.delayed:
                     devices.doing[subject] = AVERAGING

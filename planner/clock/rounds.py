@@ -34,6 +34,11 @@ class Rounds(NamedTuple):
         ``int[G]``; one more than there are for the group in which all wait for the norm.
     round
         ``int[G]``: 0 for a first round.
+    norm
+        That group, or `NONE`. It sends next to nothing, and each member is done with it by itself.
+    tells_s, told_s
+        ``float[N]``: the way of a device's sum of squares to who adds them up, negative for those
+        that tell none; and the way of the whole sum from there.
     """
 
     size: Ints
@@ -49,6 +54,9 @@ class Rounds(NamedTuple):
     pair_need: Floats
     stage: Ints
     round: Ints
+    norm: int
+    tells_s: Floats
+    told_s: Floats
 
 
 def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec.NONE) -> Floats:
@@ -174,6 +182,7 @@ def compile_rounds(
     links: Links,
     pairs: Pairs,
     awaits_norm: Sequence[int] = (),
+    tells_norm: Sequence[int] = (),
 ) -> Rounds:
     """The arrays of a plan's averaging.
 
@@ -189,9 +198,9 @@ def compile_rounds(
         Where.
     pairs
         What the pipeline's messages use.
-    awaits_norm
-        Devices that after their rounds wait for one another, and the longest latency from the first
-        of them there and back: a round that sends next to nothing.
+    awaits_norm, tells_norm
+        Devices that after their rounds wait for the norm of all gradients, first the one that adds
+        it up, and those that tell that one their part of it.
 
     Returns
     -------
@@ -224,12 +233,17 @@ def compile_rounds(
     size = [len(g.members) for _, _, g in flat]
     back_s = [return_s(g, links) for _, _, g in flat]
     places = [(stage, r) for stage, r, _ in flat]
+    norm, tells_s, told_s = NONE, np.full(n, -1.0), np.zeros(n)
     if awaits_norm:
+        norm, adds = len(flat), awaits_norm[0]
         for d in awaits_norm:
-            of[d].append(len(flat))
-        adds, *others = awaits_norm
+            of[d].append(norm)
+            told_s[d] = links.latency_s[adds, d] if d != adds else 0.0
+        for d in tells_norm:
+            tells_s[d] = links.latency_s[d, adds]
+        tells_s[adds] = 0.0  # who adds must be there too
         size.append(len(awaits_norm))
-        back_s.append(float((links.latency_s[adds, others] + links.latency_s[others, adds]).max()))
+        back_s.append(0.0)
         # not a first round: how long stages average is not its business
         places.append((len(averaging), 1))
         pair_s.append(0.0)
@@ -249,6 +263,9 @@ def compile_rounds(
         np.array([size for busy in own for size in busy.values()], dtype=np.float64),
         _ints(stage for stage, _ in places),
         _ints(r for _, r in places),
+        norm,
+        tells_s,
+        told_s,
     )
 
 

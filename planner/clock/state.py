@@ -159,6 +159,9 @@ class Averaging(NamedTuple):
         ``int[G]``: the step it belongs to.
     version
         ``int[G]``: changes with every new rate, so that old events are known as such.
+    told, added_s
+        ``int[T]``, ``float[T]``: how many parts of a step's norm were told, and when the last of
+        them is there.
     """
 
     running: Ints
@@ -174,6 +177,8 @@ class Averaging(NamedTuple):
     users: Ints
     step: Ints
     version: Ints
+    told: Ints
+    added_s: Floats
 
 
 class Queue(NamedTuple):

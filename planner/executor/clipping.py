@@ -40,7 +40,7 @@ class Clipping:
         self._most, self._rank = plan.clip, rank
         # where there is one stage, each of its devices has all gradients
         self._root, *self._others = plan.awaits_norm or (rank,)
-        firsts = [group[0] for group in plan.assignment.groups] if self._others else [rank]
+        firsts = plan.tells_norm or (rank,)
         self._tells, self._firsts = rank in firsts, [d for d in firsts if d != self._root]
 
     @property

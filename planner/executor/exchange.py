@@ -4,12 +4,12 @@ In two levels a round does one part of that only: giving shares, or returning th
 with a slice of the vector.
 
 A round begins when its last member is ready, which each tells the others: what is sent earlier
-would take links from the pipeline's messages that others still wait for (`Pace.early` is the
-exception: little to send, and far). Shares travel in chunks;
-all reducers' chunks with the same number travel together, so that contributions, sums and returns
-overlap and rates keep in proportion to shares. A member contributes up to a window of chunks beyond
-those that came back whole: an answer is at the same time leave to go on, and its reducers hold no
-more of it than the window. Where nothing comes back, they read no further than that.
+would take links from the pipeline's messages that others still wait for (`Pace.early_s` is the
+exception: word from all would come too late). Shares travel in chunks; all reducers' chunks with
+the same number travel together, so that contributions, sums and returns overlap and rates keep in
+proportion to shares. A member contributes up to a window of chunks beyond those that came back
+whole: an answer is at the same time leave to go on, and its reducers hold no more of it than the
+window. Where nothing comes back, they read no further than that.
 """
 
 from __future__ import annotations
@@ -210,17 +210,23 @@ class Peers:
             self._memory = Memory(length)
         return self._memory
 
-    def wait_until(self, done: Callable[[], bool]) -> None:
+    def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
         """Wait for the threads; raises what any of them raised.
 
         Parameters
         ----------
         done
             Asked whenever something is complete.
+        most_s
+            Wait no longer than that; None: as long as it takes.
         """
+        until = None if most_s is None else time.monotonic() + most_s
         with self.changed:
             while self.failure.error is None and not done():
-                self.changed.wait()
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0.0:
+                    break
+                self.changed.wait(left)
         self.failure.check()
 
     def finish(self) -> None:
@@ -314,7 +320,7 @@ class Exchange:
         for k in self._others:
             self._peers.to[self._members[k]].send(READY, NOTHING)
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
-        self._peers.wait_until(lambda: self._pace.early or not self._unready)
+        self._peers.wait_until(lambda: not self._unready, self._pace.early_s)
         window = self._pace.window if self._answers else self._pace.chunks
         contributions = deque(range(min(window, self._pace.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)

@@ -23,9 +23,9 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
-EARLY = 1.0
-"""Of the longest way there and back: a round whose bytes take less begins before word from all is
-there, which costs half that way; begun early it may be over by half its bytes too soon."""
+EARLY = 0.25
+"""Of the longest way there and back: a round that can be over sooner than it is planned by less
+than that begins before word from all is there, which takes half that way."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -40,13 +40,14 @@ class Pace:
         Of every share; all shares' chunks of one number travel together.
     window
         Chunks that a member contributes beyond those that it got back whole.
-    early
-        Whether a member contributes before it knows that all others are ready.
+    early_s
+        After its own readiness, when a member contributes before it knows that all others are
+        ready; None: it waits until it does.
     """
 
     chunks: int
     window: int
-    early: bool = False
+    early_s: float | None = None
 
 
 def pace_of(
@@ -88,9 +89,9 @@ def pace_of(
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    # where the way takes longer than the bytes, to wait for word from all would be most of a round
-    early = seconds < EARLY * delay
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early)
+    spare = spare_s(group, vector_bytes * shrink, cluster) / speed
+    early_s = spare if spare < EARLY * delay else None
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early_s)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
@@ -110,16 +111,54 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     float
         At least.
     """
-    members = np.array(group.members)
+    there, back = _sent(group, vector_bytes)
+    return _fullest_s(there + back, group, cluster)
+
+
+def spare_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
+    """By how much a round that all begin at once is over sooner than it is planned.
+
+    A plan counts the fullest link's bytes and the way there and back. Returns follow contributions
+    a way later; where these fill the same link until then, a round takes the bytes and one way, as
+    it does where there are either only.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    vector_bytes
+        As they travel.
+    cluster
+        The plan's devices.
+
+    Returns
+    -------
+    float
+        Seconds, at most half the longest way there and back.
+    """
+    there, back = _sent(group, vector_bytes)
+    way = longest_round_trip_s(group, cluster) / 2
+    if not there.any() or not back.any():
+        return way
+    one_way = max(_fullest_s(sent, group, cluster) for sent in (there, back))
+    return min(_fullest_s(there + back, group, cluster) - one_way, way)
+
+
+def _sent(
+    group: AveragingGroup, vector_bytes: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes from each member to each other: contributions, and returns of its own share."""
     share, gives = np.array(group.shares), np.array(group.gives, dtype=float)
     gets = np.array(group.gets, dtype=float)
-    # [i, j]: contributions to j, and returns of i's own share
-    sent = (
-        vector_bytes
-        * group.width
-        * (gives[:, None] * share[None, :] + share[:, None] * gets[None, :])
-    )
-    np.fill_diagonal(sent, 0.0)
+    found = gives[:, None] * share[None, :], share[:, None] * gets[None, :]
+    for sent in found:
+        sent *= vector_bytes * group.width
+        np.fill_diagonal(sent, 0.0)
+    return found
+
+
+def _fullest_s(sent: NDArray[np.float64], group: AveragingGroup, cluster: Cluster) -> float:
+    members = np.array(group.members)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)
     return max(

@@ -719,6 +719,11 @@ class TrainingPlan:
         return (adds, *every)
 
     @property
+    def tells_norm(self) -> tuple[int, ...]:
+        """The first device of each stage, whose sum of squares is the stage's, if any are added."""
+        return tuple(group[0] for group in self.assignment.groups) if self.awaits_norm else ()
+
+    @property
     def content_hash(self) -> str:
         """SHA-256 of inputs and decisions: not of times, versions, certificates or names."""
         return hash_of(self.hashed())

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from planner.network.cluster import Cluster
 from planner.training_plan.model import TrainingPlan
 
@@ -108,8 +110,7 @@ class Reference:
     in_round: dict[int, set[int]] = field(default_factory=dict)
     sending: list[Round] = field(default_factory=list)
     averaging: list[tuple[float, int]] = field(default_factory=list)
-    clipping: dict[int, set[int]] = field(default_factory=dict)
-    norm_known: dict[int, float] = field(default_factory=dict)
+    clipping: dict[int, dict[int, float]] = field(default_factory=dict)
     step_end: dict[int, float] = field(default_factory=dict)
     op_times: dict[tuple[int, str, int, int], tuple[float, float]] = field(default_factory=dict)
     round_times: list[tuple[int, int, int, float, float]] = field(default_factory=list)
@@ -180,19 +181,26 @@ class Reference:
         stages = self.plan.assignment.groups
         if self.plan.clip is None or len(stages) == 1 or not any(d in group for group in stages):
             return True
-        return self.now >= self.norm_known.get(t, math.inf)
+        return self.now >= self.norm_s(t, d)
+
+    def norm_s(self, t: int, d: int) -> float:
+        """When a device knows it: the first of each stage tells the most central, that one all."""
+        stages, way = self.plan.assignment.groups, self.plan.cluster.network.latency_s.copy()
+        np.fill_diagonal(way, 0.0)
+        every = sorted(e for group in stages for e in group)
+        root = min(every, key=lambda i: max(float(way[i, j] + way[j, i]) for j in every))
+        here = self.clipping.get(t, {})
+        tell = {group[0] for group in stages} | {root}
+        if not tell <= here.keys():
+            return math.inf
+        return float(max(here[e] + way[e, root] for e in tell) + way[root, d])
 
     def asks_for_norm(self, t: int, d: int) -> bool:
-        """The last one that comes makes it known, a way to the most central and back later."""
-        here = self.clipping.setdefault(t, set())
+        """A device waits, and tells its part if it is the first of its stage."""
+        here = self.clipping.setdefault(t, {})
         if d in here:
             return False
-        here.add(d)
-        every = [e for group in self.plan.assignment.groups for e in group]
-        if len(here) == len(every):
-            way = self.plan.cluster.network.latency_s
-            longest = [max(float(way[i, j] + way[j, i]) for j in every if i != j) for i in every]
-            self.norm_known[t] = self.now + min(longest)
+        here[d] = self.now
         return True
 
     def begin_round(self, g: int) -> None:
@@ -296,7 +304,8 @@ class Reference:
         ]
         ends += [end for end, _ in self.flying] + [end for end, _ in self.averaging]
         ends += [end for end, _ in self.working.values()] + [end for end, _ in self.handing]
-        ends += [known for known in self.norm_known.values() if known > self.now]
+        norms = (self.norm_s(t, d) for t, here in self.clipping.items() for d in here)
+        ends += [known for known in norms if self.now < known < math.inf]
         assert ends, "stuck"
         then = max(min(ends), self.now)
         for p in active:
