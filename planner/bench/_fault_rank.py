@@ -26,11 +26,12 @@ import planner.executor.binding as binding
 import planner.executor.checkpoint as checkpoint
 import planner.executor.connections as connections
 from planner.executor.arguments import arguments
+from planner.executor.commit import Commit
 from planner.executor.evaluate import Evaluation
 from planner.executor.learner import Learner
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
-WRITING, EVALUATING = "checkpoint", "evaluation"
+WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
 """Phases of runs that do so."""
 FAULTS = ("kill", "stop", "cut", "hold", "tear")
 BOTH = "+"
@@ -66,6 +67,9 @@ class Fault:
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
         self._before(Learner, "begin", self._count)
+        if phase == OUTER:  # its mean is there
+            self._before(Commit, "agree", lambda *_: self._due())
+            return
         if phase == WRITING:
             self._before(checkpoint, "write_tensors", lambda *_: self._due())
             return

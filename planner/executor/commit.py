@@ -32,8 +32,9 @@ class Commit:
     ----------
     grows
         Whether those who wait come in after the step.
-    taken
-        The last step whose update was taken; none: less than any.
+    taken, agreed
+        The last step whose update was taken, and the last after which the outer step was; none:
+        less than any.
     """
 
     def __init__(self, roll: Roll, ranks: Ranks, tellers: Collection[int], last: int) -> None:
@@ -41,7 +42,7 @@ class Commit:
         self._tellers = sorted(tellers)
         self._votes = 0
         self.grows = False
-        self.taken = NEW
+        self.taken = self.agreed = NEW
         self._outer: list[int] = []
 
     def decide(self, step: int, loss: float | None) -> None:
@@ -80,6 +81,7 @@ class Commit:
             Nobody may take the outer step: those who are left average again.
         """
         self._vote(f"outer/{step}", False)
+        self.agreed = step
         self._outer.append(step)
 
     def end(self) -> None:

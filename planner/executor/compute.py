@@ -49,12 +49,16 @@ class Compute(Operations, Protocol):
         """
 
     def samples(self) -> int:
-        """Microbatches of this device since the last outer step, where they are counted."""
+        """Microbatches of this device in `change`, where they are counted."""
+
+    def leave(self) -> None:
+        """What this device did since the last outer step is what `change` gives from now on."""
 
     def change(self, samples: int | None = None) -> Tensor:
         """``float32`` vector on the CPU to be summed in place: how far this device's update went.
 
-        Since the last outer step, with its weight; only where devices update by themselves.
+        From the last outer step to `leave`, with its weight; only where devices update by
+        themselves. Asked again before `outer_update`, the same.
 
         Parameters
         ----------

@@ -6,7 +6,8 @@ not all take (`commit`). Or it ends after a step, when a device has come that wa
 
 Where devices update by themselves, a step's own updates and the outer step after it are taken one
 after the other. A generation that ends between the two owes the outer step, and the next one begins
-with it.
+with it. Delayed, an outer step that a generation has begun and not ended is begun again by the
+next, with the same changes of those who are left.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Elastic:
                     if error.errno != errno.ENOTCONN:
                         raise
                     self._await_cause(TornError(str(error)))
-            if self._step >= steps and self._held_out is None:
+            if self._step >= steps and self._held_out is None and not self._awaits_outer():
                 break  # the others may have left already
             self._note_owed()
             self._roll.next(self._step, self._owes)
@@ -271,6 +272,12 @@ class Elastic:
                     self._learner.begin_as_agreed()
             if taker == self.ranks.rank:
                 self._step = now.step
+
+    def _awaits_outer(self) -> bool:
+        """Whether an outer step is to come that the last of the steps that were done has begun."""
+        last, sync = self._step - 1, self.plan.sync
+        begun = sync.delayed and last >= 0 and sync.due(last)
+        return begun and (self._commit is None or self._commit.agreed < last)
 
     def _note_owed(self) -> None:
         """Where a device was lost between a step's own updates and the outer one after it."""

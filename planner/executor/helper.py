@@ -66,6 +66,9 @@ class Helper:
         """There are none."""
         return 0
 
+    def leave(self) -> None:
+        """There is no change."""
+
     def change(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector

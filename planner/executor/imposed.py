@@ -129,6 +129,9 @@ class ImposedCompute:
         """They are not counted."""
         return 0
 
+    def leave(self) -> None:
+        """There is no change."""
+
     def change(self, samples: int | None = None) -> Tensor:
         """As `gradients`."""
         return self._vector

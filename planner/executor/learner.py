@@ -263,11 +263,17 @@ class Learner:
         self._updated()
 
     def samples(self) -> int:
-        """Microbatches since the last outer step, where they are counted."""
-        return self._samples.done
+        """Microbatches of the change, where they are counted."""
+        return self._samples.changed
+
+    def leave(self) -> None:
+        """Remember how far this device has come since the last outer step."""
+        assert self.outer is not None
+        self.outer.leave()
+        self._samples.leave()
 
     def change(self, samples: int | None = None) -> Tensor:
-        """How far this device's parameters went since the last outer step, with its weight.
+        """How far this device's parameters went from the last outer step to `leave`, weighted.
 
         Parameters
         ----------
@@ -347,6 +353,8 @@ class Learner:
             for name, value in self.agreed().items():
                 self.named()[name].copy_(value)
         self._samples.forget()
+        if self.outer is not None:
+            self.outer.leave()
         self._updated()
 
     def named(self) -> dict[str, nn.Parameter]:

@@ -52,7 +52,7 @@ class LocalSamples:
         self._stage = [sum(counts[d] for d in stage) for counts in done]
 
     @property
-    def done(self) -> int:
+    def changed(self) -> int:
         """None: nobody counts."""
         return 0
 
@@ -64,6 +64,9 @@ class LocalSamples:
 
     def taken(self) -> None:
         """The step's update was taken."""
+
+    def leave(self) -> None:
+        """A change is to be averaged."""
 
     def agreed(self) -> None:
         """The outer step was taken."""
@@ -134,9 +137,9 @@ class CountedSamples:
         self._step = self._since = self._changed = 0
 
     @property
-    def done(self) -> int:
-        """Microbatches of the device that no outer step has taken yet; those of this step apart."""
-        return self._changed + self._since
+    def changed(self) -> int:
+        """Microbatches of the change that is averaged, or was last."""
+        return self._changed
 
     def begin(self) -> None:
         """A step begins."""
@@ -151,6 +154,11 @@ class CountedSamples:
         self._since += self._step
         self._step = 0
 
+    def leave(self) -> None:
+        """All that was taken until now is in the change, and counting begins anew."""
+        self._changed += self._since
+        self._since = 0
+
     def agreed(self) -> None:
         """The outer step was taken, with what was done before its change."""
         self._changed = 0
@@ -160,12 +168,10 @@ class CountedSamples:
         return self._paths(step) / self._step if self._step else None
 
     def weight(self, step: int, samples: int | None = None) -> float:
-        """See `LocalSamples`; counting begins anew.
+        """See `LocalSamples`, of the change.
 
-        Asked again before the outer step was taken, the same. Without `samples` every microbatch
-        has gone through every stage.
+        Without `samples` every microbatch has gone through every stage.
         """
-        self._changed, self._since = self.done, 0
         if samples is None:
             steps = range(step + 1 - self._every, step + 1)
             samples = sum(self._paths(t) for t in steps)
@@ -219,7 +225,7 @@ class Outer:
         return [vector for vector in vectors if vector is not None]
 
     def change(self, into: Tensor, weight: float) -> None:
-        """Write ``weight (old - new)``.
+        """Write ``weight (old - new)``; delayed, new is what `leave` remembers.
 
         Parameters
         ----------
@@ -229,13 +235,18 @@ class Outer:
             Of this device.
         """
         with torch.no_grad():
-            parts = zip(
-                self._parameters.values(), self._split(into), self._split(self._old), strict=True
-            )
-            for parameter, part, old in parts:
-                torch.sub(old, parameter.reshape(-1), out=part)
+            if self._left is not None:
+                torch.sub(self._old, self._left, out=into)
+            else:
+                parts = zip(
+                    self._parameters.values(),
+                    self._split(into),
+                    self._split(self._old),
+                    strict=True,
+                )
+                for parameter, part, old in parts:
+                    torch.sub(old, parameter.reshape(-1), out=part)
             into.mul_(weight)
-        self._leave()
 
     def step(self, mean: Tensor) -> None:
         """Take the outer step, and go on from there.
@@ -281,10 +292,10 @@ class Outer:
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         # where an outer step is to come, nothing was done since changes were taken
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
-        """Remember parameters as they are."""
+    def leave(self) -> None:
+        """Remember parameters as they are, if the outer step is to come later than others."""
         if self._left is not None:
             with torch.no_grad():
                 for name, left in self.named(self._left).items():

@@ -224,6 +224,12 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
                 f"--steps is {args.steps}, but {made.first} were done; give the number of all "
                 "steps, with those that were done, or as many and --eval-data to evaluate alone"
             )
+        if args.elastic and plan.sync.delayed and made.first:
+            raise ValueError(
+                f"--elastic: {made.first} steps were done, and the plan takes outer steps a step "
+                "late (sync.delayed), so that none goes on from a checkpoint after a loss; go on "
+                "without --elastic"
+            )
         if args.elastic and made.first % plan.sync.every_steps:
             raise ValueError(
                 f"--elastic: {made.first} steps were done, and the plan averages every "

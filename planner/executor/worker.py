@@ -132,7 +132,7 @@ class Worker:
         self._compute, self._imposed = compute, imposed
         self._tickets = None if tickets is None else Tickets(tickets)
         self._beside: Beside | None = None
-        self._outer_to_come = False
+        self._outer_of: int | None = None
         self._beside_s = 0.0
         self._commit = commit
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
@@ -209,16 +209,18 @@ class Worker:
         routed = self._routed(pipeline.of, outbox, failure)
         peers = Peers(self._streams[Purpose.AVERAGING], failure)
         norms = _of(connections, Purpose.NORM)
-        # of steps that were done before, the last may have begun one
-        sync = self.plan.sync
-        self._outer_to_come = sync.delayed and first > 0 and sync.due(first - 1)
         told = range(first, first + len(walk))
-        record = StepRecord(first - 1, False)  # of the steps before
+        record = StepRecord(first - 1, False, time.monotonic())  # of the steps before
         teller = self._teller(_of(connections, Purpose.LOSSES), told)
         if owes:
-            record.begin_s = time.monotonic()
-            self._agree(record, peers, outbox)
+            self._take_owed(record, peers, outbox)
             yield record
+        if (sync := self.plan.sync).delayed and first > 0 and sync.due(first - 1):
+            # the last of the steps that were done before has begun one
+            if self._commit is None:
+                self._outer_of = first - 1
+            else:
+                self._begin_outer(first - 1, peers, outbox)
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
@@ -238,8 +240,7 @@ class Worker:
             if teller is not None:
                 teller.tell(step, self._compute.loss() or 0.0)
             yield record
-        if self._outer_to_come:
-            self._end_outer(record)
+        self._end_outer(record)
         if routed is not None:
             routed.finish()
         outbox.finish()
@@ -310,48 +311,69 @@ class Worker:
         if self._commit is not None:
             self._commit.decide(record.step, self._compute.loss())
         self._update(record)
-        if self._outer_to_come:
-            self._end_outer(record)
+        self._end_outer(record)
         if sync.due(record.step):
+            self._compute.leave()
             # steps from rest are looked at one by one
             if sync.delayed and not record.rest:
-                self._begin_outer(self._compute.change(), peers, outbox)
+                self._begin_outer(record.step, peers, outbox)
             else:
                 self._agree(record, peers, outbox)
         record.end_s = time.monotonic()
 
-    def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        """Average the changes since the last outer step, and take the next one."""
+    def _change(self, step: int) -> Tensor:
+        """This device's, up to the outer step that is due after a step."""
         samples = None
         if self._commit is not None:
             # of those who are left, which no plan says
-            own = str(self._compute.samples())
-            told = self.ranks.share(f"samples/{record.step}", own)
+            told = self.ranks.share(f"samples/{step}", str(self._compute.samples()))
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
             samples = sum(int(told[d]) for d in group)
-        vector = self._compute.change(samples)
-        self._average(record, self.wiring.averaging, vector, peers, outbox)
-        if self._commit is not None:
-            self._commit.agree(record.step)
-        self._compute.outer_update()
+        return self._compute.change(samples)
+
+    def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """Average the changes since the last outer step, and take the next one."""
+        self._average(record, self.wiring.averaging, self._change(record.step), peers, outbox)
+        self._take_outer(record.step)
         record.end_s = time.monotonic()
 
-    def _begin_outer(self, vector: Tensor, peers: Peers, outbox: Outbox) -> None:
+    def _begin_outer(self, step: int, peers: Peers, outbox: Outbox) -> None:
         """Average while the next step computes."""
-        self._outer_to_come = True
+        vector = self._change(step)
+        self._outer_of = step
         if self.wiring.averaging.peers:
             self._beside_s = time.monotonic()
             self._beside = Beside(lambda: self.wiring.averaging.run(vector, peers, outbox))
 
     def _end_outer(self, record: StepRecord) -> None:
-        """Take the outer step that the step before has begun; in a checkpoint its mean is known."""
+        """Take the outer step that an earlier step has begun, if one has.
+
+        After a checkpoint its mean is known.
+        """
+        if self._outer_of is None:
+            return
         if self._beside is not None:
             end = self._beside.wait()
             record.ops.append((-1, self.rank, "A", self._beside_s, end))
             self._beside = None
+        self._take_outer(self._outer_of)
+        self._outer_of = None
+
+    def _take_outer(self, step: int) -> None:
+        if self._commit is not None:
+            self._commit.agree(step)
         self._compute.outer_update()
-        self._outer_to_come = False
+
+    def _take_owed(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
+        """Of a step whose update was taken, the outer step that ends with it, if one does."""
+        sync = self.plan.sync
+        if not sync.delayed:
+            self._agree(record, peers, outbox)
+        elif record.step > 0 and sync.due(record.step - 1):
+            self._begin_outer(record.step - 1, peers, outbox)
+            self._end_outer(record)
+        record.end_s = time.monotonic()
 
     def settle(self) -> None:
         """Wait until what is averaged beside the operations is there.

@@ -30,20 +30,20 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
     Raises
     ------
     PlanError
-        Averaging is delayed, or on two clocks, or paths swap stages; or no plan but that of those
-        who are left could go on from a checkpoint.
+        Averaging is on two clocks, or paths swap stages; or no plan but that of those who are left
+        could go on from a checkpoint.
     """
+    if checkpoints_every is not None and plan.sync.delayed:
+        raise PlanError(
+            "--elastic: --checkpoint: the plan takes outer steps a step late (sync.delayed), and "
+            "after a loss no other plan goes on from such a checkpoint; leave one of them out, or "
+            "plan without --delayed"
+        )
     if checkpoints_every is not None and checkpoints_every % plan.sync.every_steps:
         raise PlanError(
             f"--elastic: --every is {checkpoints_every}, and the plan averages every "
             f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
             "after an outer step only; give a multiple of it"
-        )
-    if plan.sync.delayed:
-        raise PlanError(
-            "--elastic: sync.delayed: a loss while averages are under way is not mended, found "
-            f"averaging every {plan.sync.every_steps} steps, delayed; plan without --delayed, or "
-            "leave --elastic out"
         )
     if any(within(rounds) for rounds in plan.averaging):
         raise PlanError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -30,7 +31,7 @@ from tests.executor.test_train import NORMS, SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_rank import EVALUATING, PHASES, WRITING  # noqa: E402
+from planner.bench._fault_rank import EVALUATING, OUTER, PHASES, WRITING  # noqa: E402
 from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
 from planner.executor.changes import CHANGES  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
@@ -40,6 +41,7 @@ from planner.executor.local import run_local  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.roll import MOST_TORN, LeftError, LostError, Roll  # noqa: E402
+from planner.executor.tensor_file import read_tensors  # noqa: E402
 from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
@@ -212,6 +214,48 @@ def test_devices_that_update_by_themselves(phase: str, kind: str, tmp_path: Path
         np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
 
+DELAYED = {
+    # a step within a period
+    ("backward", 3, 5): Lost("4", 3, 3),
+    # the step beside which changes are averaged is done again, and they are averaged again
+    ("backward", 4, 4): Lost("4", 4, 3),
+    # its updates were taken, and only the outer step is done again
+    (OUTER, 4, 4): Lost("4", 5, 3),
+    # after the last step: only the outer step is to come
+    (OUTER, STEPS - 1, STEPS): Lost("4", STEPS, STEPS - 1),
+}
+
+
+@pytest.mark.parametrize("kind", ["fixed", pytest.param("stochastic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("phase", "step", "every"),
+    [pytest.param(*p, marks=() if p[0] == OUTER else pytest.mark.slow) for p in DELAYED],
+)
+def test_averaging_beside_the_next_step(
+    phase: str, step: int, every: int, kind: str, tmp_path: Path
+) -> None:
+    """Outer steps come a step late; one that was begun is begun again by those who are left."""
+    lost = DELAYED[phase, step, every]
+    sync = Sync(every, OuterOptimizer(), delayed=True)
+    plan, trained = plan_of(kind).replace(sync=sync), tmp_path / "trained"
+    more = (*_settings(), "--export", str(trained))
+    done = hurt(plan, tmp_path, lost.device, phase, *more, step=step)
+    assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
+    losses, changes = told(done)
+    assert [change["devices"] for change in changes] == [[lost.device]]
+    assert sorted(losses) == list(range(STEPS))
+    if kind == "fixed":
+        *_, (_, held) = steps = list(train_apart(plan, STEPS, Optimizing(**SETTINGS), lost))
+        expected = [loss for loss, _ in steps]
+        np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+        # after the last outer step, of which no loss tells
+        file = trained / "model-00001-of-00003.safetensors"
+        written = read_tensors(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        (stem,) = (t for name, t in written.items() if name.endswith("wte.weight"))
+        (own,) = (p.detach() for p in held[0] if p.shape == stem.shape)
+        np.testing.assert_allclose(stem, own, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["backward", "averaging"])
 def test_a_connection_tears_where_devices_update_by_themselves(phase: str, tmp_path: Path) -> None:
@@ -371,6 +415,15 @@ def test_a_device_comes_back_between_outer_steps(tmp_path: Path) -> None:
         shards = [read_shard(kept, steps, d, plan) for d in group]
         for name in (name for name in shards[0] if name.startswith("parameter/")):
             assert all(torch.equal(shards[0][name], shard[name]) for shard in shards[1:]), name
+
+
+@pytest.mark.slow
+def test_a_device_comes_back_beside_averaging(tmp_path: Path) -> None:
+    """Delayed: it adds nothing to a change that was begun, and later has what the others have."""
+    plan, steps = plan_of().replace(sync=Sync(50, OuterOptimizer(), delayed=True)), 800
+    came, losses = come_back(plan, steps, tmp_path)
+    assert 3 < came < steps
+    assert losses[steps - 1] < losses[came] - 0.1
 
 
 @pytest.mark.slow

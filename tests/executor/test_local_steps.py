@@ -226,6 +226,7 @@ def test_who_comes_before_an_outer_step_has_no_part_in_it() -> None:
         giver.operate("H", b, None)
         giver.operate("B", b, None)
     giver.update()
+    giver.leave()
     change = giver.change(giver.samples()).clone()
     assert giver.samples() == 2 and change.abs().max() > 0
     comer.load_state(giver.state())

@@ -140,14 +140,15 @@ def test_samples_are_counted_as_they_are_done() -> None:
         one.did()
         assert one.scale(1) == 8
         one.taken()
+        one.leave()
         assert one.weight(1) == one.weight(1) == 5 / 16
         # of the next period, where the outer step is taken a step later
         one.begin()
         one.did()
         one.taken()
-        assert one.done == 6
+        assert one.changed == 5 and one.weight(1) == 5 / 16
         one.agreed()
-        assert one.done == one.state()["outer/samples"] == 1
+        assert one.changed == 0 and one.state()["outer/samples"] == 1
     again.load_state({})
     assert again.weight(3) == 0
 

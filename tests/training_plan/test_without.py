@@ -150,7 +150,6 @@ def test_what_cannot_be(lost: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sync": Sync(5, delayed=True)}, "averaging every 5 steps, delayed; plan without"),
         ({"averaging": REGIONS, "sync": Sync(5)}, "every 5; plan without --within"),
     ],
 )
@@ -169,6 +168,10 @@ def test_checkpoints_within_a_period_are_refused() -> None:
     require_elastic(plan, 100)
     with pytest.raises(PlanError, match="--every is 99, and the plan averages every 5 steps"):
         require_elastic(plan, 99)
+    delayed = plan.replace(sync=Sync(5, delayed=True))
+    require_elastic(delayed)
+    with pytest.raises(PlanError, match="--checkpoint: the plan takes outer steps a step late"):
+        require_elastic(delayed, 100)
 
 
 def test_swaps_are_refused() -> None:
