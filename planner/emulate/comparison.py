@@ -138,7 +138,7 @@ def compare(
     operations: list[OperationPair] = []
     links: list[LinkPair] = []
     by_schedule: dict[int, list[Step]] = {}
-    for step in warm(rest) if plan.wiring is Wiring.FIXED else ():
+    for step in warm(plan, rest) if plan.wiring is Wiring.FIXED else ():
         by_schedule.setdefault(plan.cycle[step.number % len(plan.cycle)], []).append(step)
     for k, steps in sorted(by_schedule.items()):
         operations += _operations(plan, prediction, k, steps)

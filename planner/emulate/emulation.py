@@ -207,5 +207,5 @@ def emulate(
 
 
 def _typical(plan: TrainingPlan, steps: Sequence[Step]) -> Step:
-    first = [step for step in warm(steps) if step.number % len(plan.cycle) == 0]
+    first = [step for step in warm(plan, steps) if step.number % len(plan.cycle) == 0]
     return sorted(first, key=lambda step: step.pipeline_s)[len(first) // 2]

@@ -208,17 +208,31 @@ def planned_steps(plan: TrainingPlan, rest: int, steps: int) -> tuple[int, int]:
     Returns
     -------
     tuple[int, int]
-        From rest, one more because the first finds connections cold; chained, with two passes
-        before those that count and a step after them.
+        From rest, with a pass before those that count, which finds connections cold; chained, with
+        two passes before and a step after them.
     """
     period = period_of(plan)
     whole = [period * math.ceil(count / period) for count in (rest, steps)]
-    return whole[0] + 1, whole[1] + WARM_PASSES * period + 1
+    return whole[0] + period, whole[1] + WARM_PASSES * period + 1
 
 
-def warm(steps: Sequence[Step]) -> Sequence[Step]:
-    """Steps from rest without the first, which finds connections cold."""
-    return steps[1:] if len(steps) > 1 else steps
+def warm(plan: TrainingPlan, steps: Sequence[Step]) -> Sequence[Step]:
+    """Steps from rest without the first pass, which finds connections cold.
+
+    Parameters
+    ----------
+    plan
+        What was run.
+    steps
+        All of them.
+
+    Returns
+    -------
+    Sequence[Step]
+        The others, or all where there was one pass only.
+    """
+    period = period_of(plan)
+    return steps[period:] if len(steps) > period else steps
 
 
 def parts_of(
@@ -242,7 +256,7 @@ def parts_of(
     """
     period = period_of(plan)
     places: dict[int, list[Step]] = {}
-    for step in warm(rest):
+    for step in warm(plan, rest):
         places.setdefault(step.number % period, []).append(step)
     pipeline = [median(step.pipeline_s for step in steps) for steps in places.values()]
     averaging = []

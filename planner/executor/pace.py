@@ -23,9 +23,6 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
-EARLY = 0.25
-"""Of the longest way there and back: a round that can be over sooner than it is planned by less
-than that begins before word from all is there, which takes half that way."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -89,9 +86,9 @@ def pace_of(
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    spare = spare_s(group, vector_bytes * shrink, cluster) / speed
-    early_s = spare if spare < EARLY * delay else None
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early_s)
+    begin_s = early_s(group, vector_bytes * shrink, cluster)
+    begin_s = None if begin_s is None else begin_s / speed
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK), begin_s)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
@@ -112,15 +109,56 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
         At least.
     """
     there, back = _sent(group, vector_bytes)
-    return _fullest_s(there + back, group, cluster)
+    return float(_seconds(there + back, group, cluster).max())
 
 
-def spare_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
-    """By how much a round that all begin at once is over sooner than it is planned.
+def ends_s(
+    group: AveragingGroup, vector_bytes: float, cluster: Cluster, begins_s: NDArray[np.float64]
+) -> float:
+    """When a round is over whose members begin at given moments, each link at its own latency.
 
-    A plan counts the fullest link's bytes and the way there and back. Returns follow contributions
-    a way later; where these fill the same link until then, a round takes the bytes and one way, as
-    it does where there are either only.
+    Contributions go first, returns follow as they can be summed. A link is through with both no
+    sooner than its bytes take, and with the last return no sooner than after the last contribution
+    to who sums it.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    vector_bytes
+        As they travel.
+    cluster
+        The plan's devices.
+    begins_s
+        Of each member.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    members = list(group.members)
+    latency = cluster.network.latency_s[np.ix_(members, members)]
+    there, back = _sent(group, vector_bytes)
+    there_s, back_s, both_s = (
+        _seconds(sent, group, cluster) for sent in (there, back, there + back)
+    )
+    gives = there > 0
+    summed_s = np.where(gives, begins_s[:, None] + there_s + latency, 0.0).max(axis=0)
+    if not back.any():
+        return float(summed_s.max())
+    first_s = np.where(gives, begins_s[:, None] + latency, 0.0).max(axis=0)
+    left_s = np.maximum(summed_s[:, None], first_s[:, None] + back_s)
+    left_s = np.maximum(left_s, begins_s[:, None] + both_s)
+    return float((left_s + latency)[back > 0].max())
+
+
+def early_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float | None:
+    """When a member begins that does not know yet that all are ready, if it does so.
+
+    A plan counts the fullest link's bytes and the longest way there and back. Begun at once by all,
+    a round may be over before that; begun with word from all, later. What comes nearer is done,
+    and the first is put off by what it would spare.
 
     Parameters
     ----------
@@ -133,15 +171,16 @@ def spare_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
 
     Returns
     -------
-    float
-        Seconds, at most half the longest way there and back.
+    float or None
+        Seconds after the member is ready; None: with word from all.
     """
-    there, back = _sent(group, vector_bytes)
-    way = longest_round_trip_s(group, cluster) / 2
-    if not there.any() or not back.any():
-        return way
-    one_way = max(_fullest_s(sent, group, cluster) for sent in (there, back))
-    return min(_fullest_s(there + back, group, cluster) - one_way, way)
+    members = list(group.members)
+    planned_s = round_s(group, vector_bytes, cluster) + longest_round_trip_s(group, cluster)
+    told_s = cluster.network.latency_s[np.ix_(members, members)].copy()
+    np.fill_diagonal(told_s, 0.0)
+    spared_s = planned_s - ends_s(group, vector_bytes, cluster, np.zeros(len(members)))
+    late_s = ends_s(group, vector_bytes, cluster, told_s.max(axis=0)) - planned_s
+    return max(spared_s, 0.0) if late_s > max(spared_s, 0.0) else None
 
 
 def _sent(
@@ -157,30 +196,29 @@ def _sent(
     return found
 
 
-def _fullest_s(sent: NDArray[np.float64], group: AveragingGroup, cluster: Cluster) -> float:
+def _seconds(
+    sent: NDArray[np.float64], group: AveragingGroup, cluster: Cluster
+) -> NDArray[np.float64]:
+    """Of each pair that sends something, on its link and on all that pairs share."""
     members = np.array(group.members)
     pairs = cluster.network.bandwidth_bytes_per_s
     up, down = device_limits(cluster)
-    return max(
-        _lines_s(sent / group.width, members, cluster),
-        float((sent / pairs[np.ix_(members, members)]).max()),
-        float((sent.sum(axis=1) / up[members]).max()),
-        float((sent.sum(axis=0) / down[members]).max()),
-    )
-
-
-def _lines_s(sent: NDArray[np.float64], members: NDArray[np.int64], cluster: Cluster) -> float:
-    """The same of sites' lines, which groups of other slices use at the same time."""
+    found = sent / pairs[np.ix_(members, members)]
+    found = np.maximum(found, (sent.sum(axis=1) / up[members])[:, None])
+    found = np.maximum(found, (sent.sum(axis=0) / down[members])[None, :])
     devices = cluster.devices
     at = np.array(devices.sites or ("",) * len(cluster))[members]
-    longest = 0.0
-    for lines, there in (
-        (devices.site_upload_bytes_per_s, sent),
-        (devices.site_download_bytes_per_s, sent.T),
+    for lines, axis in (
+        (devices.site_upload_bytes_per_s, 1),
+        (devices.site_download_bytes_per_s, 0),
     ):
         for site, rate in (lines or {}).items():
-            longest = max(longest, float(there[at == site][:, at != site].sum()) / rate)
-    return longest
+            here = np.expand_dims(at == site, axis)
+            crossing = here & ~here.T
+            # groups of other slices use the line at the same time
+            over = float(sent[crossing].sum()) / group.width / rate
+            found = np.where(crossing, np.maximum(found, over), found)
+    return np.where(sent > 0, found, 0.0)
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

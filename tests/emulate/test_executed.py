@@ -87,7 +87,7 @@ def test_steps_count_after_two_passes() -> None:
 def test_whole_passes_are_run() -> None:
     """A cycle of two: three steps are four, after four that do not count, and one follows."""
     plan = make_plan([[0, 1]]).replace(cycle=(0, 0))
-    assert planned_steps(plan, 3, 3) == (5, 9)
+    assert planned_steps(plan, 3, 3) == (6, 9)
 
 
 def test_a_step_as_predicted_has_ratios_of_one() -> None:

@@ -1,9 +1,15 @@
 """When a round of averaging begins, and how finely it is cut."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planner.executor.pace import pace_of, round_s, spare_s
+from planner.clock.links import Links
+from planner.clock.rounds import round_s as clock_round_s
+from planner.executor.pace import early_s, ends_s, longest_round_trip_s, pace_of, round_s
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.choices import Phase
@@ -28,51 +34,83 @@ def group_of(shares: tuple[float, ...], phase: Phase = Phase.ALL) -> AveragingGr
 
 
 @pytest.mark.parametrize(
-    ("shares", "megabytes", "spare_s_"),
+    ("shares", "megabytes", "together_s", "with_word_s"),
     [
-        # each link carries half a vector there and half a vector back: half of 0.1 s is spared
-        ((0.5, 0.5), 1.0, 0.05),
-        # and no more than the way
-        ((0.5, 0.5), 20.0, WAY_S),
+        # each link carries half a vector there and half a vector back, half of 0.1 s each: planned
+        # 0.5 s, and over after a way, the contribution, and a way
+        ((0.5, 0.5), 1.0, 0.45, 0.65),
+        # contributions fill a link until returns come: a way less than planned
+        ((0.5, 0.5), 20.0, 2.2, 2.4),
         # one sums all: contributions and returns have links of their own
-        ((1.0, 0.0), 1.0, 0.0),
-        ((1.0, 0.0), 20.0, 0.0),
+        ((1.0, 0.0), 1.0, 0.5, 0.7),
+        ((1.0, 0.0), 20.0, 2.4, 2.6),
     ],
 )
-def test_by_how_much_a_round_is_shorter_than_planned(
-    shares: tuple[float, ...], megabytes: float, spare_s_: float
+def test_when_a_round_is_over(
+    shares: tuple[float, ...], megabytes: float, together_s: float, with_word_s: float
 ) -> None:
-    """Against what links do with contributions first and each return as soon as it can leave."""
-    group, cluster = group_of(shares), cluster_of()
-    assert spare_s(group, 1e6 * megabytes, cluster) == pytest.approx(spare_s_)
-    planned = round_s(group, 1e6 * megabytes, cluster) + 2 * WAY_S
-    # by hand: a link's contributions leave from 0, its returns from one way later
-    ends = []
-    for i, j in ((0, 1), (1, 0)):
-        there, back = (1e6 * megabytes * share / RATE for share in (shares[j], shares[i]))
-        # the last sum comes back a way there and back after its contribution has left
-        ends += [max(there + back, (WAY_S + back) if back else 0.0) + WAY_S, there + 2 * WAY_S]
-    assert planned - max(ends) == pytest.approx(spare_s_)
+    """Begun by all at once, or when word from the other has come."""
+    group, cluster, size = group_of(shares), cluster_of(), 1e6 * megabytes
+    assert ends_s(group, size, cluster, np.zeros(2)) == pytest.approx(together_s)
+    assert ends_s(group, size, cluster, np.full(2, WAY_S)) == pytest.approx(with_word_s)
+    planned_s = round_s(group, size, cluster) + longest_round_trip_s(group, cluster)
+    spared_s, late_s = planned_s - together_s, with_word_s - planned_s
+    found = early_s(group, size, cluster)
+    if late_s > spared_s:
+        assert found == pytest.approx(spared_s)
+    else:
+        assert found is None
 
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.SPREAD])
 def test_one_way_only(phase: Phase) -> None:
-    """Nothing waits for an answer, so that a way is spared; word from all takes just that."""
-    group = group_of((0.5, 0.5), phase)
-    assert spare_s(group, 1e6, cluster_of()) == WAY_S
-    assert pace_of(group, 1e6, cluster_of()).early_s is None
+    """Nothing waits for an answer; with word from all it takes what is planned."""
+    group, cluster = group_of((0.5, 0.5), phase), cluster_of()
+    assert ends_s(group, 1e6, cluster, np.zeros(2)) == pytest.approx(0.05 + WAY_S)
+    assert early_s(group, 1e6, cluster) is None
 
 
 @pytest.mark.parametrize(
-    ("shares", "megabytes", "early_s"),
+    ("shares", "megabytes", "begin_s"),
     [((0.5, 0.5), 20.0, None), ((0.5, 0.5), 1.0, 0.05), ((1.0, 0.0), 20.0, 0.0)],
 )
-def test_when_members_wait_for_word_from_all(
-    shares: tuple[float, ...], megabytes: float, early_s: float | None
+def test_executed_faster(
+    shares: tuple[float, ...], megabytes: float, begin_s: float | None
 ) -> None:
-    """Where the round then takes what is planned, or nearly; else as long as it would spare."""
-    found = pace_of(group_of(shares), 1e6 * megabytes, cluster_of()).early_s
-    assert found == (None if early_s is None else pytest.approx(early_s))
-    # an executed round of a third of the time waits a third as long
-    third = pace_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=3.0).early_s
-    assert third == (None if early_s is None else pytest.approx(early_s / 3))
+    """A round of a third of the time waits a third as long."""
+    for speed in (1.0, 3.0):
+        found = pace_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed).early_s
+        assert found == (None if begin_s is None else pytest.approx(begin_s / speed))
+
+
+@given(st.integers(0, 10**6))
+def test_seconds_are_the_clocks(seed: int) -> None:
+    """Bytes over the fullest link, device or site's line, and never begun later than planned."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 6))
+    latency = rng.uniform(0.001, 0.2, (n, n))
+    np.fill_diagonal(latency, 0.0)
+    network = Network(latency, rng.uniform(1e6, 50e6, (n, n)))
+    sites = [f"site {k}" for k in rng.integers(0, 3, n)]
+    lines = dict.fromkeys(sites, float(rng.uniform(1e6, 50e6)))
+    devices = Devices(flops=1e12, memory_bytes=16e9)
+    if rng.random() < 0.5:
+        devices = replace(devices, upload_bytes_per_s=rng.uniform(1e6, 50e6, n))
+    if rng.random() < 0.5:
+        devices = replace(
+            devices,
+            sites=sites,
+            site_upload_bytes_per_s=lines,
+            site_download_bytes_per_s=lines,
+        )
+    cluster = Cluster(network, devices)
+    share = rng.choice([0.0, 1.0, 2.0], n)
+    share[0] += 1.0
+    gives = (*(rng.random(n - 1) < 0.7).tolist(), True)
+    group = AveragingGroup(tuple(range(n)), tuple((share / share.sum()).tolist()), gives)
+    clock_s = clock_round_s(group, 1e7, Links.of(cluster))
+    own_s = round_s(group, 1e7, cluster)
+    way_s = longest_round_trip_s(group, cluster)
+    assert clock_s - way_s - 1e-9 <= own_s <= clock_s + 1e-9
+    begin_s = early_s(group, 1e7, cluster)
+    assert begin_s is None or 0.0 <= begin_s <= own_s + way_s
