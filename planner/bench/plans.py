@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from planner.bench._stamp import stamp
+from planner.clock.simulator import settled_step_s
 from planner.compose.dtfm_rule import dtfm_rule
 from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.planning import plan
 from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.compose.request import PlanRequest, Question
 from planner.compose.sailor_rule import sailor_rule
+from planner.compose.whole_bound import long_run_s
 from planner.network.atomic import write_text
 from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
@@ -241,6 +243,8 @@ class Row:
         Which; ``asked`` is the limit and the request in words.
     step_s, bound_s, gap
         Of the plan; None where it found or proved nothing.
+    settled_s, long_run_s
+        Of the plan the mean of many steps, and what no plan's is below.
     about
         Its shape, or why there is none.
     seconds
@@ -255,6 +259,8 @@ class Row:
     step_s: float | None
     bound_s: float | None
     gap: float | None
+    settled_s: float | None
+    long_run_s: float | None
     about: str
     seconds: float
     baselines: dict[str, Baseline]
@@ -281,6 +287,13 @@ class Row:
         """The plan's step over that of the best baseline."""
         best = self.best_baseline_s
         return None if best is None or self.step_s is None else self.step_s / best
+
+    @property
+    def long_run_gap(self) -> float | None:
+        """Of many steps."""
+        if self.settled_s is None or self.long_run_s is None:
+            return None
+        return 1 - self.long_run_s / self.settled_s
 
 
 NAMES = (
@@ -409,7 +422,7 @@ def measure(
     instance = instances()[name]
     cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
-    step_s = bound_s = gap = None
+    step_s = bound_s = gap = settled = long_s = None
     try:
         result = plan(cluster, workload, request=request, stop=stop, seed=seed)
     except ProblemError as error:
@@ -419,13 +432,23 @@ def measure(
         if result.plan is not None:
             step_s, bound_s, gap = result.objective, result.bound, result.gap
             made = result.plan
+            settled = settled_step_s(made)
+            if request.open and not request.delayed and request.group_size is None:
+                long_s = long_run_s(
+                    cluster,
+                    made.workload,
+                    made.codec.wire_ratio,
+                    every=made.sync.every_steps,
+                    two_clocks=made.two_clocks,
+                )
             sizes = sorted({len(group) for group in made.assignment.groups})
             about = (
                 f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
                 f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
             )
     seconds = time.perf_counter() - began
-    return Row(name, seed, asked, step_s, bound_s, gap, about, seconds, baselines)
+    found = (step_s, bound_s, gap, settled, long_s)
+    return Row(name, seed, asked, *found, about, seconds, baselines)
 
 
 def report(rows: Sequence[Row], before: str) -> str:
@@ -454,12 +477,15 @@ def report(rows: Sequence[Row], before: str) -> str:
         "",
         f"Regenerate with `planner bench plans`. Asked: {'; '.join(asked)}. Seeds "
         f"{', '.join(map(str, seeds))}. Step times in seconds on the clock (docs/clock.md). Ratio: "
-        "the plan's step over the best baseline's; below 1 the plan is faster.",
+        "the plan's step over the best baseline's; below 1 the plan is faster. Bound: of the step "
+        "that is counted, the third. In the long run: the mean of 20 steps after it, and what no "
+        "plan is faster than over many steps; a single one may live on a lead.",
         "",
         *(f"- {name}: {instances()[name].about}" for name in shown),
         "",
-        f"| instance | seed | plan | bound | gap | {' | '.join(NAMES)} | ratio | planning, s |",
-        f"|{'---|' * (7 + len(NAMES))}",
+        "| instance | seed | plan | bound | gap | in the long run | bound | gap | "
+        f"{' | '.join(NAMES)} | ratio | planning, s |",
+        f"|{'---|' * (10 + len(NAMES))}",
         *(_row(row) for row in rows),
         "",
         "## What they are",
@@ -487,6 +513,8 @@ def report(rows: Sequence[Row], before: str) -> str:
 def _row(row: Row) -> str:
     cells = [row.instance, str(row.seed), _number(row.step_s), _number(row.bound_s)]
     cells.append("-" if row.gap is None else f"{row.gap:.1%}")
+    cells += [_number(row.settled_s), _number(row.long_run_s)]
+    cells.append("-" if row.long_run_gap is None else f"{row.long_run_gap:.1%}")
     cells += [_number(row.baselines[name].step_s) for name in NAMES]
     cells += [_number(row.ratio), f"{row.seconds:.0f}"]
     return f"| {' | '.join(cells)} |"

@@ -185,6 +185,30 @@ def step_s(plan: TrainingPlan) -> float:
     return _Setting.of(plan, None, None, LinkModel.QUEUED, None).step_s()
 
 
+def settled_step_s(plan: TrainingPlan, passes: int = 20) -> float:
+    """The mean step of so many passes through the cycle after the third: what training takes.
+
+    ``step_s`` is of the third pass alone.
+
+    Parameters
+    ----------
+    plan
+        What to run; its compute times are used.
+    passes
+        How many.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    setting = _Setting.of(plan, None, None, LinkModel.QUEUED, None)
+    if plan.sync.delayed:
+        return setting.step_s()  # of passes after the third already
+    alone_s = 0.0 if plan.sync.every_steps == 1 else setting.settled_s(passes, averages=False)
+    return plan.sync.mean_s(alone_s, setting.settled_s(passes, averages=True))
+
+
 def unlike_steps_s(plan: TrainingPlan) -> tuple[float, float]:
     """Steps of a plan that averages rarely: without averaging (but within groups) and with.
 
@@ -354,6 +378,12 @@ class _Setting:
         # one more step follows, whose first messages may slow down the last averaging that counts
         ends = self.run([*cycle * PASSES, cycle[0]], averages).times.step_end
         return np.diff(ends[-len(cycle) - 2 : -1]).tolist()  # type: ignore[no-any-return]
+
+    def settled_s(self, passes: int, *, averages: bool) -> float:
+        """Mean distance of step ends in so many passes after the third."""
+        cycle = list(self.plan.cycle)
+        ends = self.run([*cycle * (PASSES + passes), cycle[0]], averages).times.step_end
+        return float(ends[-2] - ends[PASSES * len(cycle) - 1]) / (passes * len(cycle))
 
     def timeline(self, schedule: int, step_s: float) -> Timeline:
         """One step from rest."""

@@ -21,6 +21,8 @@ ROW = Row(
     2.0,
     1.5,
     0.25,
+    2.0,
+    1.6,
     "4 x 4",
     3.0,
     {name: Baseline(None, "too little memory") for name in NAMES},
@@ -70,6 +72,7 @@ def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFix
     assert row.baselines[NAMES[1]].step_s == ranks.data.step_s
     assert row.step_s is not None and row.bound_s is not None and row.bound_s <= row.step_s
     assert row.about.startswith("2 x 2")
+    assert row.settled_s is not None and row.long_run_gap is None  # not of plans that fix stages
     marked = replace(row, step_s=123.456)
     results.write_text(json.dumps({**json.loads(line), "step_s": marked.step_s}) + "\n")
     assert main([*argv, "--seeds", "0", "1"]) == 0
@@ -81,6 +84,14 @@ def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFix
     other = Row.from_dict(json.loads(results.read_text().splitlines()[1]))
     assert all(other.baselines[name] == row.baselines[name] for name in NAMES[:3])
     capsys.readouterr()
+
+
+def test_many_steps_stand_beside_what_none_beat(tiny: Instance) -> None:
+    """The plan's own mean is above what is proved of one step and of many."""
+    row = plans.measure("us", PlanRequest(), pl.Effort(0.2), 0, "nothing fixed", {})
+    assert row.bound_s is not None and row.long_run_s is not None and row.settled_s is not None
+    assert max(row.bound_s, row.long_run_s) <= row.settled_s * (1 + 1e-9)
+    assert row.long_run_gap == 1 - row.long_run_s / row.settled_s
 
 
 def test_a_request_that_is_refused_is_a_row(tiny: Instance) -> None:

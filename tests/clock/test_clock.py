@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.checker.step_clock import clock_times
 from planner.clock.links import Ints
-from planner.clock.simulator import _Setting, predict, simulate, simulate_cycle
+from planner.clock.simulator import (
+    _Setting,
+    predict,
+    settled_step_s,
+    simulate,
+    simulate_cycle,
+)
 from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -296,6 +302,22 @@ def test_delayed_in_rounds_of_pairs() -> None:
     for found in (predict(plan), clock_times(plan)):
         assert found is not None
         assert (found.step_s, found.averaging_s) == pytest.approx(expected)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 3]))
+def test_many_steps(seed: int, every: int) -> None:
+    """Their mean is that of the ends of a long chain, and of both kinds where averages are rare."""
+    plan = random_plan(seed)
+    if every > 1:
+        plan = plan.replace(sync=Sync(every, OuterOptimizer()), clip=None)
+    setting, cycle = _Setting.of(plan, None, None, "queued", None), list(plan.cycle)
+    means = []
+    for averages in (False, True):
+        # one more step follows the last that counts
+        ends = setting.run([*cycle * 5, cycle[0]], averages).times.step_end
+        means.append((ends[5 * len(cycle) - 1] - ends[3 * len(cycle) - 1]) / (2 * len(cycle)))
+    expected = means[1] if every == 1 else (means[0] * (every - 1) + means[1]) / every
+    assert settled_step_s(plan, 2) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.integers(0, 10**6), st.booleans())
