@@ -7,8 +7,8 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
@@ -38,6 +38,9 @@ class Averaging:
         Of the stage.
     upload_bytes_per_s
         What this rank can send in all.
+    ahead_s
+        By rank of the first round, how long before it is ready this one sends word of it: its way,
+        less what the round is over sooner than planned when all begin at once.
     """
 
     rank: int
@@ -46,13 +49,20 @@ class Averaging:
     wires: Sequence[Wire]
     devices: int
     upload_bytes_per_s: float
+    ahead_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def peers(self) -> set[int]:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
-    def run(self, vector: Tensor, peers: Peers, outbox: Outbox) -> float:
+    def run(
+        self,
+        vector: Tensor,
+        peers: Peers,
+        outbox: Outbox,
+        told: Collection[int] | None = None,
+    ) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
         Parameters
@@ -63,6 +73,9 @@ class Averaging:
             Connections.
         outbox
             Where the pipeline's last messages may still be leaving.
+        told
+            Ranks that have word already that this one is ready for the first round; None: nobody
+            tells ahead.
 
         Returns
         -------
@@ -80,8 +93,9 @@ class Averaging:
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
-                exchange = Exchange(vector, group, self.rank, peers, wire, pace, scale, room)
-                end = exchange.run()
+                ahead = told if number == 0 else None
+                how = (peers, wire, pace, scale, room, ahead)
+                end = Exchange(vector, group, self.rank, *how).run()
             elif scale != 1.0:
                 vector.mul_(scale)
         return end

@@ -4,8 +4,9 @@ In two levels a round does one part of that only: giving shares, or returning th
 with a slice of the vector.
 
 A round begins when its last member is ready, which each tells the others: what is sent earlier
-would take links from the pipeline's messages that others still wait for (`Pace.early_s` is the
-exception: word from all would come too late). Shares travel in chunks; all reducers' chunks with
+would take links from the pipeline's messages that others still wait for. Word is sent ahead where
+it can be (`planner.executor.forecast`); where it cannot, and would come too late, a member does not
+wait for it (`Pace.early_s`). Shares travel in chunks; all reducers' chunks with
 the same number travel together, so that contributions, sums and returns overlap and rates keep in
 proportion to shares. A member contributes up to a window of chunks beyond those that came back
 whole: an answer is at the same time leave to go on, and its reducers hold no more of it than the
@@ -20,7 +21,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
 
@@ -210,6 +211,10 @@ class Peers:
             self._memory = Memory(length)
         return self._memory
 
+    def tell(self, rank: int) -> None:
+        """Send word that this rank is ready for its next round, or will be when it arrives."""
+        self.to[rank].send(READY, NOTHING)
+
     def wait_until(self, done: Callable[[], bool], most_s: float | None = None) -> None:
         """Wait for the threads; raises what any of them raised.
 
@@ -263,6 +268,8 @@ class Exchange:
     room
         Called when the round begins: the bytes per second that may be sent, and until when on the
         monotonic clock; afterwards there is no limit.
+    told
+        Ranks that have word of this one already; None: nobody tells ahead.
     """
 
     def __init__(
@@ -275,6 +282,7 @@ class Exchange:
         pace: Pace,
         scale: float = 1.0,
         room: Callable[[], tuple[float, float]] = lambda: (math.inf, 0.0),
+        told: Collection[int] | None = None,
     ) -> None:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
@@ -283,6 +291,8 @@ class Exchange:
         self._me = group.members.index(rank)
         self._peers, self._wire, self._pace, self._scale = peers, wire, pace, scale
         self._room = room
+        self._told = () if told is None else told
+        self._early_s = pace.early_s if told is None else None
         parts = ranges_of(group, len(vector))
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
@@ -318,9 +328,10 @@ class Exchange:
             A member is gone.
         """
         for k in self._others:
-            self._peers.to[self._members[k]].send(READY, NOTHING)
+            if self._members[k] not in self._told:
+                self._peers.tell(self._members[k])
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
-        self._peers.wait_until(lambda: not self._unready, self._pace.early_s)
+        self._peers.wait_until(lambda: not self._unready, self._early_s)
         window = self._pace.window if self._answers else self._pace.chunks
         contributions = deque(range(min(window, self._pace.chunks)))
         sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)

@@ -40,11 +40,14 @@ class Pace:
     early_s
         After its own readiness, when a member contributes before it knows that all others are
         ready; None: it waits until it does.
+    spare_s
+        By how much a round that all begin as soon as they are ready is over before it is planned.
     """
 
     chunks: int
     window: int
     early_s: float | None = None
+    spare_s: float = 0.0
 
 
 def pace_of(
@@ -86,9 +89,9 @@ def pace_of(
     wanted = MOST_CHUNKS * seconds / (seconds + delay)
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
-    begin_s = early_s(group, vector_bytes * shrink, cluster)
-    begin_s = None if begin_s is None else begin_s / speed
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK), begin_s)
+    spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
+    early_s = spared_s / speed if late_s > spared_s else None
+    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early_s, spared_s / speed)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
@@ -153,12 +156,13 @@ def ends_s(
     return float((left_s + latency)[back > 0].max())
 
 
-def early_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float | None:
-    """When a member begins that does not know yet that all are ready, if it does so.
+def against_plan_s(
+    group: AveragingGroup, vector_bytes: float, cluster: Cluster
+) -> tuple[float, float]:
+    """How much sooner than planned a round is over that all begin at once, or later with word.
 
-    A plan counts the fullest link's bytes and the longest way there and back. Begun at once by all,
-    a round may be over before that; begun with word from all, later. What comes nearer is done,
-    and the first is put off by what it would spare.
+    A plan counts the fullest link's bytes and the longest way there and back. Word from all that
+    they are ready takes a way by itself.
 
     Parameters
     ----------
@@ -171,8 +175,8 @@ def early_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
 
     Returns
     -------
-    float or None
-        Seconds after the member is ready; None: with word from all.
+    tuple[float, float]
+        Seconds: sooner, at least 0, and later, below 0 if it is sooner too.
     """
     members = list(group.members)
     planned_s = round_s(group, vector_bytes, cluster) + longest_round_trip_s(group, cluster)
@@ -180,7 +184,7 @@ def early_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     np.fill_diagonal(told_s, 0.0)
     spared_s = planned_s - ends_s(group, vector_bytes, cluster, np.zeros(len(members)))
     late_s = ends_s(group, vector_bytes, cluster, told_s.max(axis=0)) - planned_s
-    return max(spared_s, 0.0) if late_s > max(spared_s, 0.0) else None
+    return max(spared_s, 0.0), late_s
 
 
 def _sent(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from planner.executor.compute import Operations
 from planner.executor.messages import Traffic
@@ -21,6 +21,7 @@ def run_operations(
     serial: int,
     rank: int,
     record: StepRecord,
+    ended: Callable[[float], None] = lambda end: None,
 ) -> None:
     """Do F, H and B of one device; messages leave as soon as their operation is done.
 
@@ -40,6 +41,8 @@ def run_operations(
         This process.
     record
         Takes times, monotonic clock.
+    ended
+        Called after each operation with the moment of its end, monotonic clock.
     """
     for kind, b in order:
         arrival = None
@@ -54,6 +57,7 @@ def run_operations(
         record.ops.append((b, rank, kind, start, end))
         if before is not None and arrival is not None:
             record.received(before, arrival.tensor.nbytes, arrival.arrived_s)
+        ended(end)
 
 
 def run_alone(

@@ -193,4 +193,12 @@ def averaging_of(
     # an imposed vector is as long as the plan's bytes, whatever they are made of
     gradients = plan.workload.precision.gradients if imposed is None else Dtype.FP32
     wires = [Wire.of(group.codec(plan.codec), gradients) for group in rounds]
-    return Averaging(rank, rounds, paces, wires, devices, float(upload))
+    way_s = plan.cluster.network.latency_s[rank] / scale.speed
+    ahead_s = {
+        d: float(way_s[d]) - pace.spare_s
+        for group, pace in zip(rounds[:1], paces, strict=False)
+        for d in group.members
+        if d != rank
+    }
+    ahead_s = {d: seconds for d, seconds in ahead_s.items() if seconds > 0}
+    return Averaging(rank, rounds, paces, wires, devices, float(upload), ahead_s)

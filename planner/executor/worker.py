@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from planner.executor.connections import (
 )
 from planner.executor.exchange import Peers
 from planner.executor.failure import Failure
+from planner.executor.forecast import Forecast
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
 from planner.executor.pipeline import run_alone, run_operations
@@ -136,6 +137,9 @@ class Worker:
         self._beside_s = 0.0
         self._commit = commit
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
+        # of steps that end with averaging, and whose operations have an order
+        fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
+        self._forecast = Forecast(self.wiring.averaging.ahead_s) if fixed else None
 
     @property
     def sent_bytes(self) -> dict[int, int]:
@@ -231,7 +235,7 @@ class Worker:
             if routed is not None:
                 routed.run(serial, record)
             else:
-                self._operations(record, serial, k, inbox, outbox)
+                self._operations(record, serial, k, inbox, outbox, peers)
             if self.plan.sync.local_steps:
                 self._update_and_agree(record, peers, outbox)
             else:
@@ -271,12 +275,20 @@ class Worker:
         return Routed(self.plan, self.rank, self._compute, pipeline, outbox, failure, self.router)
 
     def _operations(
-        self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox
+        self, record: StepRecord, serial: int, k: int, inbox: Inbox, outbox: Outbox, peers: Peers
     ) -> None:
-        schedule = self.plan.schedules[k]
+        schedule, forecast = self.plan.schedules[k], self._forecast
+
+        def ended(end: float) -> None:
+            if forecast is not None:
+                forecast.after(end, peers.tell)
+
         if self._tickets is None:
+            if forecast is not None:
+                forecast.begin(k)
             order, traffic = schedule.order[self.rank], self.wiring.traffic[k]
-            run_operations(order, traffic, self._compute, inbox, outbox, serial, self.rank, record)
+            how = (self._compute, inbox, outbox, serial, self.rank, record, ended)
+            run_operations(order, traffic, *how)
         elif self.rank in self.plan.stage_of:
             numbers = self._tickets.of(serial, len(schedule.paths))
             run_alone(numbers, self._compute, self.rank, record)
@@ -289,7 +301,11 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         vector = self._compute.gradients()
-        self._average(record, self.wiring.averaging, vector, peers, outbox)
+        told = None
+        if self._forecast is not None:
+            self._forecast.ready(time.monotonic())
+            told = self._forecast.told
+        self._average(record, self.wiring.averaging, vector, peers, outbox, told)
         if self.wiring.clipping is not None:
             if self._imposed is None:
                 record.norm = self.wiring.clipping.run(vector, norms)
@@ -393,10 +409,11 @@ class Worker:
         vector: Tensor,
         peers: Peers,
         outbox: Outbox,
+        told: Collection[int] | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(vector, peers, outbox)
+            end = averaging.run(vector, peers, outbox, told)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:

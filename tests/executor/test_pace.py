@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.clock.links import Links
 from planner.clock.rounds import round_s as clock_round_s
-from planner.executor.pace import early_s, ends_s, longest_round_trip_s, pace_of, round_s
+from planner.executor.pace import against_plan_s, ends_s, longest_round_trip_s, pace_of, round_s
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.training_plan.choices import Phase
@@ -55,11 +55,7 @@ def test_when_a_round_is_over(
     assert ends_s(group, size, cluster, np.full(2, WAY_S)) == pytest.approx(with_word_s)
     planned_s = round_s(group, size, cluster) + longest_round_trip_s(group, cluster)
     spared_s, late_s = planned_s - together_s, with_word_s - planned_s
-    found = early_s(group, size, cluster)
-    if late_s > spared_s:
-        assert found == pytest.approx(spared_s)
-    else:
-        assert found is None
+    assert against_plan_s(group, size, cluster) == pytest.approx((spared_s, late_s))
 
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.SPREAD])
@@ -67,7 +63,8 @@ def test_one_way_only(phase: Phase) -> None:
     """Nothing waits for an answer; with word from all it takes what is planned."""
     group, cluster = group_of((0.5, 0.5), phase), cluster_of()
     assert ends_s(group, 1e6, cluster, np.zeros(2)) == pytest.approx(0.05 + WAY_S)
-    assert early_s(group, 1e6, cluster) is None
+    assert against_plan_s(group, 1e6, cluster) == pytest.approx((WAY_S, 0.0))
+    assert pace_of(group, 1e6, cluster).early_s is None
 
 
 @pytest.mark.parametrize(
@@ -112,5 +109,5 @@ def test_seconds_are_the_clocks(seed: int) -> None:
     own_s = round_s(group, 1e7, cluster)
     way_s = longest_round_trip_s(group, cluster)
     assert clock_s - way_s - 1e-9 <= own_s <= clock_s + 1e-9
-    begin_s = early_s(group, 1e7, cluster)
-    assert begin_s is None or 0.0 <= begin_s <= own_s + way_s
+    spared_s, late_s = against_plan_s(group, 1e7, cluster)
+    assert 0.0 <= spared_s <= own_s + way_s and late_s <= way_s

@@ -1,0 +1,72 @@
+"""Word that a device will be ready to average, a way before it is, so that it comes in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+
+class Forecast:
+    """Goes by the last step of the same schedule: by how long before each operation had ended.
+
+    Word sent too soon begins a round before its last member is ready, which costs others' messages
+    some of their links; too late, the round is as late.
+
+    Parameters
+    ----------
+    ahead_s
+        By rank, how long before it is ready this device tells it so.
+
+    Attributes
+    ----------
+    told
+        Ranks that were told in this step.
+    """
+
+    def __init__(self, ahead_s: Mapping[int, float]) -> None:
+        self._ahead_s = dict(ahead_s)
+        self._left_s: dict[int, list[float]] = {}
+        self._schedule = 0
+        self._ends: list[float] = []
+        self.told: set[int] = set()
+
+    def begin(self, schedule: int) -> None:
+        """A step begins.
+
+        Parameters
+        ----------
+        schedule
+            Its operations.
+        """
+        self._schedule, self._ends, self.told = schedule, [], set()
+
+    def after(self, end: float, tell: Callable[[int], None]) -> None:
+        """An operation has ended.
+
+        Parameters
+        ----------
+        end
+            Monotonic clock.
+        tell
+            Sends word to a rank.
+        """
+        self._ends.append(end)
+        left_s = self._left_s.get(self._schedule, ())
+        done = len(self._ends)
+        if done >= len(left_s):
+            return  # what comes next is to be ready
+        # now or after the next one, whichever is nearer
+        soon_s = (left_s[done - 1] + left_s[done]) / 2
+        for rank, ahead_s in self._ahead_s.items():
+            if rank not in self.told and soon_s <= ahead_s:
+                self.told.add(rank)
+                tell(rank)
+
+    def ready(self, now: float) -> None:
+        """The device is ready to average.
+
+        Parameters
+        ----------
+        now
+            Monotonic clock.
+        """
+        self._left_s[self._schedule] = [now - end for end in self._ends]
