@@ -29,10 +29,13 @@ from planner.executor.arguments import arguments
 from planner.executor.commit import Commit
 from planner.executor.evaluate import Evaluation
 from planner.executor.learner import Learner
+from planner.executor.ranks import Ranks
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
 WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
 """Phases of runs that do so."""
+COUNTED, LEAVING = "counted", "leaving"
+"""After the samples of a change were told; when all steps are done, before all know it."""
 FAULTS = ("kill", "stop", "cut", "hold", "tear")
 BOTH = "+"
 """Between names of devices to which it happens."""
@@ -67,6 +70,12 @@ class Fault:
             self._before(binding, "_wait_for_all", lambda *_: True)
             return
         self._before(Learner, "begin", self._count)
+        if phase == COUNTED:
+            self._after_counting()
+            return
+        if phase == LEAVING:
+            self._before(Commit, "end", lambda *_: True)
+            return
         if phase == OUTER:  # its mean is there
             self._before(Commit, "agree", lambda *_: self._due())
             return
@@ -94,6 +103,18 @@ class Fault:
             return usual(*args, **more)
 
         setattr(owner, name, hurt)
+
+    def _after_counting(self) -> None:
+        usual = Ranks.share
+
+        def share(ranks: Ranks, name: str, text: str) -> list[str]:
+            if name == f"samples/{self._given['step']}" and not self._done:
+                self._done = True
+                ranks.store.set(f"{name}/{ranks.rank}", text)
+                self._happen()
+            return usual(ranks, name, text)
+
+        setattr(Ranks, "share", share)  # noqa: B010
 
     def _keep_connections(self) -> None:
         usual = connections._open
@@ -131,6 +152,17 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
 
+def _count_late(seconds: float) -> None:
+    """A device that comes to tell its samples later than others, every time."""
+    usual = Learner.leave
+
+    def leave(learner: Learner) -> None:
+        time.sleep(seconds)
+        usual(learner)
+
+    setattr(Learner, "leave", leave)  # noqa: B010
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the rank; returns the exit code.
 
@@ -148,6 +180,8 @@ def main(argv: Sequence[str]) -> int:
     given, words = json.loads(argv[0]), list(argv[1:])
     devices = arguments(words, None).devices
     happened = (Path(given["folder"]) / "when").exists()
+    if binding.own_name(devices) == given.get("late"):
+        _count_late(float(given["late_s"]))
     if binding.own_name(devices) in given["device"].split(BOTH) and not happened:
         Fault(given).prepare()
     return entry.main(words)

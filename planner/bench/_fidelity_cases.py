@@ -140,6 +140,10 @@ class Case:
         """Setting and name."""
         return f"{self.setting}/{self.name}"
 
+    def is_of(self, key: str) -> bool:
+        """Whether a result with this key is of this case."""
+        return key == self.key
+
     def plan(self) -> TrainingPlan:
         """Search it; the same one every time."""
         cluster, workload = SETTINGS[self.setting].make()

@@ -42,6 +42,10 @@ class RandomCase:
 
     seed: int
 
+    def is_of(self, key: str) -> bool:
+        """Whether a result with this key is of this case; nothing is drawn for it."""
+        return key.startswith(f"random/{self.seed}: ")
+
     @property
     def key(self) -> str:
         """Seed and what was drawn."""

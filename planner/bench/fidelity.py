@@ -96,7 +96,18 @@ def _worst(done: Emulation) -> str:
     return f"{what} on {op.device} {op.late_s:+.3f} s"
 
 
-def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
+FIXED = (
+    f"Regenerate with `planner bench fidelity`, as root. Plans have seed {SEED} and {SEARCH} "
+    "iterations of search;"
+)
+RANDOM = (
+    "Regenerate with `planner bench fidelity --random {count} --seed {seed}`, as root. Networks, "
+    f"limits, models and plans are drawn by the seeds that stand in the table, {SEARCH} iterations "
+    "of search; devices that choose paths keep to the plan's parts (smoothing 0);"
+)
+
+
+def report(rows: Sequence[Row], settings: Settings, before: str, about: Sequence[str]) -> str:
     """The dated report as Markdown.
 
     Parameters
@@ -107,6 +118,8 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         How they were made.
     before
         The load when the benchmark began.
+    about
+        How to make them again, and lines on the networks.
 
     Returns
     -------
@@ -119,14 +132,12 @@ def report(rows: Sequence[Row], settings: Settings, before: str) -> str:
         "",
         stamp(before, ("planner", "numpy", "numba", "torch")),
         "",
-        "Regenerate with `planner bench fidelity`, as root. Plans have seed "
-        f"{SEED} and {SEARCH} iterations of search; imposed compute times; medians of "
-        f"{settings.rest} steps from rest (pipeline, averaging), and the mean of {settings.steps} "
-        "steps that chain (step). Every pair of devices has its rate, delay and queue, every "
-        "device its stated limits or else its fastest pair.",
+        f"{about[0]} imposed compute times; medians of {settings.rest} steps from rest (pipeline, "
+        f"averaging), and the mean of {settings.steps} steps that chain (step). Every pair of "
+        "devices has its rate, delay and queue, every device its stated limits or else its fastest "
+        "pair.",
         "",
-        *(f"- {name}: {setting.about}" for name, setting in SETTINGS.items()),
-        "",
+        *about[1:],
         f"| network | plan | {' | '.join(f'{part} s | executed | ratio' for part in PARTS)} | "
         "shrink | busy | latest operation |",
         f"|{'---|' * 14}",
@@ -193,26 +204,31 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="planner bench fidelity", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-fidelity-{today}.md")
+    parser.add_argument("--out", type=Path, help="default: docs/bench-fidelity-[random-]DATE.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
-    parser.add_argument("--plans", nargs="*", default=[""], help="those whose name begins so")
+    parser.add_argument("--plans", nargs="*", help="those whose name begins so")
     parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rest", type=int, default=5)
     parser.add_argument("--random", type=int, help="run so many drawn networks and plans instead")
     parser.add_argument("--seed", type=int, default=0, help="of the first of these")
     args = parser.parse_args(argv)
+    if args.random is not None and args.plans is not None:
+        parser.error("--plans names fixed plans, --random draws others; leave one out")
     settings = Settings(args.speed, None, args.steps, args.rest)
     before = f"{os.getloadavg()[0]:.1f}"
     kept = _kept(args.results)
     rows = []
-    cases: Iterable[Case | RandomCase] = (
-        case for case in CASES if case.key.startswith(tuple(args.plans))
-    )
+    wanted = tuple([""] if args.plans is None else args.plans)
+    cases: Iterable[Case | RandomCase] = (c for c in CASES if c.key.startswith(wanted))
+    networks = [f"- {name}: {setting.about}" for name, setting in SETTINGS.items()]
+    about, name = [FIXED, *networks, ""], "bench-fidelity"
     if args.random is not None:
         cases = (RandomCase(args.seed + k) for k in range(args.random))
+        about = [RANDOM.format(count=args.random, seed=args.seed)]
+        name += "-random"
     for case in cases:
-        row = kept.get(case.key)
+        row = next((row for key, row in kept.items() if case.is_of(key)), None)
         if row is None:
             begin = time.monotonic()
             row = measure(case, settings)
@@ -226,7 +242,8 @@ def main(argv: Sequence[str]) -> int:
         rows.append(row)
     for line in summary(rows):
         print(line)
-    write_text(args.out, report(rows, settings, before))
+    out = args.out or Path("docs") / f"{name}-{today}.md"
+    write_text(out, report(rows, settings, before, about))
     return 0
 
 

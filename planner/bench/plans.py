@@ -269,7 +269,7 @@ class Row:
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """From a line of the results."""
         kept = {name: Baseline(**found) for name, found in data.pop("baselines").items()}
-        return cls(**data, baselines=kept)
+        return cls(**{"settled_s": None, "long_run_s": None} | data, baselines=kept)
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -425,8 +425,10 @@ def measure(
     step_s = bound_s = gap = settled = long_s = None
     try:
         result = plan(cluster, workload, request=request, stop=stop, seed=seed)
+        seconds = time.perf_counter() - began
     except ProblemError as error:
         about = str(error).split(";", maxsplit=1)[0]
+        seconds = time.perf_counter() - began
     else:
         about = str(result.status)
         if result.plan is not None:
@@ -446,7 +448,6 @@ def measure(
                 f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
                 f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
             )
-    seconds = time.perf_counter() - began
     found = (step_s, bound_s, gap, settled, long_s)
     return Row(name, seed, asked, *found, about, seconds, baselines)
 

@@ -14,7 +14,7 @@ from planner.compose.levels import has_levels
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.network.prices import Prices
-from planner.network.values import real
+from planner.network.values import real, short
 from planner.problems import ProblemError
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, seed_of, whole
@@ -26,8 +26,8 @@ from planner.workload.workload import Workload
 
 MOST_EVERY = 1_000_000
 """Steps between averagings."""
-FULL_EVERY = 10
-"""One iteration in so many is full (SkipPipe, 3.6)."""
+FULL_EVERY, MOST_FULL_EVERY = 10, 1000
+"""One iteration in so many is full (SkipPipe, 3.6); more make a cycle that no run gets through."""
 
 EVEN = "even"
 """Instead of layers: as many in every stage."""
@@ -263,7 +263,7 @@ class PlanRequest:
         changes["sync_every"] = whole("sync_every", self.sync_every)
         if not 1 <= changes["sync_every"] <= MOST_EVERY:
             raise ProblemError(
-                f"sync_every is {self.sync_every:.6g}; it must be at least 1 and at most "
+                f"sync_every is {short(self.sync_every)}; it must be at least 1 and at most "
                 f"{MOST_EVERY}"
             )
         of_kind(OuterOptimizer, self.outer, "outer")
@@ -406,10 +406,10 @@ class PlanRequest:
                 f"{self.path_stages}; take dtfm-skip"
             )
         every = self.full_every
-        if every is not None and (every < 0 or every == 1):
+        if every is not None and (every < 0 or every == 1 or every > MOST_FULL_EVERY):
             raise ProblemError(
-                f"full_every is {every}; give at least 2, 0 for no full iteration, or path_stages "
-                "of all stages for full ones only"
+                f"full_every is {short(every)}; give 2 to {MOST_FULL_EVERY}, 0 for no full "
+                "iteration, or path_stages of all stages for full ones only"
             )
         if self.max_swaps is not None and self.max_swaps < 0:
             raise ProblemError(f"max_swaps is {self.max_swaps}; it must be >= 0")

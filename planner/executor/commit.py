@@ -81,6 +81,8 @@ class Commit:
             Nobody may take the outer step: those who are left average again.
         """
         self._vote(f"outer/{step}", False)
+        # before anybody goes on into another generation
+        self._roll.tell_agreed(step)
         self.agreed = step
         self._outer.append(step)
 

@@ -147,9 +147,9 @@ class Elastic:
                     if error.errno != errno.ENOTCONN:
                         raise
                     self._await_cause(TornError(str(error)))
+            self._note_owed()
             if self._step >= steps and self._held_out is None and not self._awaits_outer():
                 break  # the others may have left already
-            self._note_owed()
             self._roll.next(self._step, self._owes)
         self._roll.close()
         return None if self._told is None else self._told.record
@@ -201,8 +201,13 @@ class Elastic:
         with self._evaluation(now, steps) or nullcontext() as evaluation:
             # what a loss has kept from being told, or of a run that does nothing else
             self._evaluate(evaluation, now.step - 1)
-            count = steps - self._step
-            with closing(self.worker.steps(count, first=self._step, owes=now.owes)) as done:
+            going_on = self.worker.steps(
+                steps - self._step,
+                first=self._step,
+                owes=now.owes,
+                begun=_begun(self.plan, now),
+            )
+            with closing(going_on) as done:
                 for record in done:
                     self._after(record, commit)
                     self._evaluate(evaluation, record.step)
@@ -280,11 +285,18 @@ class Elastic:
         return begun and (self._commit is None or self._commit.agreed < last)
 
     def _note_owed(self) -> None:
-        """Where a device was lost between a step's own updates and the outer one after it."""
-        if not self._owes and self._commit is not None and self._commit.taken == self._step:
-            assert self.worker is not None and self.worker.record is not None
+        """Where a device was lost between a step's own updates and the outer step that ends it."""
+        commit, step, sync = self._commit, self._step, self.plan.sync
+        if self._owes or commit is None or commit.taken != step:
+            return
+        assert self.worker is not None and self.worker.record is not None
+        self._told = _Told(self.worker.record, commit)
+        ends = sync.due(step) if not sync.delayed else step > 0 and sync.due(step - 1)
+        if ends and commit.agreed < step - sync.delayed:
             self._owes = True
-            self._told = _Told(self.worker.record, self._commit)
+        else:
+            # others may have gone on: nothing of it is left but to begin an outer step
+            self._step = step + 1
 
     def _after(self, record: StepRecord, commit: Commit) -> None:
         self._step = record.step + 1
@@ -334,6 +346,12 @@ class Elastic:
             else:
                 break
         raise error
+
+
+def _begun(plan: TrainingPlan, now: Generation) -> bool:
+    """Whether an outer step is to come, delayed, that the last of the steps done has begun."""
+    sync, last = plan.sync, now.step - 1
+    return sync.delayed and last >= 0 and sync.due(last) and now.agreed < last and not now.owes
 
 
 def _heads(plan: TrainingPlan) -> set[int]:

@@ -23,6 +23,8 @@ BUSY = 0.25
 MOST_CHUNKS = 384
 LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
+EARLY = 1.0
+"""Of the longest way there and back: only rounds whose bytes take less are begun early."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -90,7 +92,9 @@ def pace_of(
     chunks = max(1, int(min(wanted, largest / LEAST_BYTES, BUSY * seconds / messages_s)))
     under_way = math.ceil(delay / seconds * chunks) if seconds > 0 else chunks
     spared_s, late_s = against_plan_s(group, vector_bytes * shrink, cluster)
-    early_s = spared_s / speed if late_s > spared_s else None
+    # what is sent early takes links from messages that others wait for: no more than a way's worth
+    early = late_s > spared_s and seconds < EARLY * delay
+    early_s = spared_s / speed if early else None
     return Pace(chunks, min(chunks, 2 * under_way + SLACK), early_s, spared_s / speed)
 
 
@@ -179,7 +183,7 @@ def against_plan_s(
         Seconds: sooner, at least 0, and later, below 0 if it is sooner too.
     """
     members = list(group.members)
-    planned_s = round_s(group, vector_bytes, cluster) + longest_round_trip_s(group, cluster)
+    planned_s = round_s(group, vector_bytes, cluster) + return_s(group, cluster)
     told_s = cluster.network.latency_s[np.ix_(members, members)].copy()
     np.fill_diagonal(told_s, 0.0)
     spared_s = planned_s - ends_s(group, vector_bytes, cluster, np.zeros(len(members)))
@@ -223,6 +227,28 @@ def _seconds(
             over = float(sent[crossing].sum()) / group.width / rate
             found = np.where(crossing, np.maximum(found, over), found)
     return np.where(sent > 0, found, 0.0)
+
+
+def return_s(group: AveragingGroup, cluster: Cluster) -> float:
+    """Seconds of the longest way there and back that a plan counts: of pairs that send something.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    cluster
+        The plan's devices.
+
+    Returns
+    -------
+    float
+        Of latencies alone.
+    """
+    members = list(group.members)
+    latency = cluster.network.latency_s[np.ix_(members, members)]
+    there, back = _sent(group, 1.0)
+    used = there + back > 0
+    return float((latency + latency.T)[used | used.T].max(initial=0.0))
 
 
 def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:

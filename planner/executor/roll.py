@@ -28,7 +28,7 @@ from planner.executor.pulse import beat_key
 from planner.executor.ranks import WATCHED, Ranks
 from planner.executor.store import BEGUN, OVER
 
-TOLD, EVALUATED = "roll/told", "roll/evaluated"
+TOLD, EVALUATED, AGREED = "roll/told", "roll/evaluated", "roll/agreed"
 AGAIN = "again"
 """In the place of what was waited for when a device was lost."""
 NEW = -1
@@ -74,6 +74,8 @@ class Generation:
         Whether the update of that step was taken, but not the outer step after it.
     evaluated
         Steps after which the last evaluation was told, or with which the run began.
+    agreed
+        The step after which the last outer step was taken; none was: less than any.
     """
 
     number: int
@@ -85,6 +87,7 @@ class Generation:
     tears: int = 0
     owes: bool = False
     evaluated: int = 0
+    agreed: int = NEW
 
     def to_text(self) -> str:
         """JSON."""
@@ -104,6 +107,7 @@ class Generation:
             data["tears"],
             data["owes"],
             data["evaluated"],
+            data["agreed"],
         )
 
 
@@ -377,9 +381,13 @@ class Roll:
         """Note that what is learnt after so many steps was told."""
         self._store.set(EVALUATED, str(steps))
 
+    def tell_agreed(self, step: int) -> None:
+        """Note that the outer step after a step is taken by all."""
+        self._store.set(AGREED, str(step))
+
     def told(self) -> int:
         """The last step whose loss was told; -1: none was."""
-        return int(self._store.get(TOLD)) if self._store.check([TOLD]) else -1
+        return self._number(TOLD, -1)
 
     def close(self) -> None:
         """All steps are done: who comes now has come too late."""
@@ -414,14 +422,23 @@ class Roll:
         step = max((steps[name] for name in members), default=NEW)
         new = tuple(name for name in members if steps[name] < step)
         owes = any(name in owing and steps[name] == step for name in members)
-        evaluated = self.now.evaluated
-        if self._store.check([EVALUATED]):
-            evaluated = int(self._store.get(EVALUATED))
-        made = Generation(number, members, step, new, dict(gone), owes=owes, evaluated=evaluated)
+        made = Generation(
+            number,
+            members,
+            step,
+            new,
+            dict(gone),
+            owes=owes,
+            evaluated=self._number(EVALUATED, self.now.evaluated),
+            agreed=self._number(AGREED, self.now.agreed),
+        )
         if gone or torn is None:
             return made
         tears = 1 + (self.now.tears if step == self.now.step else 0)
         return replace(made, torn=torn["why"], tears=tears)
+
+    def _number(self, key: str, otherwise: int) -> int:
+        return int(self._store.get(key)) if self._store.check([key]) else otherwise
 
     def _hear_lost(self, number: int, text: str) -> None:
         """In the thread of signs of life, as `_hear_came`."""

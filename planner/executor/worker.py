@@ -151,7 +151,12 @@ class Worker:
         return found
 
     def steps(
-        self, count: int, rest: int = 0, first: int = 0, owes: bool = False
+        self,
+        count: int,
+        rest: int = 0,
+        first: int = 0,
+        owes: bool = False,
+        begun: bool | None = None,
     ) -> Generator[StepRecord, None, None]:
         """Train; yields after every step.
 
@@ -164,7 +169,10 @@ class Worker:
         first
             Number of the first of the steps that chain: those before it were done.
         owes
-            Of the first step, only the outer one after it is to be done.
+            Of the first step, only the outer one that ends it is to be done.
+        begun
+            Whether those who did the step before the first have begun an outer step that is to be
+            begun again; None: if they have, its mean is known.
 
         Yields
         ------
@@ -195,7 +203,7 @@ class Worker:
                 del walk[0]
                 first += 1
             with self.ranks.failing() as failure:
-                yield from self._do(walk, rest, first, owes, connections, failure)
+                yield from self._do(walk, rest, first, owes, begun, connections, failure)
 
     def _do(
         self,
@@ -203,6 +211,7 @@ class Worker:
         rest: int,
         first: int,
         owes: bool,
+        begun: bool | None,
         connections: Connections,
         failure: Failure,
     ) -> Iterator[StepRecord]:
@@ -219,12 +228,11 @@ class Worker:
         if owes:
             self._take_owed(record, peers, outbox)
             yield record
-        if (sync := self.plan.sync).delayed and first > 0 and sync.due(first - 1):
-            # the last of the steps that were done before has begun one
-            if self._commit is None:
-                self._outer_of = first - 1
-            else:
-                self._begin_outer(first - 1, peers, outbox)
+        sync = self.plan.sync
+        if begun:
+            self._begin_outer(first - 1, peers, outbox)
+        elif begun is None and sync.delayed and first > 0 and sync.due(first - 1):
+            self._outer_of = first - 1
         for serial, k in enumerate(walk):
             if serial <= rest:
                 self._begin_together(serial)
@@ -382,13 +390,12 @@ class Worker:
         self._compute.outer_update()
 
     def _take_owed(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
-        """Of a step whose update was taken, the outer step that ends with it, if one does."""
-        sync = self.plan.sync
-        if not sync.delayed:
-            self._agree(record, peers, outbox)
-        elif record.step > 0 and sync.due(record.step - 1):
+        """Of a step whose update was taken, the outer step that ends with it."""
+        if self.plan.sync.delayed:
             self._begin_outer(record.step - 1, peers, outbox)
             self._end_outer(record)
+        else:
+            self._agree(record, peers, outbox)
         record.end_s = time.monotonic()
 
     def settle(self) -> None:

@@ -45,6 +45,12 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
             f"{plan.sync.every_steps} steps: after a loss the whole plan goes on from a checkpoint "
             "after an outer step only; give a multiple of it"
         )
+    if plan.sync.delayed and plan.sync.every_steps == 1:
+        raise PlanError(
+            "--elastic: sync.delayed: every step ends an outer step and begins the next, found "
+            "every_steps 1, so that a loss between the two is not mended; plan with --sync-every "
+            "2 or more, or leave --elastic out"
+        )
     if any(within(rounds) for rounds in plan.averaging):
         raise PlanError(
             "--elastic: averaging: gradients are averaged within regions in every step, and "

@@ -408,7 +408,8 @@ def test_cycle_bound_counts_the_slowest_device_in_every_step_but_one() -> None:
     [
         ({"path_stages": 5}, "path_stages is 5; it must be 1 to the 4 stages"),
         ({"path_stages": None}, "full_every is 3 without path_stages; give path_stages"),
-        ({"full_every": 1}, "full_every is 1; give at least 2, 0 for no full iteration"),
+        ({"full_every": 1}, "full_every is 1; give 2 to 1000, 0 for no full iteration"),
+        ({"full_every": 10**19}, "full_every is 1"),
         ({"max_swaps": -1}, "max_swaps is -1; it must be >= 0"),
         ({"stage_sizes": (2, 2, 1, 2)}, "sum to the number of devices, found"),
         ({"stage_sizes": None}, "give stages, or stage_sizes"),

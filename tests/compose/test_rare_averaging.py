@@ -142,6 +142,7 @@ def test_pipelines_stay_within_regions() -> None:
     ("fields", "words"),
     [
         ({"sync_every": 0}, "sync_every is 0; it must be at least 1"),
+        ({"sync_every": 10**400}, "it must be at least 1 and at most 1000000"),
         ({"sync_every": 1.5}, "sync_every must be a whole number, found 1.5"),
         ({"sync_every": 2, "clip": 1.0}, "found sync_every 2; leave one of them out"),
         ({"sync_every": 2, "outer": "nesterov"}, "outer must be of type OuterOptimizer"),

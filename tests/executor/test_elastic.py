@@ -31,7 +31,7 @@ from tests.executor.test_train import NORMS, SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_rank import EVALUATING, OUTER, PHASES, WRITING  # noqa: E402
+from planner.bench._fault_rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
 from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
 from planner.executor.changes import CHANGES  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
@@ -254,6 +254,41 @@ def test_averaging_beside_the_next_step(
         (stem,) = (t for name, t in written.items() if name.endswith("wte.weight"))
         (own,) = (p.detach() for p in held[0] if p.shape == stem.shape)
         np.testing.assert_allclose(stem, own, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late_s", [0.12, 0.16, 0.2, 0.24, 0.28])
+def test_while_samples_are_told(late_s: float, tmp_path: Path) -> None:
+    """Some have all of them and go on, others hear of the loss first: the step counts for all."""
+    plan = plan_of().replace(sync=Sync(4, OuterOptimizer(), delayed=True))
+    done = hurt(plan, tmp_path, "4", COUNTED, *_settings(), late="1", late_s=late_s)
+    assert done.codes == [0, 0, 0, 0, KILLED, 0], done.error
+    losses, _ = told(done)
+    steps = train_apart(plan, STEPS, Optimizing(**SETTINGS), Lost("4", 4, 3))
+    expected = [loss for loss, _ in steps]
+    np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_the_last_outer_step_is_taken_once(tmp_path: Path) -> None:
+    """Lost when all is done, before all know it: the model is that of a run without a loss."""
+    workload = replace(bytes_workload(), batch_samples=8)
+    sync = Sync(5, OuterOptimizer(), delayed=True)
+    plan, held = make_plan(GRID, workload=workload).replace(sync=sync), tmp_path / "held.txt"
+    held.write_text("the fault is in the plan, or else in the stars. " * 40)
+    more = ("--data", str(held), "--eval-data", str(held), "--eval-every", "4", *_settings())
+    found: list[dict[str, Any]] = []
+    for device in ("none", "4"):
+        folder = tmp_path / device
+        folder.mkdir()
+        done = hurt(plan, folder, device, LEAVING, *more, "--export", str(folder / "trained"))
+        assert done.codes == [KILLED if d == device else 0 for d in IDS], done.error
+        tensors: dict[str, Any] = {}
+        for file in sorted((folder / "trained").glob("*.safetensors")):
+            tensors |= read_tensors(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        found.append(tensors)
+    for name, tensor in found[0].items():
+        np.testing.assert_allclose(tensor, found[1][name], rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import (
     AveragingGroup,
+    OuterOptimizer,
     Schedule,
     Sync,
     TrainingPlan,
@@ -150,6 +151,7 @@ def test_what_cannot_be(lost: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"sync": Sync(1, OuterOptimizer(), delayed=True)}, "found every_steps 1, so that"),
         ({"averaging": REGIONS, "sync": Sync(5)}, "every 5; plan without --within"),
     ],
 )
