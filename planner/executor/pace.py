@@ -25,6 +25,9 @@ LEAST_BYTES = 1 << 15
 """Of a chunk of the largest share."""
 EARLY = 1.0
 """Of the longest way there and back: only rounds whose bytes take less are begun early."""
+TOLD = 0.05
+"""Of a round as planned: where word from all makes it later by more than that, it is sent ahead. A
+round that is begun sooner meets the last messages of the pipeline."""
 SLACK = 8
 """Chunks beyond those under way: summed, queued at both ends, and for links that run unevenly."""
 
@@ -43,13 +46,14 @@ class Pace:
         After its own readiness, when a member contributes before it knows that all others are
         ready; None: it waits until it does.
     spare_s
-        By how much a round that all begin as soon as they are ready is over before it is planned.
+        By how much a round that all begin as soon as they are ready is over before it is planned;
+        None: word that all are ready comes in time by itself.
     """
 
     chunks: int
     window: int
     early_s: float | None = None
-    spare_s: float = 0.0
+    spare_s: float | None = None
 
 
 def pace_of(
@@ -95,7 +99,9 @@ def pace_of(
     # what is sent early takes links from messages that others wait for: no more than a way's worth
     early = late_s > spared_s and seconds < EARLY * delay
     early_s = spared_s / speed if early else None
-    return Pace(chunks, min(chunks, 2 * under_way + SLACK), early_s, spared_s / speed)
+    late = late_s > TOLD * (seconds * speed + return_s(group, cluster))
+    window = min(chunks, 2 * under_way + SLACK)
+    return Pace(chunks, window, early_s, spared_s / speed if late else None)
 
 
 def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:

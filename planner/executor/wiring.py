@@ -198,7 +198,7 @@ def averaging_of(
         d: float(way_s[d]) - pace.spare_s
         for group, pace in zip(rounds[:1], paces, strict=False)
         for d in group.members
-        if d != rank
+        if d != rank and pace.spare_s is not None
     }
     ahead_s = {d: seconds for d, seconds in ahead_s.items() if seconds > 0}
     return Averaging(rank, rounds, paces, wires, devices, float(upload), ahead_s)

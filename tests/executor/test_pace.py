@@ -89,8 +89,26 @@ def test_executed_faster(
 ) -> None:
     """A round of a third of the time waits a third as long."""
     for speed in (1.0, 3.0):
-        found = pace_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed).early_s
-        assert found == (None if begin_s is None else pytest.approx(begin_s / speed))
+        pace = pace_of(group_of(shares), 1e6 * megabytes, cluster_of(), speed=speed)
+        assert pace.early_s == (None if begin_s is None else pytest.approx(begin_s / speed))
+
+
+@pytest.mark.parametrize(
+    ("shares", "megabytes", "spare_s"),
+    [
+        # with word from the other it takes what is planned
+        ((0.5, 0.5), 20.0, None),
+        # a way later: 0.2 s of 2.4, and of 20.4
+        ((1.0, 0.0), 20.0, 0.0),
+        ((1.0, 0.0), 200.0, None),
+    ],
+)
+def test_word_is_sent_ahead_where_it_matters(
+    shares: tuple[float, ...], megabytes: float, spare_s: float | None
+) -> None:
+    """More than a twentieth of the round."""
+    found = pace_of(group_of(shares), 1e6 * megabytes, cluster_of()).spare_s
+    assert found == (None if spare_s is None else pytest.approx(spare_s))
 
 
 @given(st.integers(0, 10**6))
