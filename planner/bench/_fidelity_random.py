@@ -15,7 +15,7 @@ from planner.clock.simulator import simulate_cycle
 from planner.compose.planning import plan
 from planner.emulate.executed import planned_steps
 from planner.network.catalogue import load_network
-from planner.network.cluster import Cluster, Devices
+from planner.network.cluster import Cluster, Devices, device_limits
 from planner.network.network import Network
 from planner.problems import ProblemError
 from planner.search.stop import MaxIterations
@@ -90,15 +90,14 @@ def _cluster(rng: Generator) -> tuple[Cluster, str]:
         flops *= rng.choice((0.5, 1.0, 2.0), count)
         words.append("unlike")
     limits: dict[str, Any] = {}
+    fastest = device_limits(Cluster(network, Devices(flops=flops, memory_bytes=16e9)))[0]
     drawn = rng.random()
     if drawn < 0.35:
-        fastest = _fastest(network)
         for way in ("upload", "download"):
             limits[f"{way}_bytes_per_s"] = fastest * rng.uniform(0.3, 1.5, count)
         words.append("limited")
     elif drawn < 0.7 and not apart:
         sites = [str(region) for region in network.regions]
-        fastest = _fastest(network)
         shared = {
             site: float(fastest[[s == site for s in sites]].max() * rng.uniform(0.2, 1.0))
             for site in dict.fromkeys(sites)
@@ -130,13 +129,6 @@ def _regions(rng: Generator) -> Network:
         intra_latency_s=float(rng.uniform(3e-4, 5e-3)),
         intra_bandwidth_bytes_per_s=float(rng.uniform(1e8, 5e8)),
     )
-
-
-def _fastest(network: Network) -> np.ndarray:
-    """Of each device's pairs."""
-    rates = network.bandwidth_bytes_per_s.copy()
-    np.fill_diagonal(rates, 0.0)
-    return np.asarray(rates.max(axis=1))
 
 
 def _workload(rng: Generator) -> Workload:

@@ -107,7 +107,16 @@ RANDOM = (
 )
 
 
-def report(rows: Sequence[Row], settings: Settings, before: str, about: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class About:
+    """What a report says of its plans: a title, how to run them again, and the networks."""
+
+    title: str
+    again: str
+    networks: Sequence[str] = ()
+
+
+def report(rows: Sequence[Row], settings: Settings, before: str, about: About) -> str:
     """The dated report as Markdown.
 
     Parameters
@@ -119,7 +128,7 @@ def report(rows: Sequence[Row], settings: Settings, before: str, about: Sequence
     before
         The load when the benchmark began.
     about
-        How to make them again, and lines on the networks.
+        Of the plans.
 
     Returns
     -------
@@ -128,16 +137,17 @@ def report(rows: Sequence[Row], settings: Settings, before: str, about: Sequence
     """
     today = datetime.now(UTC).date().isoformat()
     lines = [
-        f"# Predicted against executed, {today}",
+        f"# {about.title}, {today}",
         "",
         stamp(before, ("planner", "numpy", "numba", "torch")),
         "",
-        f"{about[0]} imposed compute times; medians of {settings.rest} steps from rest (pipeline, "
-        f"averaging), and the mean of {settings.steps} steps that chain (step). Every pair of "
-        "devices has its rate, delay and queue, every device its stated limits or else its fastest "
-        "pair.",
+        f"{about.again} imposed compute times; medians of {settings.rest} steps from rest "
+        f"(pipeline, averaging), and the mean of {settings.steps} steps that chain (step). Every "
+        "pair of devices has its rate, delay and queue, every device its stated limits or else its "
+        "fastest pair.",
         "",
-        *about[1:],
+        *(f"- {line}" for line in about.networks),
+        *[""] * bool(about.networks),
         f"| network | plan | {' | '.join(f'{part} s | executed | ratio' for part in PARTS)} | "
         "shrink | busy | latest operation |",
         f"|{'---|' * 14}",
@@ -221,12 +231,12 @@ def main(argv: Sequence[str]) -> int:
     rows = []
     wanted = tuple([""] if args.plans is None else args.plans)
     cases: Iterable[Case | RandomCase] = (c for c in CASES if c.key.startswith(wanted))
-    networks = [f"- {name}: {setting.about}" for name, setting in SETTINGS.items()]
-    about, name = [FIXED, *networks, ""], "bench-fidelity"
+    networks = [f"{name}: {setting.about}" for name, setting in SETTINGS.items()]
+    about, name = About("Predicted against executed", FIXED, networks), "bench-fidelity"
     if args.random is not None:
         cases = (RandomCase(args.seed + k) for k in range(args.random))
-        about = [RANDOM.format(count=args.random, seed=args.seed)]
-        name += "-random"
+        again = RANDOM.format(count=args.random, seed=args.seed)
+        about, name = About("Predicted against executed, drawn plans", again), f"{name}-random"
     for case in cases:
         row = next((row for key, row in kept.items() if case.is_of(key)), None)
         if row is None:

@@ -29,7 +29,7 @@ from planner.compose.planning import plan
 from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.compose.request import PlanRequest, Question
 from planner.compose.sailor_rule import sailor_rule
-from planner.compose.whole_bound import long_run_s
+from planner.compose.whole_bound import plans_long_run_s
 from planner.network.atomic import write_text
 from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
@@ -422,33 +422,24 @@ def measure(
     instance = instances()[name]
     cluster, workload = instance.cluster(), instance.model()
     began = time.perf_counter()
-    step_s = bound_s = gap = settled = long_s = None
+    step_s = bound_s = gap = settled_s = long_s = made = None
     try:
         result = plan(cluster, workload, request=request, stop=stop, seed=seed)
-        seconds = time.perf_counter() - began
+        about, made = str(result.status), result.plan
     except ProblemError as error:
         about = str(error).split(";", maxsplit=1)[0]
-        seconds = time.perf_counter() - began
-    else:
-        about = str(result.status)
-        if result.plan is not None:
-            step_s, bound_s, gap = result.objective, result.bound, result.gap
-            made = result.plan
-            settled = settled_step_s(made)
-            if request.open and not request.delayed and request.group_size is None:
-                long_s = long_run_s(
-                    cluster,
-                    made.workload,
-                    made.codec.wire_ratio,
-                    every=made.sync.every_steps,
-                    two_clocks=made.two_clocks,
-                )
-            sizes = sorted({len(group) for group in made.assignment.groups})
-            about = (
-                f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
-                f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
-            )
-    found = (step_s, bound_s, gap, settled, long_s)
+    seconds = time.perf_counter() - began
+    if made is not None:
+        step_s, bound_s, gap = result.objective, result.bound, result.gap
+        settled_s = settled_step_s(made)
+        if request.open:
+            long_s = plans_long_run_s(instance.question(request, seed), made)
+        sizes = sorted({len(group) for group in made.assignment.groups})
+        about = (
+            f"{len(made.assignment.groups)} x {'-'.join(map(str, sizes))}, "
+            f"mb {made.workload.microbatch_samples}, {made.schedules[0].name}"
+        )
+    found = (step_s, bound_s, gap, settled_s, long_s)
     return Row(name, seed, asked, *found, about, seconds, baselines)
 
 

@@ -436,11 +436,12 @@ def run(
                         if to_sum_s[d] >= 0:
                             sent[t] += 1
                             summed_s[t] = max(summed_s[t], now + to_sum_s[d])
-                        whole = sent[t] == parts
+                        if sent[t] < parts:
+                            continue
                         for e in range(n):
                             waiting = asks[e] >= 0 and finished[e] == t
                             # once: those who wait when the sum is sure, then each who comes
-                            if whole and waiting and (e == d or to_sum_s[d] >= 0):
+                            if waiting and (e == d or to_sum_s[d] >= 0):
                                 known_s = max(now, summed_s[t] + from_sum_s[e])
                                 number += 1
                                 heapq.heappush(events, (known_s, number, NORM, e))

@@ -541,19 +541,13 @@ def _directions_line(made: TrainingPlan) -> list[str]:
 
 def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) -> list[str]:
     """What no plan beats over many steps; rounds of small groups are not bounded."""
-    from planner.compose.whole_bound import long_run_s
+    from planner.compose.whole_bound import plans_long_run_s
 
-    if asked.request.group_size is not None or asked.request.delayed:
+    seconds = plans_long_run_s(asked, made)
+    if seconds is None:
         return []
-    data["long_run_bound_s"] = long_run_s(
-        asked.cluster,
-        made.workload,
-        made.codec.wire_ratio,
-        every=made.sync.every_steps,
-        helped_in=asked.helped_in,
-        two_clocks=made.two_clocks,
-    )
-    return [f"{'':24}{data['long_run_bound_s']:10.4f} s: no plan is faster over many steps"]
+    data["long_run_bound_s"] = seconds
+    return [f"{'':24}{seconds:10.4f} s: no plan is faster over many steps"]
 
 
 def _shape_line(made: TrainingPlan, by_size: bool) -> str:

@@ -250,6 +250,7 @@ def _no_rounds(n: int) -> Rounds:
         none,
         none,
         NONE,
+        0,
         np.full(n, -1.0),
         nothing,
     )

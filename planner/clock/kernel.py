@@ -499,13 +499,12 @@ def _join_norm(
     g = rounds.norm
     if t < rules.recorded:
         times.round_begin[t, g] = times.round_end[t, g] = now
-    missing = -averaging.told[t]
-    for other in range(len(rounds.tells_s)):
-        missing += 1 if rounds.tells_s[other] >= 0.0 else 0
-    if missing > 0 and rounds.tells_s[d] >= 0.0:
+    if averaging.told[t] == rounds.tellers:
+        _push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), NORMED, d, 0)
+    elif rounds.tells_s[d] >= 0.0:
         averaging.told[t] += 1
         averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
-        if missing > 1:
+        if averaging.told[t] < rounds.tellers:
             return
         # all who wait will be told
         for other in range(len(rounds.tells_s)):
@@ -513,8 +512,6 @@ def _join_norm(
             waits = devices.doing[other] == AVERAGING and devices.step[other] == t
             if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
                 _push(queue, averaging.added_s[t] + rounds.told_s[other], NORMED, other, 0)
-    elif missing == 0:
-        _push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), NORMED, d, 0)
 
 
 @compiled

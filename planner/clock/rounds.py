@@ -34,8 +34,9 @@ class Rounds(NamedTuple):
         ``int[G]``; one more than there are for the group in which all wait for the norm.
     round
         ``int[G]``: 0 for a first round.
-    norm
-        That group, or `NONE`. It sends next to nothing, and each member is done with it by itself.
+    norm, tellers
+        That group, or `NONE`, and how many tell a part. It sends next to nothing, and each member
+        is done with it by itself.
     tells_s, told_s
         ``float[N]``: the way of a device's sum of squares to who adds them up, negative for those
         that tell none; and the way of the whole sum from there.
@@ -55,6 +56,7 @@ class Rounds(NamedTuple):
     stage: Ints
     round: Ints
     norm: int
+    tellers: int
     tells_s: Floats
     told_s: Floats
 
@@ -264,6 +266,7 @@ def compile_rounds(
         _ints(stage for stage, _ in places),
         _ints(r for _, r in places),
         norm,
+        int((tells_s >= 0).sum()),
         tells_s,
         told_s,
     )

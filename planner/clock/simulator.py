@@ -365,12 +365,9 @@ class _Setting:
 
         Who waits for whom takes some passes to settle: those after the third count, as many again.
         """
-        cycle = list(self.plan.cycle)
-        each = math.lcm(len(cycle), turns)
-        steps = [cycle[t % len(cycle)] for t in range(2 * PASSES * each + 1)]
-        averages = [(t + 1) % turns == 0 for t in range(len(steps))]
-        ends = self.run(steps, averages).times.step_end
-        return float(ends[-2] - ends[PASSES * each - 1]) / (PASSES * each)
+        each = math.lcm(len(self.plan.cycle), turns)
+        averages = [(t + 1) % turns == 0 for t in range(each)]
+        return self._after_third_s(PASSES, averages)
 
     def third_pass_s(self, *, averages: bool) -> list[float]:
         """Distances of step ends in the third pass through the cycle."""
@@ -381,9 +378,15 @@ class _Setting:
 
     def settled_s(self, passes: int, *, averages: bool) -> float:
         """Mean distance of step ends in so many passes after the third."""
-        cycle = list(self.plan.cycle)
-        ends = self.run([*cycle * (PASSES + passes), cycle[0]], averages).times.step_end
-        return float(ends[-2] - ends[PASSES * len(cycle) - 1]) / (passes * len(cycle))
+        return self._after_third_s(passes, [averages] * len(self.plan.cycle))
+
+    def _after_third_s(self, passes: int, averages: Sequence[bool]) -> float:
+        """The same of passes in which steps average so; another step follows those that count."""
+        cycle, each = self.plan.cycle, len(averages)
+        count = (PASSES + passes) * each + 1
+        steps = [cycle[t % len(cycle)] for t in range(count)]
+        ends = self.run(steps, [averages[t % each] for t in range(count)]).times.step_end
+        return float(ends[-2] - ends[PASSES * each - 1]) / (passes * each)
 
     def timeline(self, schedule: int, step_s: float) -> Timeline:
         """One step from rest."""

@@ -30,8 +30,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.compose.bounds import StepBound
+from planner.compose.request import Question
 from planner.compose.whole_needs import Fleet, Floats, Need, StageNeeds
 from planner.network.cluster import Cluster
+from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 Price = tuple[float, float, float]
@@ -169,6 +171,33 @@ def long_run_s(
         return lambda limit: _in_turn(_costs(needs, lasting, price, limit))
 
     return _best(fleet, prices, needs.scale_s)[0] / every
+
+
+def plans_long_run_s(question: Question, plan: TrainingPlan) -> float | None:
+    """What no plan is faster than over many steps, as a found one averages.
+
+    Parameters
+    ----------
+    question
+        What was asked, with nothing fixed that `whole_bound` leaves open.
+    plan
+        What was found.
+
+    Returns
+    -------
+    float or None
+        Seconds a step; None where rounds are of small groups, or delayed: these are not bounded.
+    """
+    if question.request.group_size is not None or question.request.delayed:
+        return None
+    return long_run_s(
+        question.cluster,
+        plan.workload,
+        plan.codec.wire_ratio,
+        every=plan.sync.every_steps,
+        helped_in=question.helped_in,
+        two_clocks=plan.two_clocks,
+    )
 
 
 def _best(fleet: Fleet, prices: Callable[[Price], PriceAt], scale_s: float) -> tuple[float, Price]:

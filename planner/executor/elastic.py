@@ -205,7 +205,7 @@ class Elastic:
                 steps - self._step,
                 first=self._step,
                 owes=now.owes,
-                begun=_begun(self.plan, now),
+                begun=self.plan.sync.begun(now.step) and now.agreed < now.step - 1 and not now.owes,
             )
             with closing(going_on) as done:
                 for record in done:
@@ -280,9 +280,8 @@ class Elastic:
 
     def _awaits_outer(self) -> bool:
         """Whether an outer step is to come that the last of the steps that were done has begun."""
-        last, sync = self._step - 1, self.plan.sync
-        begun = sync.delayed and last >= 0 and sync.due(last)
-        return begun and (self._commit is None or self._commit.agreed < last)
+        agreed = NEW if self._commit is None else self._commit.agreed
+        return self.plan.sync.begun(self._step) and agreed < self._step - 1
 
     def _note_owed(self) -> None:
         """Where a device was lost between a step's own updates and the outer step that ends it."""
@@ -291,7 +290,7 @@ class Elastic:
             return
         assert self.worker is not None and self.worker.record is not None
         self._told = _Told(self.worker.record, commit)
-        ends = sync.due(step) if not sync.delayed else step > 0 and sync.due(step - 1)
+        ends = sync.begun(step) if sync.delayed else sync.due(step)
         if ends and commit.agreed < step - sync.delayed:
             self._owes = True
         else:
@@ -346,12 +345,6 @@ class Elastic:
             else:
                 break
         raise error
-
-
-def _begun(plan: TrainingPlan, now: Generation) -> bool:
-    """Whether an outer step is to come, delayed, that the last of the steps done has begun."""
-    sync, last = plan.sync, now.step - 1
-    return sync.delayed and last >= 0 and sync.due(last) and now.agreed < last and not now.owes
 
 
 def _heads(plan: TrainingPlan) -> set[int]:

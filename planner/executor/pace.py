@@ -99,7 +99,7 @@ def pace_of(
     # what is sent early takes links from messages that others wait for: no more than a way's worth
     early = late_s > spared_s and seconds < EARLY * delay
     early_s = spared_s / speed if early else None
-    late = late_s > TOLD * (seconds * speed + return_s(group, cluster))
+    late = late_s > TOLD * planned_s(group, vector_bytes * shrink, cluster)
     window = min(chunks, 2 * under_way + SLACK)
     return Pace(chunks, window, early_s, spared_s / speed if late else None)
 
@@ -123,6 +123,26 @@ def round_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> flo
     """
     there, back = _sent(group, vector_bytes)
     return float(_seconds(there + back, group, cluster).max())
+
+
+def planned_s(group: AveragingGroup, vector_bytes: float, cluster: Cluster) -> float:
+    """Seconds of a round as a plan counts them, on links that carry nothing else.
+
+    Parameters
+    ----------
+    group
+        Who averages.
+    vector_bytes
+        As they travel.
+    cluster
+        The plan's devices.
+
+    Returns
+    -------
+    float
+        The fullest link's, and the longest way there and back.
+    """
+    return round_s(group, vector_bytes, cluster) + return_s(group, cluster)
 
 
 def ends_s(
@@ -150,8 +170,7 @@ def ends_s(
     float
         Seconds.
     """
-    members = list(group.members)
-    latency = cluster.network.latency_s[np.ix_(members, members)]
+    latency = _latency_s(group, cluster)
     there, back = _sent(group, vector_bytes)
     there_s, back_s, both_s = (
         _seconds(sent, group, cluster) for sent in (there, back, there + back)
@@ -188,13 +207,16 @@ def against_plan_s(
     tuple[float, float]
         Seconds: sooner, at least 0, and later, below 0 if it is sooner too.
     """
-    members = list(group.members)
-    planned_s = round_s(group, vector_bytes, cluster) + return_s(group, cluster)
-    told_s = cluster.network.latency_s[np.ix_(members, members)].copy()
-    np.fill_diagonal(told_s, 0.0)
-    spared_s = planned_s - ends_s(group, vector_bytes, cluster, np.zeros(len(members)))
-    late_s = ends_s(group, vector_bytes, cluster, told_s.max(axis=0)) - planned_s
+    wanted_s = planned_s(group, vector_bytes, cluster)
+    told_s = _latency_s(group, cluster).max(axis=0)
+    spared_s = wanted_s - ends_s(group, vector_bytes, cluster, np.zeros(len(told_s)))
+    late_s = ends_s(group, vector_bytes, cluster, told_s) - wanted_s
     return max(spared_s, 0.0), late_s
+
+
+def _latency_s(group: AveragingGroup, cluster: Cluster) -> NDArray[np.float64]:
+    """From each member to each other."""
+    return np.asarray(cluster.network.latency_s[np.ix_(group.members, group.members)])
 
 
 def _sent(
@@ -250,8 +272,7 @@ def return_s(group: AveragingGroup, cluster: Cluster) -> float:
     float
         Of latencies alone.
     """
-    members = list(group.members)
-    latency = cluster.network.latency_s[np.ix_(members, members)]
+    latency = _latency_s(group, cluster)
     there, back = _sent(group, 1.0)
     used = there + back > 0
     return float((latency + latency.T)[used | used.T].max(initial=0.0))
@@ -272,7 +293,5 @@ def longest_round_trip_s(group: AveragingGroup, cluster: Cluster) -> float:
     float
         Of latencies alone.
     """
-    members = list(group.members)
-    latency = cluster.network.latency_s[np.ix_(members, members)]
-    both = np.where(np.eye(len(members), dtype=bool), 0.0, latency + latency.T)
-    return float(both.max())
+    latency = _latency_s(group, cluster)
+    return float((latency + latency.T).max())

@@ -228,10 +228,9 @@ class Worker:
         if owes:
             self._take_owed(record, peers, outbox)
             yield record
-        sync = self.plan.sync
         if begun:
             self._begin_outer(first - 1, peers, outbox)
-        elif begun is None and sync.delayed and first > 0 and sync.due(first - 1):
+        elif begun is None and self.plan.sync.begun(first):
             self._outer_of = first - 1
         for serial, k in enumerate(walk):
             if serial <= rest:

@@ -429,6 +429,16 @@ class Sync:
         """
         return (step + 1) % self.every_steps == 0
 
+    def begun(self, steps: int) -> bool:
+        """Whether the last of so many steps has begun an outer step that the next one ends.
+
+        Parameters
+        ----------
+        steps
+            That were done.
+        """
+        return self.delayed and steps > 0 and self.due(steps - 1)
+
     def mean_s(self, alone_s: float, averages_s: float, averaging: int = 1) -> float:
         """Seconds of a step in the mean over H steps.
 
