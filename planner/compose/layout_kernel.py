@@ -30,9 +30,11 @@ law): on the clock they wait for each other. Below about 2, pipelines run dry
 TRIALS = 12
 """Of longer periods, until a boundary carries what its stages could do."""
 BISECTIONS = 12
-MOVE, SWAP, LAYERS, ORDER, SPLIT = 0.38, 0.62, 0.78, 0.88, 0.94
+MOVE, SWAP, LAYERS, ORDER, SPLIT, FOUND = 0.34, 0.54, 0.70, 0.82, 0.89, 0.93
 """Upper ends of the shares of trials: devices from one stage to another or out, places exchanged,
-layers shifted, stages exchanged or reversed, a stage split, two merged."""
+layers shifted, stages put elsewhere or reversed, a stage split, one made of a place, two merged."""
+ALONG = 0.5
+"""Of devices that move, and stages: with layers in proportion, or with theirs."""
 
 
 class Model(NamedTuple):
@@ -137,7 +139,7 @@ class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
     place; delays, compute, rooms and dollars for a microbatch's messages by stage; by site, bytes
     of each stage's messages over its line, bytes of averaging, and a stage's devices; some of a
-    stage's devices by place, and all of them by region."""
+    stage's devices by place, and all of them by region; pairs of places in use."""
 
     share: Floats
     left: Floats
@@ -151,36 +153,37 @@ class Scratch(NamedTuple):
     held: Floats
     some: Ints
     by_region: Floats
+    pairs: Ints
 
 
 @jit
 def _most_shared(
-    row: Any, links: Any, speed: float, members: int, none: int, share: Floats
+    row: Any, used: Any, links: Any, speed: float, members: int, none: int, share: Floats
 ) -> float:
     """Shares that so many vectors a second leave room for; what they add up to.
 
-    Of a pair's bandwidth each end takes half, then what others leave. Place ``none`` sums nothing.
+    ``used``: the places of the row that have devices. Of a pair's bandwidth each end takes half,
+    then what others leave. Place ``none`` sums nothing.
     """
-    places = len(row)
-    for c in range(places):
+    for c in used:
         share[c] = 0.0
-        if row[c] == 0 or c == none or not links.sums[c]:
+        if c == none or not links.sums[c]:
             continue
         most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
-        for d in range(places):
-            if row[d] > 0 and (c != d or row[c] > 1):
+        for d in used:
+            if c != d or row[c] > 1:
                 part = 1.0 if d == none or not links.sums[d] else 0.5
                 most = min(most, part * links.slower[c, d] / speed)
         share[c] = most
     total = 0.0
-    for c in range(places):
-        if row[c] == 0 or c == none or not links.sums[c]:
+    for c in used:
+        if c == none or not links.sums[c]:
             continue
         most = max((links.capacity[c] / speed - 1.0) / (members - 2), 0.0)
-        for d in range(places):
-            if row[d] > 0 and c != d:
+        for d in used:
+            if c != d:
                 most = min(most, links.slower[c, d] / speed - share[d])
-            elif c == d and row[c] > 1:
+            elif row[c] > 1:
                 most = min(most, 0.5 * links.slower[c, d] / speed)
         share[c] = max(most, share[c])
         total += row[c] * share[c]
@@ -293,18 +296,16 @@ def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float)
     nobody may sum. ``share`` is room to work in; nothing faster than ``enough`` seconds is looked
     for.
     """
-    places = len(row)
     members, least, pair, back_s, slowest = 0, np.inf, np.inf, 0.0, -1
     summing, clients = 0, False
-    for c in range(places):
-        if row[c] == 0:
-            continue
+    used: Any = np.flatnonzero(row)
+    for c in used:
         members += row[c]
         summing += row[c] if links.sums[c] else 0
         clients = clients or not links.sums[c]
         least = min(least, links.capacity[c])
-        for d in range(places):
-            if row[d] > 0 and (c != d or row[c] > 1):
+        for d in used:
+            if c != d or row[c] > 1:
                 if links.slower[c, d] < pair:
                     pair = links.slower[c, d]
                     slowest = c if row[c] <= row[d] else d
@@ -324,9 +325,9 @@ def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float)
                 break
             tried = math.sqrt(low * seconds)
             speed = size / tried
-            total = _most_shared(row, links, speed, members, -1, share)
+            total = _most_shared(row, used, links, speed, members, -1, share)
             if total < 1.0:
-                total = _most_shared(row, links, speed, members, slowest, share)
+                total = _most_shared(row, used, links, speed, members, slowest, share)
             if total >= 1.0:
                 seconds = tried
             else:
@@ -446,20 +447,27 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
 
 @jit
 def _boundary_period(
-    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float
+    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, longest: float
 ) -> float:
-    """A period at which the boundary after stage j carries its shares, nearest pairs first."""
+    """A period at which the boundary after stage j carries its shares, nearest pairs first.
+
+    One that is longer than ``longest`` is not made out.
+    """
     size = model.output_bytes[state.cuts[j + 1] - 1]
     here, there = state.counts[j], state.counts[j + 1]
-    places = len(here)
+    places, pairs = len(here), 0
+    for k in range(len(links.order)):
+        if here[links.order[k] // places] > 0 and there[links.order[k] % places] > 0:
+            scratch.pairs[pairs] = links.order[k]
+            pairs += 1
     left, sites = 1.0, len(links.line)
     for _ in range(TRIALS):
         left, delay, paid = 1.0, 0.0, 0.0
         scratch.crossing[j] = 0.0
         scratch.left[0] = scratch.share[j]
         scratch.left[1] = scratch.share[j + 1]
-        for k in range(len(links.order)):
-            c, d = links.order[k] // places, links.order[k] % places
+        for k in range(pairs):
+            c, d = scratch.pairs[k] // places, scratch.pairs[k] % places
             if scratch.left[0, c] <= 0.0 or scratch.left[1, d] <= 0.0:
                 continue
             most = period * here[c] * there[d] * links.slower[c, d] / size
@@ -479,20 +487,27 @@ def _boundary_period(
         if left < 1e-6:
             return period
         period *= 1.0 + max(0.02, 0.7 * left)
+        if period > longest:
+            break
     return float(period * (1.0 + 2.0 * left))
 
 
 @jit
-def estimate(model: Any, links: Any, state: Any, scratch: Any) -> float:
+def estimate(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
     """Estimated seconds or dollars of a step; sets which stages recompute.
 
-    Infinite where memory does not hold it.
+    Infinite where memory does not hold it, or where it is seen early that it is above ``most``.
     """
-    seconds = float(_step_s(model, links, state, scratch))
-    if not model.by_cost or seconds == np.inf:
-        return seconds
+    if not model.by_cost:
+        return float(_step_s(model, links, state, scratch, most))
     stages = state.stages[0]
     each, messages = model.wait_usd_per_s, 0.0
+    for j in range(stages):
+        for c in range(state.counts.shape[1]):
+            each += state.counts[j, c] * links.usd_per_s[c]
+    seconds = _step_s(model, links, state, scratch, most / each if each > 0 else np.inf)
+    if seconds == np.inf:
+        return np.inf
     for j in range(stages):
         row, members, averaged, rare = state.counts[j], 0.0, 0.0, 0.0
         held = scratch.by_region
@@ -500,7 +515,6 @@ def estimate(model: Any, links: Any, state: Any, scratch: Any) -> float:
         for c in range(len(row)):
             members += row[c]
             held[links.region[c]] += row[c]
-            each += row[c] * links.usd_per_s[c]
         for c in range(len(row)):
             for d in range(len(row)):
                 paid = row[c] * row[d] * links.usd_per_byte[c, d]
@@ -530,22 +544,24 @@ def _stage_parameters(model: Any, state: Any, j: int) -> float:
 
 
 @jit
-def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
-    """Estimated seconds.
+def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
+    """Estimated seconds, infinite where it is seen early that they are more than ``most``.
 
     A stage recomputes where what must be in flight does not fit otherwise, if it may.
     """
     stages = state.stages[0]
     state.recompute[:] = model.recompute
-    period = 0.0
+    period, longest = 0.0, min(most / model.microbatches, 1e300)
     for _ in range(stages + 1):
         period = 0.0
         for j in range(stages):
             period = max(period, _stage_period(model, links, state, scratch, j))
-        if period == np.inf:
-            return np.inf
         for j in range(stages - 1):
-            period = _boundary_period(model, links, state, scratch, j, period)
+            if period > longest:
+                break
+            period = _boundary_period(model, links, state, scratch, j, period, longest)
+        if period > longest:
+            return np.inf
         for s in range(len(links.line)):
             crossing = 0.0
             for j in range(stages - 1):
@@ -579,6 +595,8 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any) -> float:
             continue
         seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
         longest = max(longest, way + seconds)
+        if model.microbatches * period + longest > most and model.every == 1.0:
+            return np.inf
     for s in range(len(links.line)):
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.line[s]
@@ -602,8 +620,33 @@ def _copy(source: Any, target: Any) -> None:
 
 
 @jit
-def _move_devices(links: Any, state: Any, random: Any) -> bool:
-    """Some or all devices of a place, from one stage to another, or out, or in."""
+def _speed(links: Any, state: Any, j: int) -> float:
+    """What a stage's devices compute a second."""
+    found = 0.0
+    for c in range(state.counts.shape[1]):
+        found += state.counts[j, c] * links.flops[c]
+    return found
+
+
+@jit
+def _shift(state: Any, i: int, j: int, layers: int) -> bool:
+    """So many layers from stage i to stage j, over those between; whether each keeps one."""
+    for k in range(i + 1, j + 1):
+        state.cuts[k] -= layers
+    for k in range(j + 1, i + 1):
+        state.cuts[k] += layers
+    sound = True
+    for k in range(min(i, j), max(i, j) + 1):
+        sound = sound and state.cuts[k + 1] > state.cuts[k]
+    return sound
+
+
+@jit
+def _move_devices(model: Any, links: Any, state: Any, random: Any) -> bool:
+    """Some or all devices of a place, from one stage to another, or out, or in.
+
+    Between stages half of them take layers along, in proportion.
+    """
     stages = state.stages[0]
     c = next_below(random, len(links.size))
     i, j = next_below(random, stages + 1) - 1, next_below(random, stages + 1) - 1
@@ -613,6 +656,11 @@ def _move_devices(links: Any, state: Any, random: Any) -> bool:
     if have <= 0:
         return False
     k = have if next_unit(random) < 0.4 else next_below(random, have) + 1
+    if i >= 0 and j >= 0 and model.layers_free and next_unit(random) < ALONG:
+        part = k * links.flops[c] / _speed(links, state, i)
+        layers = int(part * (state.cuts[i + 1] - state.cuts[i]) + next_unit(random))
+        if layers > 0 and not _shift(state, i, j, layers):
+            return False
     if i >= 0:
         state.counts[i, c] -= k
     if j >= 0:
@@ -643,56 +691,80 @@ def _shift_layers(state: Any, random: Any) -> bool:
     stages = state.stages[0]
     if stages < 2:
         return False
-    first = next_below(random, stages - 1) + 1
-    last = next_below(random, stages - 1) + 1 if next_unit(random) < 0.4 else first
-    step = 1 if next_unit(random) < 0.5 else -1
-    for k in range(min(first, last), max(first, last) + 1):
-        state.cuts[k] += step
-    sound = True
-    for k in range(stages):
-        sound = sound and state.cuts[k + 1] > state.cuts[k]
-    return sound
+    i = next_below(random, stages)
+    j = next_below(random, stages) if next_unit(random) < 0.4 else i + 2 * next_below(random, 2) - 1
+    return 0 <= j < stages and i != j and bool(_shift(state, i, j, 1))
 
 
 @jit
-def _reorder(state: Any, random: Any) -> bool:
-    """Devices of two stages exchanged, or of a run of stages in reverse."""
+def _exchange(state: Any, i: int, j: int, along: bool) -> None:
+    """Devices of two neighbouring stages, and their numbers of layers if ``along``."""
+    for c in range(state.counts.shape[1]):
+        kept = state.counts[i, c]
+        state.counts[i, c] = state.counts[j, c]
+        state.counts[j, c] = kept
+    if along:
+        state.cuts[j] = state.cuts[i] + state.cuts[j + 1] - state.cuts[j]
+
+
+@jit
+def _reorder(model: Any, state: Any, random: Any) -> bool:
+    """A stage to another place in the order, or a run of stages in reverse; half of the time
+    with their layers."""
     stages = state.stages[0]
     i, j = next_below(random, stages), next_below(random, stages)
     if i == j:
         return False
+    along = model.layers_free and next_unit(random) < ALONG
+    whole = next_unit(random) < 0.4
     low, high = min(i, j), max(i, j)
-    whole = next_unit(random) < 0.5
-    while low < high:
-        for c in range(state.counts.shape[1]):
-            kept = state.counts[low, c]
-            state.counts[low, c] = state.counts[high, c]
-            state.counts[high, c] = kept
-        if not whole:
-            break
-        low, high = low + 1, high - 1
+    if whole:
+        for end in range(high, low, -1):
+            for k in range(low, end):
+                _exchange(state, k, k + 1, along)
+    elif i < j:
+        for k in range(i, j):
+            _exchange(state, k, k + 1, along)
+    else:
+        for k in range(i - 1, j - 1, -1):
+            _exchange(state, k, k + 1, along)
     return True
 
 
 @jit
-def _split(state: Any, random: Any) -> bool:
-    """A stage in two: half of every place, or each place to one side."""
+def _split(links: Any, state: Any, random: Any) -> bool:
+    """A stage in two, with layers in proportion: half of every place, or those near one of them."""
     stages = state.stages[0]
     j = next_below(random, stages)
     a, b = state.cuts[j], state.cuts[j + 1]
-    if stages == len(state.counts) or b - a < 2:
+    if stages == len(state.counts) or b - a < 2 or state.counts[j].sum() == 0:
         return False
     for k in range(stages, j, -1):
         state.counts[k] = state.counts[k - 1]
         state.cuts[k + 1] = state.cuts[k]
-    state.cuts[j + 1] = a + 1 + next_below(random, b - a - 1)
     state.stages[0] += 1
-    halves = next_unit(random) < 0.5
-    for c in range(state.counts.shape[1]):
-        have = state.counts[j, c]
-        part = have // 2 if halves else (have if next_unit(random) < 0.5 else 0)
-        state.counts[j, c] = part
-        state.counts[j + 1, c] = have - part
+    here, there = state.counts[j], state.counts[j + 1]
+    used = np.flatnonzero(here)
+    if len(used) == 1 or next_unit(random) < 0.2:
+        for c in used:
+            here[c] //= 2
+            there[c] -= here[c]
+    else:
+        first = used[next_below(random, len(used))]
+        away = links.there_and_back_s[first]
+        near = next_below(random, len(used) - 1)
+        side = next_unit(random) < 0.5
+        far = np.sort(away[used])[near]
+        for c in used:
+            if (c == first or away[c] <= far) == side:
+                there[c] = 0
+            else:
+                here[c] = 0
+    one, two = _speed(links, state, j), _speed(links, state, j + 1)
+    if one == 0.0 or two == 0.0:
+        return False
+    cut = int((b - a) * one / (one + two) + next_unit(random))
+    state.cuts[j + 1] = a + min(max(cut, 1), b - a - 1)
     return True
 
 
@@ -714,20 +786,55 @@ def _merge(state: Any, random: Any) -> bool:
 
 
 @jit
+def _found(model: Any, links: Any, state: Any, random: Any) -> bool:
+    """A stage for all devices of a place, anywhere in the order, with layers in proportion."""
+    stages = state.stages[0]
+    c, j = next_below(random, len(links.size)), next_below(random, stages + 1)
+    if stages == len(state.counts):
+        return False
+    i, total = -1, 0.0
+    for k in range(stages):
+        total += _speed(links, state, k)
+        if state.counts[k, c] > 0 and (i < 0 or state.counts[k, c] > state.counts[i, c]):
+            i = k
+    if total == 0.0:
+        return False
+    layers = len(model.output_bytes) * links.size[c] * links.flops[c] / total
+    if i < 0:
+        i = next_below(random, stages)
+    layers = max(1, int(layers + next_unit(random)))
+    for k in range(stages):
+        state.counts[k, c] = 0
+    for k in range(stages, j, -1):
+        state.counts[k] = state.counts[k - 1]
+        state.cuts[k + 1] = state.cuts[k]
+    state.cuts[j + 1] = state.cuts[j]
+    state.counts[j] = 0
+    state.counts[j, c] = links.size[c]
+    state.stages[0] += 1
+    return bool(_shift(state, i + (i >= j), j, layers))
+
+
+@jit
 def change(model: Any, links: Any, state: Any, random: Any, fixed: bool) -> bool:
     """One random change; whether there was one. ``fixed``: the number of stages stays."""
     u = next_unit(random)
     if u < MOVE:
-        return bool(_move_devices(links, state, random))
+        return bool(_move_devices(model, links, state, random))
     if u < SWAP:
         return bool(_swap_places(state, random))
     if u < LAYERS:
         return model.layers_free and bool(_shift_layers(state, random))
     if u < ORDER:
-        return bool(_reorder(state, random))
+        return bool(_reorder(model, state, random))
     if fixed:
-        return False
-    return bool(_split(state, random) if u < SPLIT else _merge(state, random))
+        free = model.layers_free and state.stages[0] > 1
+        return free and bool(_merge(state, random)) and bool(_split(links, state, random))
+    if u < SPLIT:
+        return bool(_split(links, state, random))
+    if u < FOUND:
+        return bool(_found(model, links, state, random))
+    return bool(_merge(state, random))
 
 
 @jit
@@ -753,11 +860,10 @@ def anneal(
         _copy(state, tried)
         if not change(model, links, tried, random, fixed):
             continue
-        found = estimate(model, links, tried, scratch)
-        if found == np.inf:
-            continue
-        heat = max(warm * (cold / warm) ** (k / trials) * values[0], 1e-300)
-        if found > values[0] and next_unit(random) >= math.exp((values[0] - found) / heat):
+        heat = warm * (cold / warm) ** (k / trials) * values[0]
+        most = values[0] - heat * math.log(max(next_unit(random), 1e-300))
+        found = estimate(model, links, tried, scratch, most)
+        if found > most:
             continue
         _copy(tried, state)
         values[0] = found

@@ -34,11 +34,15 @@ CHUNK = 2000
 """Trials between two looks at the stopping rule."""
 TRIALS_PER_EFFORT = 120_000.0
 """Trials with up to eight places in a unit of effort; more places cost more."""
-ALL, FIXED = 0.15, 0.25
+ALL, FIXED = 0.15, 0.15
 """Shares of the trials for all numbers of stages, and for the best of them; then these may
 change."""
 BEST, LAST = 4, 3
-"""How many numbers of stages get the second share and the last."""
+"""How many numbers of stages get the second share, and how many layouts the last begins from, new
+starts aside."""
+PIECE = 30_000
+"""Trials of the last share between one start and the next: which places make a stage is soon
+settled, and often wrongly."""
 
 
 class Start(enum.Enum):
@@ -47,14 +51,14 @@ class Start(enum.Enum):
     NEAR = "stages of near places"
     DEALT = "each place's devices dealt out to all stages"
     KEPT = "the same, hardly left"
-    FOUND = "the best found, whose number of stages may change"
+    FOUND = "one found or new, whose number of stages may change"
 
 
 HEAT = {
     Start.NEAR: (0.2, 0.003),
     Start.DEALT: (0.2, 0.003),
     Start.KEPT: (1e-4, 1e-6),
-    Start.FOUND: (0.03, 0.0005),
+    Start.FOUND: (0.05, 0.0005),
 }
 """Temperatures at begin and end, relative to the estimate."""
 
@@ -222,12 +226,13 @@ class LayoutSearch:
             np.zeros(len(places.line)),
             np.zeros(len(places), dtype=np.int64),
             np.zeros(len(places)),
+            np.zeros(len(places) ** 2, dtype=np.int64),
         )
 
     @property
     def trials_per_effort(self) -> float:
         """How many trials make a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 1.5)
+        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.5)
 
     @property
     def numbers(self) -> list[int]:
@@ -261,14 +266,19 @@ class LayoutSearch:
         numbers = self.numbers
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
-            best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))[:BEST]
-            self._fixed(run, best, FIXED * trials)
-            last = self.ranked()[:LAST]
-            for one in last:
+            best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
+            self._fixed(run, best[:BEST], FIXED * trials)
+            left = (1 - ALL - FIXED) * trials
+            pieces = max(2 * LAST, round(left / PIECE)) if best else 0
+            for k in range(pieces):
                 if run.check() is not None:
                     return
-                more = max(1, int((1 - ALL - FIXED) * trials / len(last)))
-                self._anneal(run, self._state(one.layout), more, Start.FOUND)
+                known = self.ranked()[:LAST]
+                state = self._state(known[k // 2 % len(known)].layout)
+                if k % 2:
+                    stages = best[int(self._numpy.integers((len(best) + 1) // 2))]
+                    state = self._start(stages, bool(self._numpy.integers(2)))
+                self._anneal(run, state, max(1, int(left / pieces)), Start.FOUND)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
         """The same share for each number of stages and start."""
@@ -304,7 +314,7 @@ class LayoutSearch:
             changes = 1 + int(self._numpy.integers(3))
             if not all(self._change(state) for _ in range(changes)):
                 continue
-            value = float(estimate(self.model, self.links, state, self._scratch))
+            value = float(estimate(self.model, self.links, state, self._scratch, math.inf))
             if value < math.inf:
                 found[self._layout(state)] = value
         found.pop(layout, None)
@@ -320,7 +330,7 @@ class LayoutSearch:
         Which stages recompute is chosen anew.
         """
         state = self._state(layout)
-        value = float(estimate(self.model, self.links, state, self._scratch))
+        value = float(estimate(self.model, self.links, state, self._scratch, math.inf))
         return Estimated(value, self._layout(state))
 
     def with_better_layers(self, layout: Layout) -> Estimated:
@@ -373,7 +383,7 @@ class LayoutSearch:
 
     def _value(self, state: State) -> Floats:
         """The estimate of a state, which is the best so far."""
-        value = estimate(self.model, self.links, state, self._scratch)
+        value = estimate(self.model, self.links, state, self._scratch, math.inf)
         for name in State._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # where memory does not hold the start, anything that it holds is better
@@ -385,7 +395,7 @@ class LayoutSearch:
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # which stages recompute is what the estimate chose last; ask again
-        again = float(estimate(self.model, self.links, state, self._scratch))
+        again = float(estimate(self.model, self.links, state, self._scratch, math.inf))
         self.found[stages, start] = Estimated(again, self._layout(state))
 
     @staticmethod
@@ -426,7 +436,7 @@ class LayoutSearch:
                 break
             state = self._spread(left, stages, dealt)
             first = first or state
-            if estimate(self.model, self.links, state, self._scratch) < math.inf:
+            if estimate(self.model, self.links, state, self._scratch, math.inf) < math.inf:
                 return state
         assert first is not None
         return first

@@ -34,17 +34,17 @@ from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan, in_levels
 
-ROUND_TRIALS = 200_000.0
+ROUND_TRIALS = 600_000.0
 """Of the layout search in one round, at most."""
-SEARCHING = 0.4
+SEARCHING = 0.3
 """Share of the limit for the layout search of a round, at most."""
 MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
 """Operations of a step up to which the best layout is drafted with one decision otherwise, and how
 often runners-up that are better take its place."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
-OPERATIONS_PER_EFFORT = 60_000
-"""That the clock serves in a unit of effort."""
+OPERATIONS_PER_EFFORT, MAKING = 120_000, 2_000
+"""That the clock serves in a unit of effort, and as many as a draft costs beside them."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""
 DRAFTS, CHAINED, PRICED = 6, 8, 2
@@ -521,7 +521,7 @@ class _Search:
             self.parents[len(draft.layout.layers)] = later
 
     def _spend(self, draft: Draft, passes: int) -> None:
-        self.run.spend(passes * draft.operations / OPERATIONS_PER_EFFORT)
+        self.run.spend((passes * draft.operations + MAKING) / OPERATIONS_PER_EFFORT)
 
     def _price_anything(self) -> None:
         """After an interruption, or if nothing fits: the best layout that there is."""
