@@ -30,7 +30,7 @@ law): on the clock they wait for each other. Below about 2, pipelines run dry
 TRIALS = 12
 """Of longer periods, until a boundary carries what its stages could do."""
 BISECTIONS = 12
-MOVE, SWAP, LAYERS, ORDER, SPLIT, FOUND = 0.34, 0.54, 0.70, 0.82, 0.89, 0.93
+MOVE, SWAP, LAYERS, ORDER, SPLIT, MADE = 0.34, 0.54, 0.70, 0.82, 0.89, 0.93
 """Upper ends of the shares of trials: devices from one stage to another or out, places exchanged,
 layers shifted, stages put elsewhere or reversed, a stage split, one made of a place, two merged."""
 ALONG = 0.5
@@ -447,11 +447,11 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
 
 @jit
 def _boundary_period(
-    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, longest: float
+    model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, most: float
 ) -> float:
     """A period at which the boundary after stage j carries its shares, nearest pairs first.
 
-    One that is longer than ``longest`` is not made out.
+    One that is longer than ``most`` is not made out.
     """
     size = model.output_bytes[state.cuts[j + 1] - 1]
     here, there = state.counts[j], state.counts[j + 1]
@@ -470,8 +470,8 @@ def _boundary_period(
             c, d = scratch.pairs[k] // places, scratch.pairs[k] % places
             if scratch.left[0, c] <= 0.0 or scratch.left[1, d] <= 0.0:
                 continue
-            most = period * here[c] * there[d] * links.slower[c, d] / size
-            part = min(scratch.left[0, c], scratch.left[1, d], most)
+            carried = period * here[c] * there[d] * links.slower[c, d] / size
+            part = min(scratch.left[0, c], scratch.left[1, d], carried)
             scratch.left[0, c] -= part
             scratch.left[1, d] -= part
             left -= part
@@ -487,7 +487,7 @@ def _boundary_period(
         if left < 1e-6:
             return period
         period *= 1.0 + max(0.02, 0.7 * left)
-        if period > longest:
+        if period > most:
             break
     return float(period * (1.0 + 2.0 * left))
 
@@ -496,7 +496,8 @@ def _boundary_period(
 def estimate(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
     """Estimated seconds or dollars of a step; sets which stages recompute.
 
-    Infinite where memory does not hold it, or where it is seen early that it is above ``most``.
+    Infinite where memory does not hold it, or where it is seen early that it is above ``most``: by
+    what stages recompute then, more of which may still be found to, with other parts for places.
     """
     if not model.by_cost:
         return float(_step_s(model, links, state, scratch, most))
@@ -551,16 +552,16 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
     """
     stages = state.stages[0]
     state.recompute[:] = model.recompute
-    period, longest = 0.0, min(most / model.microbatches, 1e300)
+    period, most_period = 0.0, min(most / model.microbatches, 1e300)
     for _ in range(stages + 1):
         period = 0.0
         for j in range(stages):
             period = max(period, _stage_period(model, links, state, scratch, j))
         for j in range(stages - 1):
-            if period > longest:
+            if period > most_period:
                 break
-            period = _boundary_period(model, links, state, scratch, j, period, longest)
-        if period > longest:
+            period = _boundary_period(model, links, state, scratch, j, period, most_period)
+        if period > most_period:
             return np.inf
         for s in range(len(links.line)):
             crossing = 0.0
@@ -582,6 +583,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             break
     # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
     way, longest, each = 0.0, 0.0, 0.0
+    waits = model.every == 1.0 and not model.delayed
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
@@ -595,7 +597,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             continue
         seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
         longest = max(longest, way + seconds)
-        if model.microbatches * period + longest > most and model.every == 1.0:
+        if waits and model.microbatches * period + longest > most:
             return np.inf
     for s in range(len(links.line)):
         # all stages average at about the same time
@@ -716,9 +718,8 @@ def _reorder(model: Any, state: Any, random: Any) -> bool:
     if i == j:
         return False
     along = model.layers_free and next_unit(random) < ALONG
-    whole = next_unit(random) < 0.4
     low, high = min(i, j), max(i, j)
-    if whole:
+    if next_unit(random) < 0.4:
         for end in range(high, low, -1):
             for k in range(low, end):
                 _exchange(state, k, k + 1, along)
@@ -732,7 +733,7 @@ def _reorder(model: Any, state: Any, random: Any) -> bool:
 
 
 @jit
-def _split(links: Any, state: Any, random: Any) -> bool:
+def _split(model: Any, links: Any, state: Any, random: Any) -> bool:
     """A stage in two, with layers in proportion: half of every place, or those near one of them."""
     stages = state.stages[0]
     j = next_below(random, stages)
@@ -744,19 +745,22 @@ def _split(links: Any, state: Any, random: Any) -> bool:
         state.cuts[k + 1] = state.cuts[k]
     state.stages[0] += 1
     here, there = state.counts[j], state.counts[j + 1]
-    used = np.flatnonzero(here)
+    used: Any = np.flatnonzero(here)
     if len(used) == 1 or next_unit(random) < 0.2:
         for c in used:
             here[c] //= 2
             there[c] -= here[c]
     else:
         first = used[next_below(random, len(used))]
-        away = links.there_and_back_s[first]
-        near = next_below(random, len(used) - 1)
+        size, away = 2 * model.output_bytes[a], np.empty(len(used))
+        for k, c in enumerate(used):
+            # places as near as each other come in any order
+            both_s = links.there_and_back_s[first, c] + size / links.slower[first, c]
+            away[k] = -1.0 if c == first else both_s * (1.0 + 0.2 * next_unit(random))
+        near = next_below(random, len(used) - 1) + 1
         side = next_unit(random) < 0.5
-        far = np.sort(away[used])[near]
-        for c in used:
-            if (c == first or away[c] <= far) == side:
+        for k, c in enumerate(used[np.argsort(away)]):
+            if (k < near) == side:
                 there[c] = 0
             else:
                 here[c] = 0
@@ -786,23 +790,27 @@ def _merge(state: Any, random: Any) -> bool:
 
 
 @jit
-def _found(model: Any, links: Any, state: Any, random: Any) -> bool:
-    """A stage for all devices of a place, anywhere in the order, with layers in proportion."""
+def _make(model: Any, links: Any, state: Any, random: Any) -> bool:
+    """A stage of all devices of a place, anywhere in the order.
+
+    Its layers, in proportion, were those of the stage that had most of these devices.
+    """
     stages = state.stages[0]
     c, j = next_below(random, len(links.size)), next_below(random, stages + 1)
     if stages == len(state.counts):
         return False
-    i, total = -1, 0.0
+    i, total = -1, links.size[c] * links.flops[c]
     for k in range(stages):
-        total += _speed(links, state, k)
+        total += _speed(links, state, k) - state.counts[k, c] * links.flops[c]
         if state.counts[k, c] > 0 and (i < 0 or state.counts[k, c] > state.counts[i, c]):
             i = k
-    if total == 0.0:
-        return False
-    layers = len(model.output_bytes) * links.size[c] * links.flops[c] / total
     if i < 0:
         i = next_below(random, stages)
-    layers = max(1, int(layers + next_unit(random)))
+    part = links.size[c] * links.flops[c] / total
+    layers = max(1, int(len(model.output_bytes) * part + next_unit(random)))
+    layers = min(layers, state.cuts[i + 1] - state.cuts[i] - 1)
+    if layers < 1:
+        return False
     for k in range(stages):
         state.counts[k, c] = 0
     for k in range(stages, j, -1):
@@ -817,23 +825,26 @@ def _found(model: Any, links: Any, state: Any, random: Any) -> bool:
 
 @jit
 def change(model: Any, links: Any, state: Any, random: Any, fixed: bool) -> bool:
-    """One random change; whether there was one. ``fixed``: the number of stages stays."""
-    u = next_unit(random)
-    if u < MOVE:
+    """One random change; whether there was one.
+
+    ``fixed``: the number of stages stays; two are merged and another is split. Where layers are
+    given they stay, and with them the number of stages.
+    """
+    u, free = next_unit(random), model.layers_free
+    if u < MOVE or (u >= ORDER and not free):
         return bool(_move_devices(model, links, state, random))
-    if u < SWAP:
+    if u < SWAP or (u < LAYERS and not free):
         return bool(_swap_places(state, random))
     if u < LAYERS:
-        return model.layers_free and bool(_shift_layers(state, random))
+        return bool(_shift_layers(state, random))
     if u < ORDER:
         return bool(_reorder(model, state, random))
     if fixed:
-        free = model.layers_free and state.stages[0] > 1
-        return free and bool(_merge(state, random)) and bool(_split(links, state, random))
+        return bool(_merge(state, random)) and bool(_split(model, links, state, random))
     if u < SPLIT:
-        return bool(_split(links, state, random))
-    if u < FOUND:
-        return bool(_found(model, links, state, random))
+        return bool(_split(model, links, state, random))
+    if u < MADE:
+        return bool(_make(model, links, state, random))
     return bool(_merge(state, random))
 
 

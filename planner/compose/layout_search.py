@@ -232,7 +232,7 @@ class LayoutSearch:
     @property
     def trials_per_effort(self) -> float:
         """How many trials make a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.5)
+        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.85)
 
     @property
     def numbers(self) -> list[int]:
@@ -266,18 +266,21 @@ class LayoutSearch:
         numbers = self.numbers
         with run.interruptible():
             self._fixed(run, numbers, ALL * trials)
-            best = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
-            self._fixed(run, best[:BEST], FIXED * trials)
+            numbers = list(dict.fromkeys(len(one.layout.layers) for one in self.ranked()))
+            self._fixed(run, numbers[:BEST], FIXED * trials)
+            # new starts have as many stages as the better half
+            numbers = numbers[: (len(numbers) + 1) // 2]
             left = (1 - ALL - FIXED) * trials
-            pieces = max(2 * LAST, round(left / PIECE)) if best else 0
+            pieces = max(2 * LAST, round(left / PIECE)) if numbers else 0
             for k in range(pieces):
                 if run.check() is not None:
                     return
-                known = self.ranked()[:LAST]
-                state = self._state(known[k // 2 % len(known)].layout)
                 if k % 2:
-                    stages = best[int(self._numpy.integers((len(best) + 1) // 2))]
+                    stages = numbers[int(self._numpy.integers(len(numbers)))]
                     state = self._start(stages, bool(self._numpy.integers(2)))
+                else:
+                    known = self.ranked()[:LAST]
+                    state = self._state(known[k // 2 % len(known)].layout)
                 self._anneal(run, state, max(1, int(left / pieces)), Start.FOUND)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:

@@ -34,8 +34,8 @@ from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan, in_levels
 
-ROUND_TRIALS = 600_000.0
-"""Of the layout search in one round, at most."""
+ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
+"""Of the layout search in one round, at most, and after a limit within which nothing was found."""
 SEARCHING = 0.3
 """Share of the limit for the layout search of a round, at most."""
 MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
@@ -529,7 +529,7 @@ class _Search:
             return
         if self.run.reason == "time limit":
             # there was no time to find a layout that fits
-            self.layouts.run(MaxIterations(int(ROUND_TRIALS)).start(), ROUND_TRIALS)
+            self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
             if self._price_first():
                 return
         raise self.refused or ProblemError(

@@ -65,8 +65,15 @@ def from_dict(data: Any) -> TrainingPlan:
         data = version1.upgraded(data)
     for error in schema.errors(data, schema.load_schema("plan")):
         raise PlanError(str(error))
-    cluster = _cluster(data)
-    plan = _build(data, cluster)
+    try:
+        network = network_of(data["network"])
+        cluster = Cluster(network, devices_of(data["devices"], len(network)))
+        plan = _build(data, cluster)
+    except PlanError:
+        raise
+    except ValueError as error:
+        # what a schema cannot say, such as more active experts than there are
+        raise PlanError(str(error)) from None
     for problem in contradictions(plan):
         raise PlanError(problem)
     require_hash("network.hash", data["network"]["hash"], cluster.network.content_hash)
@@ -165,16 +172,6 @@ def _routing(wiring: dict[str, Any]) -> Routing:
             f"wiring.{name}: goes with kind 'stochastic', found {wiring['kind']!r}; remove it"
         )
     return Routing(**said)
-
-
-def _cluster(data: dict[str, Any]) -> Cluster:
-    network = network_of(data["network"])
-    try:
-        return Cluster(network, devices_of(data["devices"], len(network)))
-    except PlanError:
-        raise
-    except ValueError as error:
-        raise PlanError(str(error)) from None
 
 
 def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:

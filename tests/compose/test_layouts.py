@@ -142,13 +142,16 @@ def test_the_same_seed_finds_the_same_layouts() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.5, 1.5))
-def test_an_estimate_that_is_cut_short_was_above_the_limit(seed: int, part: float) -> None:
+@given(st.integers(0, 10**6), st.floats(0.5, 1.5), st.sampled_from([1, 5]), st.booleans())
+def test_an_estimate_that_is_cut_short_was_above_the_limit(
+    seed: int, part: float, every: int, delayed: bool
+) -> None:
     """It is exact up to the limit; what recomputes may be less than it seemed at first."""
     rng = np.random.default_rng(seed)
     memory = float(rng.choice([6e7, 1e9]))
     places = Places.of(regions([2, 1, 3], seed, memory))
-    search = LayoutSearch(places, model(5), seed=seed)
+    given_ = Given(every=every, delayed=delayed)
+    search = LayoutSearch(places, model(5), seed=seed, given=given_)
     state = search._start(int(rng.integers(1, 5)), dealt=bool(rng.integers(2)))
     limits = search.model, search.links, state, search._scratch
     whole = estimate(*limits, math.inf)
@@ -158,7 +161,9 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(seed: int, part: floa
     if found < math.inf:
         assert found == whole
     else:
-        assert whole > most or again
+        assert whole > most * (0.8 if again else 1.0)
+    if every == 1 and not delayed and not again:
+        assert estimate(*limits, 0.3 * whole) == math.inf
 
 
 @settings(deadline=None)
@@ -169,7 +174,7 @@ def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
     places, stages = Places.of(regions([2, 1, 3], seed)), int(rng.integers(1, 5))
     work = model(5)
     layers = work.even_split(stages) if bound else None
-    given_ = Given(stages=stages if fixed or bound else None, layers=layers)
+    given_ = Given(stages=stages if fixed else None, layers=layers)
     search = LayoutSearch(places, work, seed=seed, given=given_)
     state = search._start(stages, dealt=bool(rng.integers(2)))
     for _ in range(12):
@@ -189,13 +194,16 @@ def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
 
 
 def test_other_seeds_find_layouts_as_good() -> None:
-    """Twelve regions: which of them share a stage, and in which order, is soon settled wrongly."""
+    """Twelve regions: which of them share a stage, and in which order, is soon settled wrongly.
+
+    No layout of less than 14.3257 s was found with 64 seeds; 16.4 s is where many searches stay.
+    """
     instance, found = INSTANCES["gcp-v100"], []
     for seed in range(2):
         search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
         search.run(MaxIterations(10**9).start(), 600_000)
         found.append(search.ranked()[0].value)
-    assert max(found) <= 1.02 * min(found)
+    assert max(found) <= 1.02 * 14.3257
 
 
 def test_nothing_is_found_where_nothing_fits() -> None:

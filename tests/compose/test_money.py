@@ -196,9 +196,10 @@ def test_devices_that_cost_nothing() -> None:
 def test_a_bound_is_about_all_devices() -> None:
     """Those of the witness; it says nothing of a plan with one that is not listed."""
     cluster = pl.Cluster(two_regions(2), pl.Devices(1e8, 16e9, usd_per_hour=[2.0, 1.0]))
-    result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.2))
+    result = pl.plan(cluster, tiny_workload(), objective="cost", stop=pl.Effort(0.5))
     plan = result.plan
     assert plan is not None and plan.cost is not None
+    assert set(plan.cluster.network.regions) == {"b"}
     witness = dict(plan.certificates["cost"].witness or {})
     assert result.bound is not None
     assert cost_bound_usd(witness, plan) == pytest.approx(result.bound, rel=1e-6)
