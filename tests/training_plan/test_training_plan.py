@@ -24,6 +24,15 @@ from planner.training_plan.rules import contradictions
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]
+SIZES = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128}
+MIXTURE = {
+    "kind": "llama",
+    **SIZES,
+    "vocabulary": 256,
+    "sequence": 128,
+    "tied": False,
+    "experts": {"count": 4, "active": 9, "ffn": 128},
+}
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +223,10 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "unknown certificate": (
         set_at("certificates.luck", {}),
         "certificates.luck: is not a known field",
+    ),
+    "more active experts than there are": (
+        set_at("workload.architecture", MIXTURE),
+        "experts active is 9, more than the 4",
     ),
     "negative seed": (set_at("seed", -1), "seed: must be >= 0"),
     "text for a number": (set_at("seed", "one"), "seed: must be of type integer"),
