@@ -33,7 +33,7 @@ QUICK = [
 
 LONG = [
     *("plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt3-1.3b"),
-    *("--batch-samples", "16", "--effort", "0.5", "--no-compare"),
+    *("--batch-samples", "16", "--effort", "1", "--no-compare"),
 ]
 """Not solved at once."""
 
