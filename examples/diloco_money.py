@@ -1,8 +1,8 @@
 """Averaging once in H steps, and what a step costs: DiLoCo-SWARM.
 
-Eight V100s, one in each region of DT-FM's Table 2. The rarer devices average, the fewer bytes cross
-regions; what is learned depends on H, so H is yours. Between the fastest plan and the cheapest lie
-others: a front.
+Eight V100s, one in each region of DT-FM's Table 2. The rarer devices average, the more of them
+the fastest plan can use, which is not always the cheaper one; what is learned depends on H, so H is
+yours. Between the fastest plan and the cheapest lie others: a front.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ for every in (1, 10, 50):
     plan = pl.plan(cluster, workload, sync_every=every, stop=pl.Effort(0.2)).plan
     cost = plan.cost
     print(
-        f"H = {every:<3} step {plan.predicted.step_s:7.3f} s, {cost.step_usd:.4f} $: devices "
+        f"H = {every:<3} step {plan.predicted.step_s:7.3f} s, {cost.step_usd:.4f} $: "
+        f"{len(plan.cluster)} devices "
         f"{cost.devices_usd:.4f} $, {cost.paid_bytes / 1e9:.3f} GB between regions "
         f"{cost.messages_usd:.4f} $"
     )

@@ -68,11 +68,14 @@ def swarm(text: str) -> None:
 
 
 def diloco(text: str) -> None:
-    """Steps and their costs fall with H; the front has no plan that another beats."""
+    """Steps fall with H, and cost what is listed; the front has no plan that another beats."""
     steps = found(r"^H = \d+ +step +([\d.]+) s", text)
-    dollars = found(r"^H = .* s, ([\d.]+) \$", text)
-    assert len(steps) == 3
-    assert steps == sorted(steps, reverse=True) and dollars == sorted(dollars, reverse=True)
+    dollars, rented, sent = (
+        found(rf"^H = .*{before} ([\d.]+) \$", text) for before in (" s,", "devices", "regions")
+    )
+    assert len(steps) == 3 and steps == sorted(steps, reverse=True)
+    for total, *parts in zip(dollars, rented, sent, strict=True):
+        assert sum(parts) == pytest.approx(total, abs=2e-4)
     points = re.findall(r"FrontPoint\(([\d.]+) s, ([\d.]+) \$ a step, on the front", text)
     front = [(float(s), float(usd)) for s, usd in points]
     assert front and front == sorted(front)

@@ -26,7 +26,9 @@ UPLOAD = (40, 20, 60, 30, 25, 50, 15, 35)
 """MB/s of each of eight devices; downloads are half as fast again, the other way round."""
 
 
-def small_model(batch: int, microbatch: int, sequence: int) -> Workload:
+def small_model(
+    batch: int, microbatch: int, sequence: int, *, vocabulary: int = 4096, tied: bool = False
+) -> Workload:
     """Eight layers of 512.
 
     Parameters
@@ -35,13 +37,15 @@ def small_model(batch: int, microbatch: int, sequence: int) -> Workload:
         Samples.
     sequence
         Tokens of a sample.
+    vocabulary, tied
+        Words, and whether embedding and head share their matrix.
 
     Returns
     -------
     Workload
         Of the GPT-2 family.
     """
-    arch = Architecture(Family.GPT2, 8, 512, 8, 8, 2048, 4096, sequence, False)
+    arch = Architecture(Family.GPT2, 8, 512, 8, 8, 2048, vocabulary, sequence, tied)
     return Workload.transformer(
         "8 layers of 512", arch, batch_samples=batch, microbatch_samples=microbatch
     )
@@ -94,6 +98,11 @@ def _regions() -> tuple[Cluster, Workload]:
     return Cluster(network, _devices(4e12)), small_model(64, 2, 1024)
 
 
+def _tied() -> tuple[Cluster, Workload]:
+    cluster, _ = _bandwidth()
+    return cluster, small_model(64, 2, 1024, vocabulary=16384, tied=True)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A network and what is trained on it."""
@@ -110,6 +119,7 @@ SETTINGS = {
         "aws8_dtfm_worldwide_2022, uploads of 15 to 60 MB/s, downloads of 22 to 90", _limits
     ),
     "sites": Setting("five devices behind a line of 60 MB/s, three behind one of 40", _sites),
+    "tied": Setting("as bandwidth, of a model with 16,384 words and a tied head", _tied),
     "regions": Setting("two regions of four, 300 MB/s and 0.5 ms inside", _regions),
 }
 
@@ -184,6 +194,9 @@ CASES = (
     Case("sites", "1 x 8, adaptive, int8", {"stages": 1, "averaging": "adaptive", "codec": "int8"}),
     Case("sites", "2 x 4", {"stages": 2}),
     Case("sites", "everything open", {}),
+    Case("tied", "4 x 2", {"stages": 4}),
+    Case("tied", "2 x 4, adaptive, clipped", {"stages": 2, "averaging": "adaptive", "clip": 1.0}),
+    Case("tied", "flow in 3 stages", {"stages": 3, "wiring": "flow"}),
     Case(
         "regions",
         "2 x 4, every 4 steps, regions in each",

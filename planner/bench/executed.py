@@ -32,7 +32,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 SEED = 0
-NETWORKS = ("bandwidth", "latency", "limits", "sites")
+NETWORKS = ("bandwidth", "latency", "limits", "sites", "tied")
 
 
 def ranks_plan(cluster: Cluster, workload: Workload) -> TrainingPlan:

@@ -1,9 +1,9 @@
 """``planner bench fidelity``: predicted steps against executed ones, on emulated networks.
 
-Needs Linux and root (see ``planner emulate``). Plans of every kind on six networks: measured ones,
-with bandwidths or limits changed where said, so that bandwidth, latency, averaging or the devices'
-own limits decide, or with ``--random`` plans and networks that are drawn. Compute times are
-imposed.
+Needs Linux and root (see ``planner emulate``). Plans of every kind on seven networks: measured
+ones, with bandwidths or limits changed where said, so that bandwidth, latency, averaging or the
+devices' own limits decide, or with ``--random`` plans and networks that are drawn. Compute times
+are imposed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -35,6 +35,7 @@ from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems import ProblemError
+from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
 from planner.workload.workload import Workload
 
@@ -183,8 +184,11 @@ INSTANCES = {
 }
 
 
-PRESETS = ("gpt2-small", "gpt2-large", "gpt3-1.3b", "gpt3-1.3b-40l", "llama-500m", "llama-1.5b")
-"""Small and large ones of each family."""
+PRESETS = (
+    *("gpt2-small", "gpt2-large", "gpt3-1.3b", "gpt3-1.3b-40l"),
+    *("llama-500m", "llama-1.5b", "llama-3-1b"),
+)
+"""Small and large ones of each family; the last one has a tied head."""
 
 
 def catalogue(gpu: str = "V100") -> dict[str, Instance]:
@@ -584,8 +588,23 @@ def main(argv: Sequence[str]) -> int:
         asked += f", at most {args.seconds:g} s"
     asked += f", {json.dumps(args.fields)}" if args.fields else ", nothing fixed"
     before = f"{os.getloadavg()[0]:.1f}"
-    kept = _kept(args.results)
     rows = []
+    for row in _measured(args, request, stop, asked):
+        print(_row(row), flush=True)
+        rows.append(row)
+    if not rows:
+        raise KeyboardInterrupt  # before the first was whole
+    for line in summary(rows):
+        print(line)
+    write_text(args.out, report(rows, before))
+    return 0
+
+
+def _measured(
+    args: argparse.Namespace, request: PlanRequest, stop: StoppingCriterion, asked: str
+) -> Iterator[Row]:
+    """Rows that are kept, and others, which are kept from now on; none of a search cut short."""
+    kept = _kept(args.results)
     for name in args.instances or (catalogue() if args.catalogue else INSTANCES):
         same: dict[str, Baseline] = {}
         for seed in args.seeds:
@@ -595,15 +614,12 @@ def main(argv: Sequence[str]) -> int:
                 same = same or seedless(question)
                 baselines = same | seeded(question, args.rule_effort)
                 row = measure(name, request, stop, seed, asked, baselines)
+                if INTERRUPTS.asked:
+                    return
                 if args.results is not None:
                     with args.results.open("a") as file:
                         file.write(json.dumps(asdict(row)) + "\n")
-            print(_row(row), flush=True)
-            rows.append(row)
-    for line in summary(rows):
-        print(line)
-    write_text(args.out, report(rows, before))
-    return 0
+            yield row
 
 
 def _kept(path: Path | None) -> dict[tuple[str, int, str], Row]:

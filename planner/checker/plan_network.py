@@ -175,6 +175,25 @@ def gradient_bytes(plan: TrainingPlan, stage: int) -> float:
     return stage_parameters(plan, stage) * plan.workload.gradient_bytes_per_parameter
 
 
+def vector_bytes(plan: TrainingPlan, entry: int) -> float:
+    """Of what an entry of the plan's averaging is about: a stage, or what two of them share.
+
+    Parameters
+    ----------
+    plan
+        What is judged.
+    entry
+        Its number.
+    """
+    stages = len(plan.stage_layers)
+    shared = plan.workload.tied_parameters if len(plan.averaging) > stages else 0
+    if entry == stages:
+        count = shared
+    else:
+        count = stage_parameters(plan, entry) - (shared if entry in (0, stages - 1) else 0)
+    return count * plan.workload.gradient_bytes_per_parameter
+
+
 def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Floats:
     """Bytes that each member of a round sends each other: its part, and sums.
 
@@ -183,7 +202,7 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
     plan
         What is judged.
     stage
-        Whose gradients.
+        Whose gradients; as many as there are stages: what two of them share.
     group
         Of a round.
 
@@ -196,7 +215,7 @@ def averaged_bytes(plan: TrainingPlan, stage: int, group: AveragingGroup) -> Flo
     # within sites sums stay as they are
     coded = plan.codec is Codec.INT8 and group.phase in (Phase.ALL, Phase.EXCHANGE)
     wire = 1028 / 4096 if coded else 1.0
-    sent = gradient_bytes(plan, stage) * wire * averaged_parts(group)
+    sent = vector_bytes(plan, stage) * wire * averaged_parts(group)
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
 

@@ -186,9 +186,11 @@ def _link_s(plan: TrainingPlan, layers: list[list[int]], samples: int, count: in
 
 def _shares(plan: TrainingPlan) -> str | None:
     """``"equal"``, ``"any"`` or ``"helped"`` in one round of all; None: devices end apart."""
-    if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in plan.averaging):
+    # that of what two stages share comes after theirs
+    own = plan.averaging[: len(plan.stage_layers)]
+    if any(len(rounds) != 1 or len(rounds[0]) != 1 for rounds in own):
         return None
-    groups = [rounds[0][0] for rounds in plan.averaging]
+    groups = [rounds[0][0] for rounds in own]
     if not all(group.contributes == group.receives for group in groups):
         return None
     if plan.averages_for:
@@ -203,7 +205,10 @@ def _vectors(plan: TrainingPlan, layers: list[list[int]], head_stage: int) -> li
     parameters[0] += w.stem.parameters
     parameters[head_stage] += w.head.parameters
     if layers[head_stage][0] > 0:
-        parameters[head_stage] += w.tied_parameters
+        if len(plan.averaging) > len(layers):  # averaged after the rest, by both stages
+            parameters[0] -= w.tied_parameters
+        else:
+            parameters[head_stage] += w.tied_parameters
     wire = 1028 / 4096 if plan.codec is Codec.INT8 else 1.0
     return [count * w.gradient_bytes_per_parameter * wire for count in parameters]
 

@@ -185,7 +185,10 @@ class _Clock:
         return happened if (happened.steps == len(steps)).all() else None
 
     def longest_averaging_s(self, run: Happened) -> float:
-        """The longest from a first round's begin to its stage's last return."""
+        """The longest from a first round's begin to its stage's last return.
+
+        And from there what the averaging takes that first and last stage do together.
+        """
         ends: dict[int, float] = {}
         begins: list[tuple[int, float]] = []
         # the last round may be that in which updates wait for the norm
@@ -194,7 +197,16 @@ class _Clock:
         ):
             ends[stage] = max(ends.get(stage, 0.0), end)
             begins += [(stage, begin)] if r == 0 else []
-        return max((ends[stage] - begin for stage, begin in begins), default=0.0)
+        last = len(self.plan.stage_layers)
+        shared = max((ends[stage] - begin for stage, begin in begins if stage == last), default=0.0)
+        return max(
+            (
+                ends[stage] - begin + (shared if stage in (0, last - 1) else 0.0)
+                for stage, begin in begins
+                if stage < last
+            ),
+            default=0.0,
+        )
 
     def _lines(self) -> None:
         """Uploads, downloads and sites' lines, and what each can carry."""
@@ -307,7 +319,8 @@ class _Clock:
             sent = averaged_bytes(self.plan, stage, group)
             here = np.ix_(group.members, group.members)
             off = ~np.eye(len(group.members), dtype=bool)
-            # members hold the same stage, so that no message of the pipeline is in these queues
+            # members hold the same stage, or are done with the step in both that share a matrix, so
+            # that no message of the pipeline is in these queues
             alone.append(float((sent / self.rate[here])[off].max(initial=0.0)))
             parts = averaged_parts(group)
             there = (self.latency[here] + self.latency[here].T)[off & (parts + parts.T > 0)]

@@ -48,11 +48,12 @@ def whole_step_bound_s(
         average in two levels; ``regions``: how many there are, where they do so on two clocks;
         ``price``: weights of FLOP/s, uploads and number of devices; ``microbatch_samples``, of
         which microbatches are multiples; ``recompute``: whether stages may; ``every_steps``: how
-        many steps one averages, if that is not each, and the bound is their mean.
+        many steps one averages, if that is not each, and the bound is their mean; ``measured``:
+        whether FLOP/s are not exceeded by any operation's measured time, instead of the devices'.
     plan
         What is judged. Its devices must be among the witness's, and it must be a plan of the kind
-        that the bound is about: compute times by FLOPs, all stages visited, the head last, one
-        round a stage, or two levels or two clocks, in which all contribute.
+        that the bound is about: compute times by FLOPs or measured, all stages visited, the head
+        last, one round a stage, or two levels or two clocks, in which all contribute.
     claimed_s
         The bound that it is said to prove.
 
@@ -66,7 +67,7 @@ def whole_step_bound_s(
         if not _is_about(witness, plan):
             return None
         devices = _Devices.of(witness)
-        if not _covers(devices, plan):
+        if not _covers(devices, plan, witness.get("measured") is True):
             return None
         stages, steps = _Stages(devices, witness, plan), plan.sync.every_steps
         if stages.excluded(steps * claimed_s * (1 - CLOSER)):
@@ -85,7 +86,7 @@ def _is_about(witness: Mapping[str, Any], plan: TrainingPlan) -> bool:
     times = plan.compute_times
     if witness.get("every_steps", 1) != plan.sync.every_steps or plan.sync.delayed:
         return False
-    if times.source != FROM_FLOPS or any(times.update_s):
+    if witness.get("measured") is not True and (times.source != FROM_FLOPS or any(times.update_s)):
         return False
     if not isinstance(samples, int) or plan.workload.microbatch_samples % samples:
         return False
@@ -135,11 +136,15 @@ def _exchanges_at_once(rounds: Sequence[Sequence[AveragingGroup]], first: Phase)
     )
 
 
+Kind = tuple[float, float, float, float]
+"""FLOP/s, memory, upload and download of a device."""
+
+
 @dataclass(frozen=True)
 class _Devices:
     """What a witness says of the devices, one entry each; lists in no order."""
 
-    classes: Counter[tuple[float, float, float, float]]
+    classes: Counter[Kind]
     back_s: Floats
     hop_s: float
     hop_rate: float
@@ -147,7 +152,7 @@ class _Devices:
 
     @classmethod
     def of(cls, witness: Mapping[str, Any]) -> _Devices:
-        classes: Counter[tuple[float, float, float, float]] = Counter()
+        classes: Counter[Kind] = Counter()
         for row in witness["devices"]:
             key = tuple(
                 _number(row[name])
@@ -183,8 +188,8 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
-    """Whether the plan's devices are among these, and no better linked."""
+def _covers(devices: _Devices, plan: TrainingPlan, measured: bool) -> bool:
+    """Whether the plan's devices are among these, or no faster, and no better linked."""
     cluster, n = plan.cluster, len(plan.cluster)
     off = ~np.eye(n, dtype=bool)
     rate, latency = cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s
@@ -195,9 +200,10 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     trains = sorted(plan.stage_of)
     helps = sorted(set(range(n)) - set(trains))
     k = len(trains)
-    columns = (cluster.flops, cluster.memory_bytes, up, down)
+    flops = _measured_flops(plan) if measured else cluster.flops
+    columns = (flops, cluster.memory_bytes, up, down)
     own = Counter(zip(*(column[trains].tolist() for column in columns), strict=True))
-    if any(count > devices.classes[key] for key, count in own.items()):
+    if not (_are_no_faster(own, devices.classes) if measured else own <= devices.classes):
         return False
     both = np.ix_(trains, trains)
     apart = ~np.eye(k, dtype=bool)
@@ -209,6 +215,48 @@ def _covers(devices: _Devices, plan: TrainingPlan) -> bool:
     # one that trains has a group's m - 1 others to talk to, a helper has m
     less = devices.back_s[1:k]
     return not ((away[trains, : k - 1] < less).any() or (away[helps, 1:k] < less).any())
+
+
+def _are_no_faster(own: Counter[Kind], classes: Counter[Kind]) -> bool:
+    """Whether each is one of those with its memory and lines, which has as many FLOP/s or more."""
+    theirs: dict[tuple[float, ...], list[float]] = {}
+    for flops, *rest in sorted(classes.elements(), reverse=True):
+        theirs.setdefault(tuple(rest), []).append(flops)
+    turn = Counter[tuple[float, ...]]()
+    for flops, *rest in sorted(own.elements(), reverse=True):
+        fastest = theirs.get(tuple(rest), [])
+        k = turn[tuple(rest)]
+        if k >= len(fastest) or flops > fastest[k] * (1 + CLOSER):
+            return False
+        turn[tuple(rest)] += 1
+    return True
+
+
+def _measured_flops(plan: TrainingPlan) -> Floats:
+    """``float[N]``: the most FLOP/s that F, B or H have in the plan's times; 0 without a stage."""
+    w, times = plan.workload, plan.compute_times
+    found = np.zeros(len(plan.cluster))
+    for d, j in plan.stage_of.items():
+        start, stop = plan.stage_layers[j]
+        forward = math.fsum(layer.forward_flops for layer in w.layers[start:stop])
+        forward += w.stem.forward_flops if start == 0 else 0.0
+        # where activations were not kept, B runs F first
+        works = [
+            (forward, times.forward_s[d]),
+            (2 * forward, times.backward_s[d] - plan.recompute[j] * times.forward_s[d]),
+        ]
+        # other plans may have the head here
+        if j == len(plan.stage_layers) - 1 or times.head_s[d] > 0:
+            works.append((3 * w.head.forward_flops, times.head_s[d]))
+        found[d] = max(
+            (
+                w.microbatch_samples * flops / s if s > 0 else math.inf
+                for flops, s in works
+                if flops > 0
+            ),
+            default=0.0,
+        )
+    return found
 
 
 class _Stages:
@@ -223,6 +271,10 @@ class _Stages:
         self.regions = int(witness.get("regions", 0))
         self.levels = witness.get("levels") is True or self.regions > 0
         self.every = plan.sync.every_steps
+        # whether two stages average what they share apart; only older plans' do not
+        splits = len(plan.stage_layers) > 1 and plan.workload.tied_parameters > 0
+        self.apart = self.every == 1 and plan.sync.outer is None
+        self.apart &= not splits or len(plan.averaging) > len(plan.stage_layers)
         # from one averaging to the next, as if it were one step
         self.count = plan.workload.batch_samples * plan.sync.every_steps // self.samples
         self.last = len(plan.workload.layers)
@@ -282,7 +334,9 @@ class _Stage:
         owned = sum(x.parameters for x in w.layers[a:b])
         owned += (w.stem.parameters if a == 0 else 0) + (w.head.parameters if b == of.last else 0)
         owned += w.tied_parameters if a > 0 and b == of.last else 0
-        vector = owned * w.gradient_bytes_per_parameter * of.wire
+        # a matrix of two stages is averaged after what each has to itself
+        split = of.apart and (a == 0) != (b == of.last)
+        vector = (owned - split * w.tied_parameters) * w.gradient_bytes_per_parameter * of.wire
         # with helpers those who train still send m vectors in all, if they sum nothing themselves;
         # so do they until sites have exchanged
         least = of.helped or of.levels

@@ -200,6 +200,13 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     if args.usd_per_hour is not None:
         devices = replace(devices, usd_per_hour=args.usd_per_hour)
     inside = _inside(args)
+    names = ("intra_latency_ms", "intra_bandwidth_gbps")
+    given = [name for name in names if getattr(args, name) is not None]
+    if given and args.devices_per_region is None and args.devices is None:
+        raise NetworkError(
+            f"--{given[0].replace('_', '-')} is of links between devices of one region, found one "
+            "device a region; give --devices-per-region or --devices, or leave it out"
+        )
     if args.devices_per_region is not None:
         if inside is None:
             raise NetworkError(

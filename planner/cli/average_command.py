@@ -154,9 +154,17 @@ def _written(written: Path, made: TrainingPlan, data: dict[str, Any]) -> list[st
         "written": [str(written)],
     }
     trains, helps = len(made.stage_of), len(made.averages_for)
-    return [
+    lines = [
         f"predicted step time {made.predicted.step_s:.4f} s: {trains} train, {helps} only average, "
         f"{len(made.left_out)} left out",
+    ]
+    if made.left_out:
+        lines.append(
+            "those left out get no average, as all peers do in DeDLOC: the plan may be faster than "
+            "the bound above"
+        )
+    return [
+        *lines,
         "memory is taken as enough: the peers file does not say what there is",
         f"wrote {written}  (hash {made.content_hash[:12]})",
     ]

@@ -31,7 +31,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
     sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")
     sub.add_argument(
-        "--unit", choices=list(UNITS), metavar="UNIT", help=f"of matrices: {', '.join(UNITS)}"
+        "--unit",
+        choices=list(UNITS),
+        metavar="UNIT",
+        help=f"of matrices whose corner cell does not say it: {', '.join(UNITS)}",
     )
     sub.add_argument(
         "--both-ways",

@@ -45,7 +45,7 @@ NAME = "paths"
 ABOUT = "paths that skip and swap stages, with times and a bound"
 EXAMPLE = (
     "planner paths --network gcp12_skippipe_2025_repaired --workload llama-500m "
-    "--stage-sizes 3,3,3,3 --path-stages 3"
+    "--stage-sizes 3,3,3,3 --path-stages 3 --batch-samples 48"
 )
 
 FORMAT = "planner.paths"

@@ -127,7 +127,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--calibration",
         type=Path,
-        help="measured compute times of planner run --calibrate; default: from FLOPs",
+        help="measured compute times of planner run --calibrate; who was not measured is as fast "
+        "as alike devices; default: from FLOPs",
     )
     sub.add_argument(
         "--averaging",
@@ -216,7 +217,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _stages(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number or auto, found {text!r}"
+        ) from None
 
 
 def _layers(text: str) -> Sequence[tuple[int, int]] | str:
@@ -452,7 +458,7 @@ def _report(
     lines += [
         *_objective_lines(made, parts),
         f"{'':24}{made.predicted.pipeline_s:10.4f} s pipeline + {made.predicted.averaging_s:.4f} s "
-        "averaging",
+        f"averaging{_update_words(made)}",
     ]
     lines += learning_lines(made)
     lines += sync_lines(made, data)
@@ -546,8 +552,18 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
     seconds = plans_long_run_s(asked, made)
     if seconds is None:
         return []
+    step = made.certificates.get("step")
+    if step is not None and step.bound is not None:
+        # what no step is shorter than, no mean over steps is
+        seconds = max(seconds, step.bound)
     data["long_run_bound_s"] = seconds
     return [f"{'':24}{seconds:10.4f} s: no plan is faster over many steps"]
+
+
+def _update_words(made: TrainingPlan) -> str:
+    """Of the longest optimizer step, where they were measured."""
+    longest_s = max(made.compute_times.update_s)
+    return f", then {longest_s:.4f} s update at most" if longest_s > 0 else ""
 
 
 def _shape_line(made: TrainingPlan, by_size: bool) -> str:
@@ -556,7 +572,10 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
     if by_size:
         shape = f"stages of {', '.join(str(len(group)) for group in groups)}"
     helpers = len(made.averages_for)
-    words = [f"{helpers} to average only"] * (helpers > 0)
+    busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
+    idle = len(set(made.stage_of) - busy)
+    words = [f"{idle} without microbatches"] * (idle > 0)
+    words += [f"{helpers} to average only"] * (helpers > 0)
     words += [f"{len(made.left_out)} left out"] * bool(made.left_out)
     without = f" ({', '.join(words)})" if words else ""
     return (
@@ -570,10 +589,17 @@ def _workload_lines(made: TrainingPlan) -> list[str]:
     from planner.workload.transformer import active_parameters
 
     arch, lines = made.workload.architecture, list[str]()
-    if made.workload.tied_parameters and made.head_stage > 0:
+    if made.must_average_tied and made.averages_tied:
+        size = made.vector_bytes()[-1] / 1e9
+        lines.append(
+            f"{'':24}stage {made.head_stage} has a copy of the embedding for its head: its "
+            f"{size:.3g} GB of gradients are averaged with stage 0's"
+        )
+    elif made.must_average_tied:
         lines.append(
             f"{'':24}stage {made.head_stage} has a copy of the embedding for its head; what keeps "
-            "both alike is not priced (--head first needs none)"
+            "both alike between averagings is not priced, and the executor refuses it (straight "
+            "pipelines with --head first need none)"
         )
     if arch is None:
         return lines
@@ -610,7 +636,9 @@ def _levels_line(made: TrainingPlan) -> list[str]:
         return []
     who = "every stage averages"
     if len(two) < len(made.averaging):
-        who = f"stage {', '.join(two)}: averages"
+        own = [stage for stage in two if int(stage) < len(made.stage_layers)]
+        tied = ["stages 0 and the head's, what they share"] * (len(own) < len(two))
+        who = "; ".join([f"stage {', '.join(own)}"] * bool(own) + tied) + ": averages"
     return [f"{'':24}{who} in two levels: within sites, then between them"]
 
 

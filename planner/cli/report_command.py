@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if real("--tokens", args.tokens, 0) == 0:
         raise ValueError("--tokens is 0; give a number above 0")
     plan = load_plan(args.plan)
-    steps = [] if args.events is None else load_run(args.events)
+    steps = [] if args.events is None else load_run(args.events, plan.content_hash)
     if violations := check(plan):
         print(f"planner report: {violations[0]}; see planner check", file=sys.stderr)
         return INVALID_PLAN

@@ -358,6 +358,7 @@ def _summary(plan: TrainingPlan, told: _Steps, failed: str | None, as_json: bool
     steps = told.done
     if as_json:
         data = {
+            "plan": plan.content_hash,
             "planned_step_s": plan.predicted.step_s,
             "steps": steps,
             "evaluated": told.evaluated,

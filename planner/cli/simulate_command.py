@@ -86,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
         f"averaging {mean.averaging_s:.4f} s   (planned {plan.predicted.step_s:.4f} s)"
         + ("   on the papers' clock: links without queues" if papers else "")
     ]
+    limits = (cluster.upload_bytes_per_s, cluster.download_bytes_per_s, cluster.devices.sites)
+    if args.network is not None and any(limit is not None for limit in limits):
+        lines.append("devices have the limits that the plan gives them, on this network too")
     if not papers:
         lines += timeline_lines(timeline, cluster, data, every)
         if plan.cost is not None:

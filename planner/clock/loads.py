@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from planner.clock.links import NONE, Links
@@ -9,7 +11,9 @@ from planner.clock.program import Program
 from planner.clock.timeline import LinkLoad
 
 
-def link_loads(program: Program, links: Links, schedule: int) -> tuple[LinkLoad, ...]:
+def link_loads(
+    program: Program, links: Links, schedule: int, averaged: Mapping[tuple[int, int], float]
+) -> tuple[LinkLoad, ...]:
     """Seconds for which a step's bytes fill each pair and each shared up- and downlink.
 
     No step that follows others at a steady rate is shorter than its fullest link.
@@ -22,12 +26,13 @@ def link_loads(program: Program, links: Links, schedule: int) -> tuple[LinkLoad,
         Where it runs.
     schedule
         Which of its schedules.
+    averaged
+        Bytes of averaging by sender and receiver.
 
     Returns
     -------
     tuple[LinkLoad, ...]
-        Of all that carry something, the fullest first. Averaging over pairs that carry no
-        pipeline messages is counted on their devices' links.
+        Of all that carry something, the fullest first.
     """
     work, pairs, rounds = program.work, program.pairs, program.rounds
     n = len(links)
@@ -41,20 +46,22 @@ def link_loads(program: Program, links: Links, schedule: int) -> tuple[LinkLoad,
         np.add.at(by_resource, column[used], by_pair[used])
     averaging = np.zeros(len(pairs.capacity))
     np.add.at(averaging, rounds.resource, rounds.need)
-    loads = [
-        LinkLoad(f"{links.ids[i]} to {links.ids[j]}", size / rate, 0.0)
-        for i, j, size, rate in zip(
-            pairs.source.tolist(),
-            pairs.destination.tolist(),
-            by_pair.tolist(),
-            pairs.bandwidth.tolist(),
+    used_pairs = zip(pairs.source.tolist(), pairs.destination.tolist(), strict=True)
+    piped = {pair: size for pair, size in zip(used_pairs, by_pair.tolist(), strict=True) if size}
+    loads = []
+    for i, j in {**piped, **averaged}:
+        rate = float(links.bandwidth_bytes_per_s[i, j])
+        parts = (carried.get((i, j), 0.0) / rate for carried in (piped, averaged))
+        loads.append(LinkLoad(f"{links.ids[i]} to {links.ids[j]}", *parts))
+    loads += [
+        LinkLoad(name, messages / capacity, averages / capacity)
+        for name, messages, averages, capacity in zip(
+            links.names,
+            by_resource.tolist(),
+            averaging.tolist(),
+            pairs.capacity.tolist(),
             strict=True,
         )
-        if size > 0
-    ]
-    loads += [
-        LinkLoad(links.names[r], by_resource[r] / capacity, averaging[r] / capacity)
-        for r, capacity in enumerate(pairs.capacity.tolist())
-        if by_resource[r] + averaging[r] > 0 and np.isfinite(capacity)
+        if messages + averages > 0 and np.isfinite(capacity)
     ]
     return tuple(sorted(loads, key=lambda load: (-load.pipeline_s - load.averaging_s, load.name)))

@@ -59,13 +59,14 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
     """
     total = len(plan.cluster) * PROCESS_BYTES
     held = [s.most_live() for s in plan.schedules]
-    heads = {s.head_device(b) for s in plan.schedules for b in range(len(s.paths))}
-    for d, j in plan.stage_of.items():
+    stage_of = plan.stage_of
+    heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
+    for d, j in stage_of.items():
         total += executed_bytes(
             workload,
             *plan.stage_layers[j],
             max(h[d] for h in held),
-            with_head=d in heads,
+            with_head=j in heads,
             recompute=plan.recompute[j],
         ).total
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
@@ -125,7 +126,12 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
         plan.cluster.network.ids,
     )
     times = calibration.compute_times(
-        network.ids, workload, plan.assignment.groups, plan.stage_layers, plan.recompute
+        network.ids,
+        workload,
+        plan.assignment.groups,
+        plan.stage_layers,
+        plan.recompute,
+        plan.head_stage,
     )
     # neither limits of the plan's devices nor their sites' lines are here
     here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))

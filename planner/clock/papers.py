@@ -32,7 +32,7 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     Returns
     -------
     dict[int, float]
-        Seconds by stage.
+        Seconds by stage; where two of them share a matrix, with that of it.
 
     References
     ----------
@@ -41,7 +41,7 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
     """
     bandwidth = cluster.limited_network().bandwidth_bytes_per_s
     latency = cluster.network.latency_s
-    gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
+    gradient = plan.vector_bytes(workload)
     seconds: dict[int, float] = {}
     for stage, rounds in enumerate(plan.averaging):
         size = gradient[stage]
@@ -49,6 +49,10 @@ def averaging_s(plan: TrainingPlan, cluster: Cluster, workload: Workload) -> dic
             max(_group_s(g, size, plan.codec, latency, bandwidth) for g in groups)
             for groups in rounds
         )
+    if plan.averages_tied:
+        tied = seconds.pop(len(plan.stage_layers))
+        seconds[0] += tied
+        seconds[plan.head_stage] += tied
     return seconds
 
 

@@ -96,8 +96,7 @@ def compile_plan(plan: TrainingPlan, links: Links, workload: Workload) -> Progra
     """
     sent = message_bytes(plan, workload)
     pairs, work = compile_schedules(plan.schedules, plan.compute_times, sent, links)
-    gradient = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    vectors = (gradient, plan.codec, links, pairs)
+    vectors = (plan.vector_bytes(workload), plan.codec, links, pairs)
     rounds = compile_rounds(plan.averaging, *vectors, plan.awaits_norm, plan.tells_norm)
     return Program(
         pairs, work, rounds, compile_rounds(tuple(map(within, plan.averaging)), *vectors)

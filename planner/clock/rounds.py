@@ -31,7 +31,8 @@ class Rounds(NamedTuple):
     pair_first, pair, pair_need
         Per group, those of its pairs that carry pipeline messages too, and its bytes over each.
     stage
-        ``int[G]``; one more than there are for the group in which all wait for the norm.
+        ``int[G]``: which vector, stages' first; one more than there are for the group in which all
+        wait for the norm.
     round
         ``int[G]``: 0 for a first round.
     norm, tellers
@@ -92,6 +93,37 @@ def group_bytes(group: AveragingGroup, vector_bytes: float, codec: Codec = Codec
     sent = (gives[:, None] * share[None, :] + share[:, None] * gets[None, :]) * size
     np.fill_diagonal(sent, 0.0)
     return np.asarray(sent)
+
+
+def bytes_between(
+    averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
+    vector_bytes: Sequence[float],
+    codec: Codec,
+) -> dict[tuple[int, int], float]:
+    """Bytes that averaging sends from device to device, all rounds together.
+
+    Parameters
+    ----------
+    averaging
+        Per stage, rounds of groups.
+    vector_bytes
+        Of every stage's vector.
+    codec
+        How it is written on the wire.
+
+    Returns
+    -------
+    dict[tuple[int, int], float]
+        By sender and receiver, for those pairs that send something.
+    """
+    total: dict[tuple[int, int], float] = {}
+    for rounds, size in zip(averaging, vector_bytes, strict=True):
+        for group in (group for groups in rounds for group in groups):
+            sent = group_bytes(group, size, codec)
+            for i, j in np.argwhere(sent > 0).tolist():
+                pair = group.members[i], group.members[j]
+                total[pair] = total.get(pair, 0.0) + float(sent[i, j])
+    return total
 
 
 def return_s(group: AveragingGroup, links: Links) -> float:

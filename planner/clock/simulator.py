@@ -22,6 +22,7 @@ from planner.clock.links import Links
 from planner.clock.loads import link_loads
 from planner.clock.papers import averaging_s, closing_ops
 from planner.clock.program import KINDS, Program, compile_plan
+from planner.clock.rounds import bytes_between
 from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
@@ -436,24 +437,24 @@ class _Setting:
             closing,
             averaging_s=averaging,
             step_s=step_s,
-            loads=link_loads(self.program, Links.of(self.cluster), schedule),
+            loads=link_loads(self.program, Links.of(self.cluster), schedule, self._averaged()),
         )
 
+    def _averaged(self) -> dict[tuple[int, int], float]:
+        """Bytes of averaging by sender and receiver."""
+        plan = self.plan
+        return bytes_between(plan.averaging, plan.vector_bytes(self.workload), plan.codec)
+
     def averaging_s(self, run: Run) -> float:
-        """The longest averaging of a stage in a step from rest."""
+        """The longest averaging of a stage in a step from rest, with that of what two share."""
         rounds, times = self.program.rounds, run.times
         begin, end = times.round_begin[0], times.round_end[0]
-        last_return = {
-            stage: float(end[rounds.stage == stage].max()) for stage in set(rounds.stage.tolist())
-        }
-        return max(
-            (
-                last_return[stage] - float(begin[g])
-                for g, stage in enumerate(rounds.stage.tolist())
-                if rounds.round[g] == 0
-            ),
-            default=0.0,
-        )
+        took: dict[int, float] = {}
+        for g in np.flatnonzero(rounds.round == 0).tolist():
+            stage = int(rounds.stage[g])
+            last_return = float(end[rounds.stage == stage].max())
+            took[stage] = max(took.get(stage, 0.0), last_return - float(begin[g]))
+        return self.plan.longest_averaging_s(took)
 
     def _closing(self, run: Run) -> tuple[Op, ...]:
         """Averaging and updates of a step from rest."""

@@ -32,8 +32,7 @@ def sent_bytes(plan: TrainingPlan) -> Floats:
     """
     program = compile_plan(plan, Links.of(plan.cluster), plan.workload)
     work, pairs, n = program.work, program.pairs, len(plan.cluster)
-    vectors = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    averaging = zip(plan.averaging, vectors, strict=True)
+    averaging = zip(plan.averaging, plan.vector_bytes(), strict=True)
     sent = averaged_bytes(averaging, plan.codec, n, plan.sync.every_steps)
     for schedule in plan.cycle:
         mine = work.order[work.first[schedule * n] : work.first[(schedule + 1) * n]]

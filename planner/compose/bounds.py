@@ -101,10 +101,13 @@ def one_round(question: Question, shape: Shape) -> AveragingBound:
     """
     request = question.request
     wire = Codec(request.codec).wire_ratio
+    # what two stages share comes after, in a round whose time is not counted
+    apart = not request.sync.local_steps
+    vectors = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     return averaging_bound(
         question.cluster,
         shape.sizes,
-        [costs.gradient_bytes * wire for costs in shape.costs(question.workload)],
+        [vector * wire for vector in vectors[: shape.stages]],
         equal_shares=request.shares == Shares.EQUAL,
         helped=bool(question.helpers),
     )

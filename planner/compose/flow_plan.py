@@ -187,7 +187,11 @@ class Prepared:
                 late[v] = end[here][at == v].mean() / end[here][busy].mean()
         alone = np.array(took) + self.update_s
         sync = self.question.request.sync
-        averages, alone = (alone + self.averaging_s).max(), alone + self.within_s
+        ends = alone + self.averaging_s[: len(alone)]
+        # what first and last stage share comes after their own
+        shared_s = sum(self.averaging_s[len(ends) :])
+        averages = max(ends.max(), ends[[0, -1]].max() + shared_s)
+        alone = alone + self.within_s[: len(alone)]
         if sync.delayed:
             averages = max(alone.max(), averages - alone.max())
         seconds = sync.mean_s(alone.max(), averages)
@@ -261,6 +265,16 @@ class Draft:
     def layout(self) -> Layout:
         """Who does what."""
         return self.prepared.layout
+
+    def without_idle(self) -> Layout:
+        """The layout without devices to which no microbatch goes."""
+        counts = [list(row) for row in self.layout.counts]
+        through = {d for path in self.schedule.paths for d in path}
+        nodes, p = self.prepared.nodes, self.prepared
+        for j, (group, its_nodes) in enumerate(zip(p.assignment.groups, p.node_of, strict=True)):
+            for d, v in zip(group, its_nodes, strict=True):
+                counts[j][int(nodes.place[v])] -= d not in through
+        return replace(self.layout, counts=tuple(map(tuple, counts)))
 
     @property
     def operations(self) -> int:

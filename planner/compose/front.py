@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from planner.compose.planning import plan
-from planner.compose.request import Objective, PlanRequest
+from planner.compose.request import Objective, PlanRequest, Within
 from planner.network.cluster import Cluster
-from planner.network.values import real
+from planner.network.values import choice, real
 from planner.network.words import some, span
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result
 from planner.search.stop import INTERRUPTED, StoppingCriterion
+from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
+from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 
 WORTH = (math.inf, 0.4, 0.2, 0.1, 0.05, 0.02, 0.0)
@@ -148,7 +150,7 @@ def pareto(
     Raises
     ------
     ProblemError
-        Devices without prices, a worth that is none, or nothing fits.
+        Devices without prices, a worth that is none, an unknown codec, or nothing fits.
     """
     hourly = cluster.devices.usd_per_hour
     if hourly is None:
@@ -160,6 +162,13 @@ def pareto(
         if name in fields:
             raise ProblemError(f"{name} follows from worth here; leave it out")
     hours = [float(one) if one == math.inf else real("worth", one, 0) for one in worth]
+    for kind, name, words in (
+        (Codec, "codec", codecs),
+        (BoundaryCodec, "boundary_codec", boundary_codecs),
+        (Within, "within", [who for who in within if who != NOBODY]),
+    ):
+        for word in words:
+            choice(kind, name, word, error=ProblemError)
     choices = (sync_every, codecs, boundary_codecs, within)
     found, refused = list[FrontPoint](), list[tuple[str, str]]()
     for chosen, least in _asked(float(np.sum(hourly)), hours, *choices):

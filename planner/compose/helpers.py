@@ -166,9 +166,9 @@ def _helped(
 ) -> tuple[tuple[tuple[AveragingGroup, ...], ...], ...]:
     """The plan's averaging, with helpers where they make it shorter."""
     cluster, links = plan.cluster, Links.of(plan.cluster)
-    gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)
-    size = [one * plan.codec.wire_ratio for one in gradient]
-    group = {j: rounds[0][0] for j, rounds in enumerate(plan.averaging) if len(rounds) == 1}
+    size = [one * plan.codec.wire_ratio for one in plan.vector_bytes()]
+    held = plan.averaging[: len(plan.stage_layers)]
+    group = {j: rounds[0][0] for j, rounds in enumerate(held) if len(rounds) == 1}
     group = {j: g for j, g in group.items() if len(g.members) > 1}
     seconds = {j: round_s(g, size[j], links) for j, g in group.items()}
     stages, kind = plan.assignment.groups, _kinds(cluster)

@@ -530,8 +530,17 @@ def estimate(model: Any, links: Any, state: Any, scratch: Any, most: float) -> f
         if j < stages - 1:
             messages += model.microbatches * scratch.paid[j]
         # shares are equal, or about so
-        size = _stage_parameters(model, state, j) * model.gradient_bytes
+        size = _averaged_parameters(model, state, j) * model.gradient_bytes
         messages += 2.0 * size / members * averaged / model.every
+    if _averages_tied(model, state):
+        _join_ends(state, scratch)
+        row, members, averaged = scratch.some, 0.0, 0.0
+        for c in range(len(row)):
+            members += row[c]
+            for d in range(len(row)):
+                averaged += row[c] * row[d] * links.usd_per_byte[c, d]
+        size = model.tied_parameters * model.gradient_bytes
+        messages += 2.0 * size / members * averaged
     return float(seconds * each + messages)
 
 
@@ -542,6 +551,28 @@ def _stage_parameters(model: Any, state: Any, j: int) -> float:
     if j == state.stages[0] - 1:
         parameters += model.head_parameters + (model.tied_parameters if j > 0 else 0.0)
     return float(parameters)
+
+
+@jit
+def _averages_tied(model: Any, state: Any) -> bool:
+    """Whether first and last stage average what embedding and head share, after all else."""
+    apart = model.tied_parameters > 0 and state.stages[0] > 1
+    return bool(apart and model.every == 1.0 and not model.delayed and not model.two_clocks)
+
+
+@jit
+def _averaged_parameters(model: Any, state: Any, j: int) -> float:
+    """Of a stage, without what another one has too and averages with it."""
+    parameters = _stage_parameters(model, state, j)
+    if (j == 0 or j == state.stages[0] - 1) and _averages_tied(model, state):
+        parameters -= model.tied_parameters
+    return float(parameters)
+
+
+@jit
+def _join_ends(state: Any, scratch: Any) -> None:
+    """Devices of first and last stage by place."""
+    scratch.some[:] = state.counts[0] + state.counts[state.stages[0] - 1]
 
 
 @jit
@@ -582,14 +613,17 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         if not changed:
             break
     # no barrier: a stage has its microbatches' way from there on, then averages, then begins again
-    way, longest, each = 0.0, 0.0, 0.0
+    way, longest, each, ends = 0.0, 0.0, 0.0, 0.0
     waits = model.every == 1.0 and not model.delayed
+    tied = _averages_tied(model, state)
     scratch.averaged_bytes[:] = 0.0
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
-        size = _stage_parameters(model, state, j) * model.gradient_bytes
+        size = _averaged_parameters(model, state, j) * model.gradient_bytes
         row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
         plain, enough = size / model.wire_ratio, longest - way
+        if tied and j == 0:
+            enough = ends - way
         if model.two_clocks:
             within, between = two_clocks_s(size, plain, row, links, scratch, max(each - way, 0.0))
             each = max(each, way + within)
@@ -597,8 +631,20 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             continue
         seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
         longest = max(longest, way + seconds)
+        if j == 0 or j == stages - 1:
+            ends = max(ends, way + seconds)
         if waits and model.microbatches * period + longest > most:
             return np.inf
+    if tied:
+        _join_ends(state, scratch)
+        size, room, sent = (
+            model.tied_parameters * model.gradient_bytes,
+            scratch.held,
+            scratch.averaged_bytes,
+        )
+        plain, row, enough = size / model.wire_ratio, scratch.some, longest - ends
+        seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
+        longest = max(longest, ends + seconds)
     for s in range(len(links.line)):
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.line[s]

@@ -43,19 +43,25 @@ starts aside."""
 PIECE = 30_000
 """Trials of the last share between one start and the next: which places make a stage is soon
 settled, and often wrongly."""
+MOST_FEW, LEAST_FEW, FEW_PLACES = 32, 4, 2048
+"""Starts of a few places that are compared, fewer where chains are long: so many places in all."""
 
 
 class Start(enum.Enum):
     """Where a search for a number of stages begins, and how freely it wanders."""
 
     NEAR = "stages of near places"
+    FEW = "the same of a few places that are near each other: the best of some"
     DEALT = "each place's devices dealt out to all stages"
     KEPT = "the same, hardly left"
     FOUND = "one found or new, whose number of stages may change"
 
 
+PARTS = {Start.NEAR: 1.0, Start.DEALT: 1.0, Start.KEPT: 1.0, Start.FEW: 0.3}
+"""Of the trials for a number of stages."""
 HEAT = {
     Start.NEAR: (0.2, 0.003),
+    Start.FEW: (0.05, 0.0005),
     Start.DEALT: (0.2, 0.003),
     Start.KEPT: (1e-4, 1e-6),
     Start.FOUND: (0.05, 0.0005),
@@ -277,21 +283,21 @@ class LayoutSearch:
                     return
                 if k % 2:
                     stages = numbers[int(self._numpy.integers(len(numbers)))]
-                    state = self._start(stages, bool(self._numpy.integers(2)))
+                    dealt = bool(self._numpy.integers(2))
+                    state = self._start(stages, Start.DEALT if dealt else Start.NEAR)
                 else:
                     known = self.ranked()[:LAST]
                     state = self._state(known[k // 2 % len(known)].layout)
                 self._anneal(run, state, max(1, int(left / pieces)), Start.FOUND)
 
     def _fixed(self, run: StopRun, numbers: Sequence[int], trials: float) -> None:
-        """The same share for each number of stages and start."""
-        starts = (Start.NEAR, Start.DEALT, Start.KEPT)
-        each = max(1, int(trials / max(1, len(numbers) * len(starts))))
+        """The same share for each number of stages; of each start its part."""
+        each = trials / max(1.0, len(numbers) * sum(PARTS.values()))
         for stages in numbers:
-            for start in starts:
+            for start, part in PARTS.items():
                 if run.check() is not None and self.found:
                     return
-                self._anneal(run, self._start(stages, start is not Start.NEAR), each, start)
+                self._anneal(run, self._start(stages, start), max(1, int(part * each)), start)
 
     def trials_in(self, seconds: float) -> float:
         """About how many trials take so long on this machine, compiling left aside."""
@@ -317,7 +323,7 @@ class LayoutSearch:
             changes = 1 + int(self._numpy.integers(3))
             if not all(self._change(state) for _ in range(changes)):
                 continue
-            value = float(estimate(self.model, self.links, state, self._scratch, math.inf))
+            value = self._estimate(state)
             if value < math.inf:
                 found[self._layout(state)] = value
         found.pop(layout, None)
@@ -327,13 +333,17 @@ class LayoutSearch:
         fixed = self.given.stages is not None
         return bool(change(self.model, self.links, state, self._random, fixed))
 
+    def _estimate(self, state: State) -> float:
+        """In full, however much it is."""
+        return float(estimate(self.model, self.links, state, self._scratch, math.inf))
+
     def estimated(self, layout: Layout) -> Estimated:
         """A layout with its estimate, infinite where memory does not hold it.
 
         Which stages recompute is chosen anew.
         """
         state = self._state(layout)
-        value = float(estimate(self.model, self.links, state, self._scratch, math.inf))
+        value = self._estimate(state)
         return Estimated(value, self._layout(state))
 
     def with_better_layers(self, layout: Layout) -> Estimated:
@@ -386,7 +396,7 @@ class LayoutSearch:
 
     def _value(self, state: State) -> Floats:
         """The estimate of a state, which is the best so far."""
-        value = estimate(self.model, self.links, state, self._scratch, math.inf)
+        value = self._estimate(state)
         for name in State._fields:
             getattr(self._best, name)[:] = getattr(state, name)
         # where memory does not hold the start, anything that it holds is better
@@ -398,7 +408,7 @@ class LayoutSearch:
         if value >= 1e300 or (known is not None and value >= known.value):
             return
         # which stages recompute is what the estimate chose last; ask again
-        again = float(estimate(self.model, self.links, state, self._scratch, math.inf))
+        again = self._estimate(state)
         self.found[stages, start] = Estimated(again, self._layout(state))
 
     @staticmethod
@@ -419,18 +429,19 @@ class LayoutSearch:
             np.zeros(most, dtype=np.bool_),
         )
 
-    def _start(self, stages: int, dealt: bool = False) -> State:
+    def _start(self, stages: int, start: Start = Start.NEAR) -> State:
         """All devices along a chain of near places, cut into stages of equal size.
 
-        ``dealt``: given out to the stages one by one, so that each place has a pipeline, as ranks
+        Or dealt: given out to the stages one by one, so that each place has a pipeline, as ranks
         that are numbered place by place do. Where that cannot be, such as for lack of memory,
         places with little memory, and those that do not aggregate, are left out one by one.
         """
-        chain = self._chain()
+        if start is Start.FEW:
+            return self._few(stages)
+        chain, dealt = self._chain(), start is not Start.NEAR
         if self.given.merit.by_cost:
-            # a few places that are near each other may do it for less
-            enough = int(np.searchsorted(self.places.size[chain].cumsum(), stages)) + 1
-            chain = chain[: int(self._numpy.integers(enough, len(chain) + 1))]
+            # a few places may do it for less
+            chain = self._some(chain, stages)
         worth = np.lexsort((-self.places.memory_bytes, ~self.places.sums))
         first = None
         for kept in range(len(worth), 0, -1):
@@ -439,10 +450,22 @@ class LayoutSearch:
                 break
             state = self._spread(left, stages, dealt)
             first = first or state
-            if estimate(self.model, self.links, state, self._scratch, math.inf) < math.inf:
+            if self._estimate(state) < math.inf:
                 return state
         assert first is not None
         return first
+
+    def _few(self, stages: int) -> State:
+        """The best of some starts of places that are near each other."""
+        count = max(LEAST_FEW, min(MOST_FEW, FEW_PLACES // len(self.places)))
+        some = (self._some(self._chain(), stages) for _ in range(count))
+        tried = [self._spread(chain, stages, dealt=False) for chain in some]
+        return min(tried, key=self._estimate)
+
+    def _some(self, chain: Ints, stages: int) -> Ints:
+        """The first places of a chain, any number that has a device for each stage."""
+        enough = int(np.searchsorted(self.places.size[chain].cumsum(), stages)) + 1
+        return chain[: int(self._numpy.integers(enough, len(chain) + 1))]
 
     def _spread(self, chain: Ints, stages: int, dealt: bool) -> State:
         state = self._empty()

@@ -77,7 +77,9 @@ def _averaging_s(question: Question, shape: Shape, assignment: AssignmentPlan) -
     links = Links.of(question.cluster)
     averaging = stage_averaging(question, shape, assignment.groups)
     codec = Codec(question.request.codec)
-    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in averaging])
+    # what two stages share comes after, in a round whose time is not counted
+    own = averaging[: shape.stages]
+    return np.array([round_s(rounds[0][0], vector, links, codec) for rounds, vector in own])
 
 
 class _Way:

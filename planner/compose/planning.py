@@ -14,6 +14,7 @@ from planner.compose.cost_bound import cost_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
+from planner.compose.measured import at_most
 from planner.compose.money import Merit, with_cost
 from planner.compose.pricing import straight_plan
 from planner.compose.rare_averaging import arrange_rarely
@@ -72,7 +73,8 @@ def plan(
         objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
         that no plan can beat, or with ``stages`` no placement with these stages, pipelines and
         layers (with ``stages="auto"``: with any that were tried). With ``path_stages`` both are
-        means over the cycle of iterations. No bound with a calibration.
+        means over the cycle of iterations. With a calibration only plans with everything open
+        have a bound.
 
     Raises
     ------
@@ -97,13 +99,14 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         wire = Codec(request.codec).wire_ratio
         again = request.recompute != ()
         bound = whole_bound(
-            question.cluster,
+            at_most(question.cluster, question.workload, request.calibration),
             question.workload,
             wire,
             recomputes=again,
             every=request.sync_every,
             helped_in=question.helped_in,
             two_clocks=request.within is not None,
+            measured=request.calibration is not None,
         )
     by_cost = Merit.of(request).by_cost
     if by_cost:

@@ -9,6 +9,7 @@ from planner.compose.averaging import averaging_rounds
 from planner.compose.request import Question
 from planner.compose.shape import Shape
 from planner.compose.straight import straight_schedule
+from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import Predicted, Schedule, StageAveraging, TrainingPlan
@@ -84,14 +85,17 @@ def compute_times(question: Question, shape: Shape, assignment: AssignmentPlan) 
     if calibration is None:
         return ComputeTimes.from_flops(cluster, workload, groups, shape.layers, shape.recompute)
     return calibration.compute_times(
-        cluster.network.ids, workload, groups, shape.layers, shape.recompute
+        cluster.network.ids, workload, groups, shape.layers, shape.recompute, shape.head_stage
     )
 
 
 def stage_averaging(
     question: Question, shape: Shape, groups: Sequence[Sequence[int]]
 ) -> list[tuple[StageAveraging, float]]:
-    """How every stage averages, and bytes of its vector.
+    """How every stage averages, and bytes of its vector; at last what first and last stage share.
+
+    Where embedding and head share a matrix, are on two stages and devices do not update by
+    themselves, that is a vector of its own, averaged over both stages in one round or two levels.
 
     Parameters
     ----------
@@ -105,7 +109,7 @@ def stage_averaging(
     Returns
     -------
     list[tuple[StageAveraging, float]]
-        One entry a stage.
+        One entry a stage, and one more where it is so.
 
     Raises
     ------
@@ -113,17 +117,40 @@ def stage_averaging(
         A group cannot average as asked.
     """
     cluster, request = question.cluster, question.request
-    how = (request.shares, request.group_size)
-    codec, costs = Codec(request.codec), shape.costs(question.workload)
-    sizes = [one.gradient_bytes for one in costs]
+    codec, stages = Codec(request.codec), len(groups)
+    apart = not request.sync.local_steps
+    sizes = question.workload.averaged_bytes(shape.layers, shape.head_stage, apart=apart)
     levels, two = request.levels, request.within is not None
-    return [
+    found = [
         (
-            averaging_rounds(cluster, group, *how, size, codec, levels=levels, two_clocks=two),
+            averaging_rounds(
+                cluster,
+                group,
+                request.shares,
+                request.group_size,
+                size,
+                codec,
+                levels=levels,
+                two_clocks=two,
+            ),
             size,
         )
-        for group, size in zip(groups, sizes, strict=True)
+        for group, size in zip(groups, sizes, strict=False)
     ]
+    for size in sizes[stages:]:
+        both = tuple(sorted((*groups[0], *groups[shape.head_stage])))
+        try:
+            # groups of a size need not come out for both
+            rounds = averaging_rounds(
+                cluster, both, request.shares, None, size, codec, levels=levels
+            )
+        except ProblemError as error:
+            raise ProblemError(
+                f"embedding and head share a matrix, which the devices of stages 0 and "
+                f"{shape.head_stage} average: {error}"
+            ) from None
+        found.append((rounds, size))
+    return found
 
 
 def priced(

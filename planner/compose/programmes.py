@@ -40,7 +40,8 @@ class PlanFlow(NamedTuple):
 def flow_of_plan(plan: TrainingPlan) -> PlanFlow:
     """The flow of microbatches through the stages, layers and devices of a plan.
 
-    Times are FLOPs over speed, whatever a calibration says, as where plans are searched.
+    Times are FLOPs over speed, as where plans are searched; with a calibration that is the speed
+    of F and B together.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ def averaging_of_stage(plan: TrainingPlan, stage: int) -> tuple[AveragingProblem
         up[members],
         down[members],
         workload.batch_samples,
-        costs.gradient_bytes * plan.codec.wire_ratio,
+        plan.vector_bytes()[stage] * plan.codec.wire_ratio,
         network.bandwidth_bytes_per_s[np.ix_(members, members)],
         can_compute=[d not in helpers for d in members],
         can_aggregate=np.asarray(cluster.devices.can_aggregate)[members],

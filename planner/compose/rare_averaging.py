@@ -13,6 +13,7 @@ from planner.compose.pricing import straight_plan
 from planner.compose.rank_order import Outermost, ranks_grid, region_order
 from planner.compose.request import Question
 from planner.compose.shape import Shape, assignment_problem
+from planner.compose.unlike_devices import matched
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import MaxIterations, StoppingCriterion
@@ -60,7 +61,9 @@ def arrange_rarely(question: Question, shape: Shape, stop: StoppingCriterion) ->
     assert second is not None
     ranks = region_order(question.cluster.network)
     grids = [ranks_grid(ranks, shape.stages, outermost) for outermost in Outermost]
-    found = [first.assignment, second, *map(AssignmentPlan.of_grid, grids)]
+    # pipelines that eq. 3 asks for, of the stages that ranks have
+    by_rank = [matched(problem, AssignmentPlan.of_grid(grid).groups) for grid in grids]
+    found = [first.assignment, second, *by_rank]
     plans = [straight_plan(question, shape, one) for one in found]
     best = min(range(len(plans)), key=lambda k: plans[k].predicted.step_s)
     certificate = appraised(question, shape, found[best], reason) if best else first.certificate

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.compose.levels import has_levels
+from planner.compose.measured import as_measured
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.network.prices import Prices
@@ -155,7 +156,8 @@ class PlanRequest:
     path_method
         Of `planner.solve_paths`, with ``path_stages``; ``"cbs"`` is the paper's.
     calibration
-        Measured compute times; by default they follow from FLOPs.
+        Measured compute times, of one of each kind of device at least; by default they follow from
+        FLOPs.
     routing
         How devices choose where wiring is stochastic.
     network_name
@@ -351,7 +353,6 @@ class PlanRequest:
         for name, value, free in (
             ("pipelines", self.pipelines, None),
             ("schedule", self.schedule, Order.EAGER_1F1B),
-            ("calibration", self.calibration, None),
             ("method", self.method, "auto"),
         ):
             if value != free:
@@ -359,9 +360,10 @@ class PlanRequest:
                     f"{name} goes with straight pipelines; give a number of stages, or leave it out"
                 )
         if self.head is Head.FIRST:
+            stated = self.fixed_stages is not None and self.wiring is not None
+            remedy = f"leave out wiring '{self.wiring}'" if stated else "give a number of stages"
             raise ProblemError(
-                "head 'first' goes with straight pipelines; give a number of stages, or leave it "
-                "out"
+                f"head 'first' goes with straight pipelines; {remedy}, or leave head out"
             )
         if self.stages == "auto":
             raise ProblemError("stages 'auto' are straight; leave stages out, or wiring 'flow'")
@@ -559,7 +561,8 @@ class Question:
     ----------
     cluster, workload
         Where and what to train, with the request's microbatches and room for its outer optimizer;
-        all devices can compute.
+        all devices can compute. Where everything is open and times were measured, devices have the
+        FLOP/s that they were measured to have.
     seed
         Of every random choice.
     given
@@ -657,6 +660,16 @@ class Question:
                 "objective 'cost' needs what devices cost; give usd_per_hour to Devices or in the "
                 "devices file"
             )
+        if asked.calibration is not None:
+            try:
+                calibration = asked.calibration.completed(cluster, workload)
+                if asked.open:
+                    cluster = as_measured(cluster, workload, calibration)
+            except ProblemError:
+                raise
+            except ValueError as error:
+                raise ProblemError(str(error)) from None
+            asked = asked.replace(calibration=calibration)
         seed = seed_of(seed)
         able = np.flatnonzero(np.asarray(cluster.devices.can_compute))
         if len(able) == len(cluster):

@@ -182,7 +182,7 @@ def _equal_sizes(question: Question) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or 'auto'")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(question)}, found {stages}; ask for fewer"
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
         )
     if pipelines is None:
         if n % stages:
@@ -254,7 +254,7 @@ def _sizes_for_paths(question: Question) -> tuple[int, ...]:
         raise ProblemError("the shape of the plan is missing; give stages, or stage_sizes")
     if stages < 1 or stages > n:
         raise ProblemError(
-            f"stages must be 1 to the {_able(question)}, found {stages}; ask for fewer"
+            f"stages must be 1 to the {_able(question)}, found {stages}; ask for one of these"
         )
     if n % stages == 0:
         return (n // stages,) * stages

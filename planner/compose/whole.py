@@ -25,7 +25,7 @@ from planner.compose.layout_search import Estimated, Given, LayoutSearch, Start
 from planner.compose.money import Merit, with_cost
 from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
-from planner.compose.request import PlanRequest, Question, Shares
+from planner.compose.request import PlanRequest, Question, Shares, Wiring
 from planner.compose.shape import layers_of, microbatches_of
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
@@ -68,6 +68,10 @@ IMPATIENCE, EXHAUSTED = 0.002, 3
 counts a time that found nothing to try."""
 MOST_IN_FLIGHT = (2.0, 3.0)
 """That the best plan is also made with."""
+IDLE = (
+    "wiring 'stochastic': every plan found leaves devices without microbatches; give more "
+    "samples a step, or let wiring be 'flow'"
+)
 
 
 def best_whole(
@@ -143,7 +147,10 @@ class _Search:
         if bound is not None:
             self.best.raise_bound(*bound)
         # a mean over many steps, which the clock puts together from some
+        calibration = question.request.calibration
         self.lasting = question.request.sync_every > 1 or self.merit.by_cost
+        self.lasting |= calibration is not None and calibration.updates
+        self.routed = question.request.wiring == Wiring.STOCHASTIC
         self.refuted: list[tuple[float, TrainingPlan]] = []
         self.leader: Draft | None = None
         self.everybody: Draft | None = None
@@ -164,13 +171,17 @@ class _Search:
                 idle = 0 if len(self.drafted) > known else idle + 1
                 if self.run.check() is not None:
                     break
+        alternatives: tuple[Alternative, ...] = ()
         with self.run.interruptible():
             if self.best.plan is None and not self.refuted:
                 self._price_anything()
             elif not self.run.paced_by_time and self.run.reason != "interrupted":
                 self._price_last()
+            self._leave_out_idle()
             alternatives = tuple(self._alternatives())
         if self.best.plan is None:
+            if not self.refuted:
+                raise KeyboardInterrupt  # before anything that fits was found
             self._take_refuted()
         result = self.best.result(exhausted="all layouts that were found")
         return replace(result, candidates=alternatives)
@@ -299,12 +310,24 @@ class _Search:
             draft = self._draft(layout, always=layout in ranks)
             if draft is not None:
                 drafts.append(draft)
+        drafts += self._far_better(drafts)
         self._price_best(drafts)
         for _ in range(IMPROVED):
             if not self.parents or self.run.check() is not None:
                 break
             parent = self._parent()
             self._price_best([*self._changed(parent), *self._reproportioned(parent)])
+
+    def _far_better(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """What is estimated by far the best, where the limit came before it was drafted."""
+        best = self.layouts.ranked()[:1]
+        known = [self.layouts.estimated(one.layout).value for one in drafts]
+        if not best or self.run.reason == "interrupted":
+            return []
+        if best[0].value * WORTH >= min(known, default=math.inf):
+            return []
+        draft = self._draft(best[0].layout)
+        return [] if draft is None else [draft]
 
     def _by_rank(self) -> list[Layout]:
         """Of what ranks in order would do, the best as estimated; none where nothing fits."""
@@ -489,6 +512,23 @@ class _Search:
             if draft.value < self.best.objective:
                 self._price(draft)
 
+    def _leave_out_idle(self) -> None:
+        """Devices of the best plan that got no microbatches hold no stage, if that is better.
+
+        They average with their stage all the same.
+        """
+        best = self.leader
+        if best is None or not self._asks_again(best):
+            return
+        layout = best.without_idle()
+        if layout == best.layout:
+            return
+        draft = self._draft(layout, always=True)
+        if draft is not None and draft.layout == layout:
+            draft = draft.with_next_step()
+            if draft.value < self.best.objective:
+                self._price(draft)
+
     def _variants(self, draft: Draft) -> Iterator[Draft]:
         """The same layout with less in flight, and spread anew by what its devices took."""
         for most in (*MOST_IN_FLIGHT, math.inf):
@@ -502,6 +542,12 @@ class _Search:
 
     def _price(self, draft: Draft) -> float:
         """Seconds of its step on the clock, or dollars; the best plan so far is kept."""
+        busy = draft.without_idle() if self.routed else draft.layout
+        if busy != draft.layout:
+            # who chooses paths begins with a part for each device
+            self.refused = self.refused or ProblemError(IDLE)
+            again = self._draft(busy, always=True)
+            return math.inf if again is None else self._price(again.with_next_step())
         plan = with_cost(with_helpers(self.question, draft.plan()), self.question.request)
         value = self.merit.of_plan(plan)
         if self._refutes(value):
@@ -532,6 +578,8 @@ class _Search:
             self.layouts.run(MaxIterations(int(LATE_TRIALS)).start(), LATE_TRIALS)
             if self._price_first():
                 return
+        if self.refused is None and self.run.reason == "interrupted":
+            raise KeyboardInterrupt  # nobody knows yet what fits
         raise self.refused or ProblemError(
             "no layout fits the devices' memory; use larger devices, smaller microbatches or a "
             "smaller model"
@@ -543,5 +591,6 @@ class _Search:
             draft = self._draft(one.layout)
             if draft is not None:
                 self._price(draft)
-                return True
+                if self.best.plan is not None or self.refuted:
+                    return True
         return False

@@ -3,8 +3,8 @@
 Any devices take part, in any number of stages with any layers and any sizes; every microbatch goes
 through one device of each stage, wired and ordered in any way, with or without recomputation; each
 stage averages in one round of its devices or, where these share sites' lines, in two levels, or on
-two clocks; all contribute, with any shares. Compute times by FLOPs, updates free, head and loss
-with the last stage.
+two clocks; all contribute, with any shares. Compute times by FLOPs, or measured ones that are no
+shorter; updates free, or with them a mean over many steps; head and loss with the last stage.
 
 Let T be the end of a step and j the first stage whose round ends then. All devices of stage j begin
 their next step at T, so that of it F, H and B of the stages from j on and B of those before come
@@ -30,6 +30,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.compose.bounds import StepBound
+from planner.compose.measured import at_most
 from planner.compose.request import Question
 from planner.compose.whole_needs import Fleet, Floats, Need, StageNeeds
 from planner.network.cluster import Cluster
@@ -69,6 +70,7 @@ def whole_bound(
     every: int = 1,
     helped_in: Cluster | None = None,
     two_clocks: bool = False,
+    measured: bool = False,
 ) -> StepBound | None:
     """Seconds that no plan's step beats.
 
@@ -89,6 +91,9 @@ def whole_bound(
         The cluster with other devices that hold no stage but may sum gradients; None: none may.
     two_clocks
         Whether stages average within regions in every step, and between them in one of H.
+    measured
+        Whether devices' FLOP/s are the most that any operation had on them (`at_most`); a plan's
+        times are then those measured, which only take longer, and so do updates.
 
     Returns
     -------
@@ -111,6 +116,8 @@ def whole_bound(
     }
     if every > 1:
         witness["every_steps"] = every
+    if measured:
+        witness["measured"] = True
 
     more = 1 + A_LITTLE
     faster = {
@@ -129,6 +136,8 @@ def whole_bound(
         basis += "; for a stage in two levels, from exchange to exchange"
     if fleet.regions:
         basis += "; from one exchange between regions to the next"
+    if measured:
+        basis += "; each as fast as the fastest of its operations"
     if every > 1:
         basis += f"; a mean over {every} steps, of which one averages"
     return StepBound(seconds / every, basis, witness)
@@ -191,7 +200,7 @@ def plans_long_run_s(question: Question, plan: TrainingPlan) -> float | None:
     if question.request.group_size is not None or question.request.delayed:
         return None
     return long_run_s(
-        question.cluster,
+        at_most(question.cluster, plan.workload, question.request.calibration),
         plan.workload,
         plan.codec.wire_ratio,
         every=plan.sync.every_steps,

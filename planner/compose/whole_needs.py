@@ -11,7 +11,8 @@ and download, a stage whose vector has v bytes
   all at least, each v, some pair is used both ways, and all devices begin their next step later.
   On two clocks too, and from the last operation to there R regions send 2 (R - 1) v, so 2 v at
   least; in all H steps the devices of a region send 2 (m - 1) v in each beside, so that the more
-  regions there are the less is sent in all;
+  regions there are the less is sent in all. What embedding and head share, where they are on two
+  stages, is averaged by these after the rest in every step, and its time is not counted;
 - works before that: the flops that are sure to come after T, over the FLOP/s of all, in what D
   leaves; some device has its share of whole microbatches. The last operation is followed by the
   averaging, or by the way of its microbatch home;
@@ -241,13 +242,16 @@ class StageNeeds:
         self.fastest = float(fleet.flops.max())
         spans = [(a, b) for b in range(1, self.layers + 1) for a in range(b)]
         self.starts, self.stops = np.array(spans).T
-        self._cost(workload, wire_ratio, spans)
+        self._cost(workload, wire_ratio, spans, apart=every == 1 and fleet.regions == 0)
         self.scale_s = self.count * 3 * workload.forward_flops * workload.microbatch_samples
         self.scale_s = self.scale_s / float(fleet.flops.sum()) or 1.0
         self._ways([stage_costs(workload, k, k + 1) for k in range(self.layers)])
         self._average(every / wire_ratio)
 
-    def _cost(self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]]) -> None:
+    def _cost(
+        self, workload: Workload, wire_ratio: float, spans: list[tuple[int, int]], *, apart: bool
+    ) -> None:
+        """``apart``: embedding and head, on two stages, average what they share after the rest."""
         plain, again = (
             [
                 stage_costs(workload, a, b, with_head=b == self.layers, recompute=twice)
@@ -263,7 +267,11 @@ class StageNeeds:
         given[self.layers] = given[0] = 0.0
         self.into = _column(given[a] for a, _ in spans)
         self.out = _column(given[b] for _, b in spans)
-        self.vector = _column(c.gradient_bytes * wire_ratio for c in plain)
+        matrix = apart * workload.tied_parameters * workload.gradient_bytes_per_parameter
+        self.vector = _column(
+            (c.gradient_bytes - matrix * ((a == 0) != (b == self.layers))) * wire_ratio
+            for (a, b), c in zip(spans, plain, strict=True)
+        )
         have = self.fleet.memory_bytes * (1 + MEMORY_SLACK)
         self.room = [self._room(costs, have) for costs in chosen]
         hold = (have >= _column(c.state_bytes for c in plain)).sum(axis=1, keepdims=True)

@@ -158,10 +158,15 @@ def _operations(
     ids = plan.cluster.network.ids
     done: dict[tuple[int, int, str], list[Operation]] = {}
     for step in steps:
+        of_step: dict[tuple[int, int, str], Operation] = {}
         for op in step.operations:
             # on two clocks steps have unlike rounds: what they take is in `Parts`
             if op.kind != "A" or not plan.two_clocks:
-                done.setdefault(op[:3], []).append(op)
+                known = of_step.get(op[:3], op)
+                start_s, end_s = min(known.start_s, op.start_s), max(known.end_s, op.end_s)
+                of_step[op[:3]] = op._replace(start_s=start_s, end_s=end_s)
+        for key, op in of_step.items():
+            done.setdefault(key, []).append(op)
     for (b, device, kind), (start_s, end_s) in _expected(prediction.timelines[k]).items():
         if ops := done.get((b, device, kind)):
             yield OperationPair(

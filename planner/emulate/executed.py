@@ -84,7 +84,9 @@ class Step:
         return max(op.end_s for op in self.operations if op.kind in "FHB")
 
     def averaging_s(self, plan: TrainingPlan) -> float | None:
-        """The longest from a first round's begin to its stage's last return; None: there was none.
+        """The longest averaging of a stage, from a first round's begin; None: there was none.
+
+        With that of what two stages share, of these.
 
         Parameters
         ----------
@@ -96,23 +98,28 @@ class Step:
         float or None
             Seconds.
         """
-        # on two clocks a device does so twice
-        starts_of: dict[int, float] = {}
-        ends_of: dict[int, float] = {}
-        for op in self.operations:
+        done: dict[int, list[Operation]] = {}
+        for op in sorted(self.operations, key=lambda op: op.start_s):
             if op.kind == "A":
-                starts_of[op.device] = min(op.start_s, starts_of.get(op.device, op.start_s))
-                ends_of[op.device] = max(op.end_s, ends_of.get(op.device, op.end_s))
-        found = []
-        for rounds in plan.averaging:
+                done.setdefault(op.device, []).append(op)
+        # what two stages share comes last, of all who have a part in it
+        stages = len(plan.stage_layers)
+        tied = plan.averaged_by(stages) if plan.averages_tied else ()
+        shared = {d: [done[d].pop()] for d in tied if d in done}
+        found: dict[int, float] = {}
+        for j, rounds in enumerate(plan.averaging):
+            # on two clocks a device does so twice
+            mine = {d: ops for d, ops in (done if j < stages else shared).items() if ops}
+            starts_of = {d: ops[0].start_s for d, ops in mine.items()}
+            ends_of = {d: ops[-1].end_s for d, ops in mine.items()}
             members = [d for groups in rounds for group in groups for d in group.members]
             ends = [ends_of[d] for d in members if d in ends_of]
             for group in rounds[0] if rounds else ():
                 # a round begins when its last member is ready
                 starts = [starts_of[d] for d in group.members if d in starts_of]
                 if starts:
-                    found.append(max(ends) - max(starts))
-        return max(found, default=None)
+                    found[j] = max(found.get(j, 0.0), max(ends) - max(starts))
+        return plan.longest_averaging_s(found) if found else None
 
 
 def steps_of(records: Sequence[Mapping[str, Any]], rest: bool, speed: float) -> list[Step]:

@@ -60,7 +60,12 @@ def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
     """
     workload, ids = as_executed(plan), plan.cluster.network.ids
     times = calibration.compute_times(
-        ids, workload, plan.assignment.groups, plan.stage_layers, plan.recompute
+        ids,
+        workload,
+        plan.assignment.groups,
+        plan.stage_layers,
+        plan.recompute,
+        plan.head_stage,
     )
     cores = int(calibration.software["cores"] // calibration.software["threads_per_rank"])
     here = plan.replace(compute_times=times, workload=workload)

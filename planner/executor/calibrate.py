@@ -105,6 +105,7 @@ def calibrate(
         operation_s=statistics.median(seconds for _, _, seconds in found),
         message_s=link.message_s,
         compute=plan.workload.precision.compute,
+        sample_flops=plan.workload.forward_flops,
     )
 
 

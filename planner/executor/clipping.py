@@ -48,7 +48,9 @@ class Clipping:
         """The ranks it talks to."""
         return set(self._others) if self._rank == self._root else {self._root}
 
-    def run(self, vector: Tensor, connections: Mapping[int, socket.socket]) -> float:
+    def run(
+        self, vector: Tensor, connections: Mapping[int, socket.socket], copied: int = 0
+    ) -> float:
         """Scale averaged gradients in place where all together are too large.
 
         Parameters
@@ -57,6 +59,8 @@ class Clipping:
             ``float32[values]``, of this rank's stage, the same on all of its devices.
         connections
             To `peers`.
+        copied
+            So many leading values are another stage's too, which counts them.
 
         Returns
         -------
@@ -68,7 +72,7 @@ class Clipping:
         ConnectionLost
             Another rank is gone.
         """
-        own = squares(vector) if self._tells else 0.0
+        own = squares(vector[copied:]) if self._tells else 0.0
         if self._rank == self._root:
             total = math.fsum([own, *(_receive(connections[d]) for d in self._firsts)])
             for d in self._others:

@@ -42,6 +42,10 @@ class Compute(Operations, Protocol):
     def gradients(self) -> Tensor:
         """``float32`` vector on the CPU of the step's gradients, to be averaged in place."""
 
+    @property
+    def tied_values(self) -> int:
+        """Leading values of `gradients` that another stage has too, averaged over both."""
+
     def update(self) -> None:
         """Take the optimizer step with what `gradients` gave.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from planner.executor.hf_names import EMBEDDING, PROJECTION
 from planner.executor.learner import has_head
 from planner.training_plan.model import TrainingPlan
 
@@ -109,20 +110,22 @@ def sources(
         raise ValueError("no layers of devices") from None
     stage = plan.stage_of[rank]
     start, turn = plan.stage_layers[stage][0], plan.assignment.groups[stage].index(rank)
+    arch = plan.workload.architecture
+    copied = PROJECTION if arch is not None and arch.tied else None
     found: dict[int, dict[str, str]] = {}
     for name in names:
         layer = LAYER.match(name)
         if layer is not None:
             number = start + int(layer[1])
             holders = [(d, a) for d, a, b, _ in held if a <= number < b]
-        elif name.startswith(HEAD):
+        elif name.startswith(HEAD) and name != copied:
             number, holders = -1, [(d, 0) for d, _, _, head in held if head]
         else:  # the embedding, before layer 0
             number, holders = -1, [(d, 0) for d, a, b, _ in held if a == 0]
         if not holders:
             raise ValueError(f"no device that held {name!r}")
         device, first = holders[turn % len(holders)]
-        there = name
+        there = EMBEDDING if name == copied else name
         if layer is not None:
             there = f"stage.layers.{number - first}.{name[layer.end() :]}"
         found.setdefault(device, {})[there] = name

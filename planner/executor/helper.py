@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from planner.executor.learner import require_executable
+from planner.executor.learner import require_executable, tied_values
 from planner.executor.messages import Message
 from planner.executor.model import build_head, build_stage
 from planner.training_plan.model import Schedule, TrainingPlan
@@ -37,7 +37,8 @@ class Helper:
                 modules.append(build_head(arch, plan.seed, built.stem))
         # a matrix that both share counts once
         parameters = {id(p): p.numel() for one in modules for p in one.parameters()}
-        self._vector = torch.zeros(sum(parameters.values()))
+        values = sum(parameters.values()) - tied_values(plan, stage)
+        self._vector = torch.zeros(values)
 
     @property
     def kept_bytes(self) -> int:
@@ -58,6 +59,11 @@ class Helper:
     def gradients(self) -> Tensor:
         """Where the sums of its share are made; what is there does not count."""
         return self._vector
+
+    @property
+    def tied_values(self) -> int:
+        """None: only devices with a stage average what two stages share."""
+        return 0
 
     def update(self) -> None:
         """Nothing to update."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from planner.executor import outer
 from planner.executor.checkpoint import newest, read_shard
-from planner.executor.hf_names import pieces
+from planner.executor.hf_names import PROJECTION, pieces
 from planner.executor.learner import Learner, has_head, require_executable
 from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import write_tensors
@@ -100,6 +100,8 @@ class Export:
         tensors: dict[str, Tensor] = {}
         found = pieces(self._arch, start, stop, head=has_head(self._plan, rank))
         for name, parts in found.items():
+            if name == PROJECTION and self._arch.tied:
+                continue  # who has the embedding writes it
             whole = parameters[name].detach().to("cpu", torch.float32)
             for part in parts:
                 rows = whole if part.rows is None else whole[slice(*part.rows)]

@@ -9,6 +9,9 @@ from planner.workload.layers import Architecture, Family
 PREFIX = {Family.GPT2: "transformer.", Family.LLAMA: "model."}
 """Of all names but the output projection's; files of the bare model leave it out."""
 
+EMBEDDING, PROJECTION = "stage.stem.tokens.weight", "head.project.weight"
+"""Of ours, those that are one matrix where they are tied."""
+
 
 class Piece(NamedTuple):
     """A tensor of a file, and what it is of one of our parameters.
@@ -40,7 +43,7 @@ def pieces(
     start, stop
         Layers ``start`` to ``stop - 1``; layer 0 brings the embedding.
     head
-        Whether the head is here too.
+        Whether the head is here too; where it is tied and the embedding is not, with a copy of it.
 
     Returns
     -------
@@ -50,10 +53,9 @@ def pieces(
     gpt2 = arch.kind is Family.GPT2
     prefix = PREFIX[arch.kind]
     found: dict[str, tuple[Piece, ...]] = {}
+    embedding = (Piece(prefix + ("wte.weight" if gpt2 else "embed_tokens.weight")),)
     if start == 0:
-        found["stage.stem.tokens.weight"] = (
-            Piece(prefix + ("wte.weight" if gpt2 else "embed_tokens.weight")),
-        )
+        found[EMBEDDING] = embedding
         if gpt2:
             found["stage.stem.positions.weight"] = (Piece(f"{prefix}wpe.weight"),)
     for k in range(start, stop):
@@ -66,7 +68,9 @@ def pieces(
         else:
             found["head.norm.weight"] = (Piece(f"{prefix}norm.weight"),)
         if not arch.tied:
-            found["head.project.weight"] = (Piece("lm_head.weight"),)
+            found[PROJECTION] = (Piece("lm_head.weight"),)
+        elif start > 0:
+            found[PROJECTION] = embedding  # a copy
     return found
 
 

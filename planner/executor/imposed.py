@@ -89,10 +89,12 @@ class ImposedCompute:
         sizes = [max(1, round(size)) for size in outputs]
         self._made = {"F": sizes[j], "H": sizes[-1], "B": sizes[max(j - 1, 0)]}
         self._payload = torch.zeros(max(self._sizes.values()), dtype=torch.uint8)
-        stage = plan.averaged_stage(rank)
-        gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+        stage, vectors = plan.averaged_stage(rank), plan.vector_bytes()
+        shares = plan.averages_tied and j in (0, plan.head_stage) and rank in stage_of
+        self.tied_values = max(1, round(vectors[-1] / 4 / shrink)) if shares else 0
+        values = max(1, round(vectors[stage] / 4 / shrink)) + self.tied_values
         # numpy's zeros take no memory until they are written, and one device alone writes none
-        self._vector = torch.from_numpy(np.zeros(max(1, round(gradient / 4 / shrink)), np.float32))
+        self._vector = torch.from_numpy(np.zeros(values, np.float32))
         self._sleeper = Sleeper()
 
     def begin(self, step: int, schedule: Schedule) -> None:

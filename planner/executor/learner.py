@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from planner.executor.boundary import Boundary, require_priced
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import SYNTHETIC, Data
+from planner.executor.hf_names import EMBEDDING, PROJECTION
 from planner.executor.kept import Kept
 from planner.executor.messages import Message
 from planner.executor.model import Head, build_head, build_stage
@@ -49,10 +50,11 @@ def require_executable(plan: TrainingPlan) -> Architecture:
     arch = plan.workload.architecture
     if arch is None or arch.unexecuted:
         raise PlanError(unexecuted(plan.workload))
-    if arch.tied and plan.head_stage != 0:
+    if arch.tied and plan.head_stage != 0 and not plan.averages_tied:
+        how = "--head first or one stage" if plan.sync.local_steps else "this release"
         raise PlanError(
-            "workload.architecture.tied: head and embedding share a matrix, so the executor needs "
-            "them on one stage; plan with --head first or one stage, or set it to false"
+            "averaging.tied: head and embedding share a matrix and are on two stages that do not "
+            f"average it; plan again with {how}"
         )
     require_priced(plan.workload)
     sizes = {
@@ -79,21 +81,42 @@ def require_executable(plan: TrainingPlan) -> Architecture:
 
 
 def has_head(plan: TrainingPlan, rank: int) -> bool:
-    """Whether a rank runs head and loss in any schedule.
+    """Whether the stage of a rank runs head and loss in any schedule.
 
     Parameters
     ----------
     plan
         The plan.
     rank
-        Device.
+        Device with a stage.
 
     Returns
     -------
     bool
-        Devices of one stage are alike in this.
+        Devices of one stage are alike in this, also those that the plan gives no microbatches:
+        they average the head with the others.
     """
-    return any(kind == "H" for s in plan.schedules for kind, _ in s.order[rank])
+    group = plan.assignment.groups[plan.stage_of[rank]]
+    return any(kind == "H" for s in plan.schedules for d in group for kind, _ in s.order[d])
+
+
+def tied_values(plan: TrainingPlan, stage: int) -> int:
+    """Of a stage's gradients, how many another stage has too, averaged over both.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    stage
+        Of it.
+
+    Returns
+    -------
+    int
+        Of the matrix that embedding and head share, where it is so.
+    """
+    shares = plan.averages_tied and stage in (0, plan.head_stage)
+    return plan.workload.tied_parameters if shares else 0
 
 
 class _Kept(NamedTuple):
@@ -164,7 +187,8 @@ class Learner:
         self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
-        self._vector = _joined_gradients(self.parameters)
+        self.tied_values = tied_values(plan, stage)
+        self._vector = _joined_gradients(self._as_averaged())
         self._samples: LocalSamples | CountedSamples = LocalSamples(plan, rank)
         if counted or plan.wiring is Wiring.STOCHASTIC:
             self._samples = CountedSamples(plan)
@@ -363,6 +387,14 @@ class Learner:
         if self.head is not None:
             whole["head"] = self.head
         return dict(whole.named_parameters())
+
+    def _as_averaged(self) -> list[nn.Parameter]:
+        """All parameters, what another stage has too before the others."""
+        if not self.tied_values:
+            return self.parameters
+        named = self.named()
+        shared = named[EMBEDDING if EMBEDDING in named else PROJECTION]
+        return [shared, *(p for p in self.parameters if p is not shared)]
 
     def agreed(self) -> Mapping[str, Tensor]:
         """Parameters that all devices of the stage have: as they are, or after an outer step."""

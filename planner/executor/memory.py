@@ -64,7 +64,7 @@ def need_of(
     rank: int,
     averaging: Averaging,
     *,
-    within: Averaging | None = None,
+    other: Averaging | None = None,
     on_gpu: bool = False,
     calibrates: bool = False,
 ) -> Need:
@@ -78,8 +78,9 @@ def need_of(
         Which.
     averaging
         Its part in averaging.
-    within
-        That of every step, where it averages on two clocks.
+    other
+        Its other part: that of every step where it averages on two clocks, or that of the matrix
+        which two stages share.
     on_gpu
         Whether it computes there.
     calibrates
@@ -93,7 +94,7 @@ def need_of(
     w, stage = plan.workload, plan.averaged_stage(rank)
     gradient = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
     vector = gradient / w.precision.gradients.bytes * SUM_BYTES
-    parts = (averaging,) if within is None else (averaging, within)
+    parts = (averaging,) if other is None else (averaging, other)
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
         return Need(0.0, {"sums of others": vector, "averaging": buffers})

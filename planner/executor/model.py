@@ -224,26 +224,18 @@ def build_head(arch: Architecture, seed: int, stem: Stem | None = None) -> Head:
     seed
         Of all weights.
     stem
-        Whose embedding is the projection too, where they are tied.
+        Whose embedding is the projection too, where they are tied; None: it is elsewhere, and here
+        is a copy.
 
     Returns
     -------
     Head
         On the CPU.
-
-    Raises
-    ------
-    ValueError
-        Embedding and head are tied, and the embedding is not here.
     """
     head = _seeded(lambda: Head(arch), arch, seed, 1 + arch.layers)
     if arch.tied:
-        if stem is None:
-            raise ValueError(
-                "workload.architecture.tied: head and embedding share a matrix, so the executor "
-                "needs them on one stage; plan with --head first, or set it to false"
-            )
-        head.project.weight = stem.tokens.weight
+        here = _seeded(lambda: Stem(arch), arch, seed, 0) if stem is None else stem
+        head.project.weight = here.tokens.weight
     return head
 
 

@@ -29,7 +29,7 @@ from planner.executor.ranks import Ranks
 from planner.executor.report import peak_flops
 from planner.executor.store import BEGUN, StoreAddress
 from planner.executor.watch import Watch
-from planner.executor.wiring import averaging_of
+from planner.executor.wiring import averaging_of, tied_of
 from planner.executor.work import Work
 from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
@@ -126,7 +126,9 @@ class Prepared:
             plan,
             rank,
             averaging_of(plan, rank),
-            within=averaging_of(plan, rank, every_step=True),
+            other=tied_of(plan, rank)
+            if plan.averages_tied
+            else averaging_of(plan, rank, every_step=True),
             on_gpu=self.device.type == "cuda",
             calibrates=self.args.calibrate is not None,
         )
@@ -174,7 +176,7 @@ def prepare(
     # once others can be told that it is refused
     device = _torch_device(args.device)
     imposed = Imposed(args.speed, args.shrink) if args.impose else None
-    progress = Progress(plan.predicted.step_s / args.speed, args.events)
+    progress = Progress(plan.predicted.step_s / args.speed, args.events, plan=plan.content_hash)
     made = Prepared(args, ranks, device, imposed, optimizing, data, progress)
     if imposed is None:
         _prepare_model(made, plan, pieces, watch)

@@ -30,11 +30,14 @@ class Progress:
         JSON lines instead of text.
     work
         What a step computes; None: nothing is.
+    plan
+        Hash of the plan that is run, which steps' events tell.
     """
 
     planned_s: float
     events: bool
     work: Work | None = None
+    plan: str = ""
     _ended_s: float = 0.0
     _told: set[int] = field(default_factory=set)
 
@@ -76,6 +79,7 @@ class Progress:
             took_s=took,
             predicted_s=self.planned_s,
             **rates,
+            plan=self.plan,
         )
 
     def changed(self, now: Generation, plan: TrainingPlan, lost_s: float) -> None:

@@ -19,7 +19,7 @@ from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
 from planner.training_plan.choices import Wiring as Kind
-from planner.training_plan.model import TrainingPlan, within
+from planner.training_plan.model import StageAveraging, TrainingPlan, within
 
 
 class Wiring:
@@ -49,6 +49,9 @@ class Wiring:
         Its groups; on two clocks those of every H-th step.
     within
         Its group in every step, on two clocks; else it has no rounds.
+    tied
+        Its groups for the matrix that embedding and head share, after `averaging`; no rounds where
+        it has no part in that.
     clipping
         Its part of the norm of all gradients; None: they are not clipped, or it has none.
     tellers
@@ -72,6 +75,7 @@ class Wiring:
         self.places = Places(plan, rank) if routes and rank in plan.stage_of else None
         self.averaging = averaging_of(plan, rank, imposed)
         self.within = averaging_of(plan, rank, imposed, every_step=True)
+        self.tied = tied_of(plan, rank, imposed)
         clips = plan.clip is not None and rank in plan.stage_of
         self.clipping = Clipping(plan, rank) if clips else None
         heads = {s.head_device(b) for s in used.values() for b in range(len(s.paths))}
@@ -86,7 +90,8 @@ class Wiring:
         if self.places is not None:
             beside |= set(self.places.neighbours)
         wanted = both_ways(Purpose.PIPELINE, beside)
-        wanted |= both_ways(Purpose.AVERAGING, self.averaging.peers | self.within.peers)
+        averages = self.averaging.peers | self.within.peers | self.tied.peers
+        wanted |= both_ways(Purpose.AVERAGING, averages)
         if self.clipping is not None:
             wanted |= {(Purpose.NORM, d) for d in self.clipping.peers}
         if not self._tells:
@@ -168,13 +173,44 @@ def averaging_of(
     Averaging
         Of the rank's stage, or of the one that it helps.
     """
-    scale = imposed or Imposed()
     stage = plan.averaged_stage(rank)
-    # in two levels not all exchange
     inner = within(plan.averaging[stage])
     asked = inner if every_step else plan.averaging[stage][len(inner) :]
+    return _averaging(plan, rank, imposed, stage, asked)
+
+
+def tied_of(plan: TrainingPlan, rank: int, imposed: Imposed | None = None) -> Averaging:
+    """A rank's part in averaging the matrix that embedding and head share.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        This process.
+    imposed
+        What an imposed run divides times and bytes by; None: a model is trained.
+
+    Returns
+    -------
+    Averaging
+        Without rounds where embedding and head are on one stage, or share none.
+    """
+    entry = len(plan.stage_layers)
+    asked = plan.averaging[entry] if plan.averages_tied else ()
+    return _averaging(plan, rank, imposed, entry, asked)
+
+
+def _averaging(
+    plan: TrainingPlan, rank: int, imposed: Imposed | None, entry: int, asked: StageAveraging
+) -> Averaging:
+    """Some rounds of an entry of the plan's averaging, as a rank takes part in them."""
+    scale = imposed or Imposed()
+    # in two levels not all exchange
     rounds = [g for groups in asked for g in groups if rank in g.members]
-    gradient = plan.workload.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+    if not rounds:
+        return Averaging(rank, (), (), (), 1, 0.0)
+    gradient = plan.vector_bytes()[entry]
     # imposed runs are of one machine, whose processors all ranks share
     crowd = 1.0 if imposed is None else max(1.0, len(plan.cluster) / (os.cpu_count() or 1))
     paces = [
@@ -188,7 +224,7 @@ def averaging_of(
         )
         for group in rounds
     ]
-    devices = len(plan.assignment.groups[stage])
+    devices = len(plan.averaged_by(entry))
     upload = device_limits(plan.cluster)[0][rank] * scale.speed / scale.shrink
     # an imposed vector is as long as the plan's bytes, whatever they are made of
     gradients = plan.workload.precision.gradients if imposed is None else Dtype.FP32

@@ -312,10 +312,15 @@ class Worker:
         if self._forecast is not None:
             self._forecast.ready(time.monotonic())
             told = self._forecast.told
-        self._average(record, self.wiring.averaging, vector, peers, outbox, told)
+        tied = self._compute.tied_values
+        self._average(record, self.wiring.averaging, vector[tied:], peers, outbox, told)
+        if tied:
+            self._average(record, self.wiring.tied, vector[:tied], peers, outbox)
         if self.wiring.clipping is not None:
             if self._imposed is None:
-                record.norm = self.wiring.clipping.run(vector, norms)
+                # the first stage counts what the last one shares with it
+                copied = tied if self.rank not in self.plan.assignment.groups[0] else 0
+                record.norm = self.wiring.clipping.run(vector, norms, copied)
             else:
                 # there are no gradients to look at
                 self.wiring.clipping.run(vector[:0], norms)

@@ -122,14 +122,15 @@ def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
         )
     for stage, rounds in enumerate(plan.averaging):
         groups = [group for groups in rounds for group in groups]
+        of = f"stage {stage}" if stage < len(plan.stage_layers) else "the embedding"
         if any(group.phase is not Phase.ALL for group in groups):
-            return f"averaging in two levels (stage {stage})", equal
+            return f"averaging in two levels ({of})", equal
         if len(groups) > 1:
-            return f"averaging in several groups or rounds (stage {stage})", equal
+            return f"averaging in several groups or rounds ({of})", equal
         for group in groups:
-            held = set(plan.assignment.groups[stage])
+            held = set(plan.averaged_by(stage))
             if set(group.members) != held or not all(group.contributes):
-                return f"devices that only sum gradients (stage {stage})", equal
+                return f"devices that only sum gradients ({of})", equal
             if len(set(group.shares)) > 1:
-                return f"unequal shares of averaging (stage {stage})", equal
+                return f"unequal shares of averaging ({of})", equal
     return None

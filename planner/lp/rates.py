@@ -188,13 +188,14 @@ def solve_rates(limits: Limits, computes: Bools, at_most: float, start: Floats) 
     lowest = np.zeros(n + 1)
     gain = np.append(np.zeros(n), 1.0)
     pairs = np.zeros((0, 2), dtype=np.int64)
-    rates = start / at_most
+    rates, found = start / at_most, None
     while True:
         used = c[:, None] * rates[None, :] + rates[:, None]
         np.fill_diagonal(used, 0.0)
-        broken = np.argwhere(used > links * (1 + 1e-9) + 1e-12)
+        # the start may break less than an LP's solution is exact to; solutions need not do better
+        broken = np.argwhere(used > links * (1 + 1e-9) + (0.0 if found is None else 1e-12))
         fresh = broken[~_contains(pairs, broken, n)]
-        if len(pairs) and not len(fresh):
+        if found is not None and not len(fresh):
             break
         pairs = np.concatenate([pairs, fresh])
         count = np.arange(len(pairs))

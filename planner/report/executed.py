@@ -24,7 +24,7 @@ class Executed:
     predicted_s: float | None = None
 
 
-def load_run(path: str | Path) -> list[Executed]:
+def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
     """Steps of a run, in the file's order.
 
     Parameters
@@ -32,14 +32,22 @@ def load_run(path: str | Path) -> list[Executed]:
     path
         JSON lines that ``python -m planner.executor --events`` printed (other lines are passed
         over), or what ``planner run --json`` printed.
+    plan_hash
+        Of the plan that was run; None, or a file that does not say: any.
 
     Raises
     ------
     ReportError
-        No step in it, or a step without number or seconds.
+        No step in it, a step without number or seconds, or a run of another plan.
     """
-    text = read_text(path, error=ReportError)
-    found = [_step(row, f"{path}, {where}") for where, row in _rows(text, path)]
+    found = []
+    for where, row, ran in _rows(read_text(path, error=ReportError), path):
+        if plan_hash is not None and isinstance(ran, str) and ran not in ("", plan_hash):
+            raise ReportError(
+                f"{path}, {where}: is of the plan {ran[:12]}, found {plan_hash[:12]} beside it; "
+                "give the run of this plan, or the plan of this run"
+            )
+        found.append(_step(row, f"{path}, {where}"))
     if not found:
         raise ReportError(
             f"{path}: holds no step; give the lines of an executor's --events, or what planner run "
@@ -48,13 +56,15 @@ def load_run(path: str | Path) -> list[Executed]:
     return found
 
 
-def _rows(text: str, path: str | Path) -> list[tuple[str, dict[str, Any]]]:
+def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:
+    """Where each step stands, what is said of it, and which plan was run."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and isinstance(whole.get("steps"), list):
-        return [(f"steps[{k}]", row) for k, row in enumerate(whole["steps"])]
+        ran = whole.get("plan")
+        return [(f"steps[{k}]", row, ran) for k, row in enumerate(whole["steps"])]
     rows = []
     for k, line in enumerate(text.splitlines(), 1):
         if not line.startswith('{"event"'):
@@ -64,7 +74,7 @@ def _rows(text: str, path: str | Path) -> list[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError):
             raise ReportError(f"{path}, line {k}: is cut or no JSON; remove the line") from None
         if event["event"] == "step":
-            rows.append((f"line {k}", event))
+            rows.append((f"line {k}", event, event.get("plan")))
     return rows
 
 

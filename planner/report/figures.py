@@ -65,7 +65,7 @@ def tokens_per_s(plan: TrainingPlan) -> float | None:
 
 
 def utilization(plan: TrainingPlan) -> float:
-    """FLOPs of forward and backward passes over what all devices' stated FLOP/s would do.
+    """FLOPs of forward and backward passes over what all devices' FLOP/s, stated or measured, do.
 
     Recomputation does not count: it is what a device does, not the model.
     """

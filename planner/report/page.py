@@ -210,6 +210,10 @@ def _sync(plan: TrainingPlan) -> str:
         ["pipeline part", f"{plan.predicted.pipeline_s:.4g} s"],
         ["longest averaging", f"{plan.predicted.averaging_s:.4g} s"],
     ]
+    if plan.averages_tied:
+        size = plan.vector_bytes()[-1] / 1e9
+        shared = f"{size:.3g} GB, by stages 0 and {plan.head_stage} after their own"
+        rows.append(["averaged of embedding and head", shared])
     return table(["what", "value"], [[escape(c) for c in row] for row in rows])
 
 

@@ -36,28 +36,48 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
     str
         One line each: field, rule, remedy.
     """
-    groups = plan.assignment.groups
-    if len(plan.averaging) != len(groups):
+    stages = len(plan.assignment.groups)
+    tied = plan.averages_tied and plan.must_average_tied
+    if plan.averages_tied and not tied:
+        yield "averaging.tied: no two stages share a matrix (embedding and head); leave it out"
+        return
+    if len(plan.averaging) != stages + tied:
         yield (
-            f"averaging.stages: must have {len(groups)} entries, found {len(plan.averaging)}; give "
-            "one per stage"
+            f"averaging.stages: must have {stages} entries, found {len(plan.averaging)}; give one "
+            "per stage"
         )
         return
+    arch, shared = plan.workload.architecture, plan.workload.tied_parameters
+    if tied and arch is not None and shared != arch.tied * arch.vocabulary * arch.hidden:
+        yield (
+            f"workload.tied_parameters: must be {arch.tied * arch.vocabulary * arch.hidden}, as "
+            f"workload.architecture says, found {shared}; correct it"
+        )
+    if tied and plan.sync.local_steps:
+        yield (
+            "averaging.tied: averages gradients in every step, found devices that update by "
+            "themselves (sync); leave it out"
+        )
+    if tied and within(plan.averaging[-1]):
+        yield "averaging.tied: averages in every step, found phase within; leave phase out"
+        return
     for j, rounds in enumerate(plan.averaging):
+        holders, entry = sorted(plan.averaged_by(j)), _entry(plan, j)
+        named = f"stage {j}" if j < stages else f"stages 0 and {plan.head_stage}"
         for r, averaging_groups in enumerate(rounds):
-            where = f"averaging.stages[{j}].rounds[{r}]"
+            where = f"{entry}.rounds[{r}]"
             helpers = {d for g in averaging_groups for d in g.helpers}
             members = sorted(d for g in averaging_groups for d in g.members)
             trained = [d for d in members if d not in helpers]
             some = {group.phase for group in averaging_groups} == {Phase.EXCHANGE}
-            if some and (len(set(members)) < len(members) or not set(members) <= set(groups[j])):
+            if some and (len(set(members)) < len(members) or not set(members) <= set(holders)):
                 yield (
-                    f"{where}: its groups must hold devices of stage {j}, each once, found "
+                    f"{where}: its groups must hold devices of {named}, each once, found "
                     f"{members}; correct members"
                 )
-            elif not some and trained != sorted(groups[j]):
+            elif not some and trained != holders:
                 yield (
-                    f"{where}: its groups must hold each device of stage {j} once, and give sums "
+                    f"{where}: its groups must hold each device of {named} once, and give sums "
                     f"back to it, found {trained}; correct members and receives"
                 )
             for g in averaging_groups:
@@ -72,17 +92,26 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     yield f"{where}: nobody contributes; let at least one member do"
                 else:
                     yield from _share_contradictions(plan, g, where)
-            if helpers and len(rounds) > 1:
+            if helpers and j == stages:
+                yield (
+                    f"{where}: device {min(helpers)} holds no stage; let such devices help stages"
+                )
+            elif helpers and len(rounds) > 1:
                 yield (
                     f"{where}: device {min(helpers)} holds no stage, and there are {len(rounds)} "
                     "rounds; let such devices help in a single round"
                 )
-        wrong = list(_phase_contradictions(rounds, f"averaging.stages[{j}]"))
+        wrong = list(_phase_contradictions(rounds, entry))
         yield from wrong
         if not wrong:
             yield from _weights_contradictions(plan, j)
     yield from _helpers_contradictions(plan)
     yield from _clock_contradictions(plan)
+
+
+def _entry(plan: TrainingPlan, j: int) -> str:
+    """What a plan file calls it."""
+    return f"averaging.stages[{j}]" if j < len(plan.stage_layers) else "averaging.tied"
 
 
 def _clock_contradictions(plan: TrainingPlan) -> Iterator[str]:
@@ -166,7 +195,7 @@ def _helpers_contradictions(plan: TrainingPlan) -> Iterator[str]:
 
 def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
     """Every gradient of a stage must reach every device of it with the same weight."""
-    group, rounds = plan.assignment.groups[j], plan.averaging[j]
+    group, rounds = plan.averaged_by(j), plan.averaging[j]
     place = {d: i for i, d in enumerate(group)}
     every = [g for groups in rounds for g in groups]
     if any(d not in place and d not in g.helpers for g in every for d in g.members):
@@ -185,7 +214,7 @@ def _weights_contradictions(plan: TrainingPlan, j: int) -> Iterator[str]:
         if off.size and off.max() > WEIGHT_TOLERANCE:
             i, k = np.unravel_index(int(off.argmax()), off.shape)
             yield (
-                f"averaging.stages[{j}]: device {group[int(i)]} gets the gradient of device "
+                f"{_entry(plan, j)}: device {group[int(i)]} gets the gradient of device "
                 f"{group[has_gradient[int(k)]]} with weight {weights[i, has_gradient[int(k)]]:g} "
                 "instead of 1; let every device with gradients contribute, in rounds that mix all"
             )

@@ -32,6 +32,7 @@ from planner.training_plan.model import (
     Predicted,
     Routing,
     Schedule,
+    StageAveraging,
     Sync,
     TrainingPlan,
     hash_of,
@@ -174,6 +175,34 @@ def _routing(wiring: dict[str, Any]) -> Routing:
     return Routing(**said)
 
 
+def _averaging(data: dict[str, Any]) -> tuple[StageAveraging, ...]:
+    """Of every stage, and of the matrix that embedding and head share."""
+    stages, count = data["averaging"]["stages"], len(data["assignment"]["layers"])
+    if len(stages) != count:
+        raise PlanError(
+            f"averaging.stages: must have {count} entries, found {len(stages)}; give one per stage"
+        )
+    tied = [data["averaging"]["tied"]] if "tied" in data["averaging"] else []
+    return tuple(_rounds(entry["rounds"]) for entry in (*stages, *tied))
+
+
+def _rounds(rounds: list[list[dict[str, Any]]]) -> StageAveraging:
+    return tuple(
+        tuple(
+            AveragingGroup(
+                tuple(int(d) for d in g["members"]),
+                tuple(float(x) for x in g["shares"]),
+                tuple(g["contributes"]),
+                tuple(g.get("receives", ())),
+                tuple(g.get("slice", WHOLE)),
+                Phase(g.get("phase", Phase.ALL)),
+            )
+            for g in groups
+        )
+        for groups in rounds
+    )
+
+
 def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
     assignment, paths, sync = data["assignment"], data["paths"], data["sync"]
     grid = assignment["grid"]
@@ -196,23 +225,7 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         schedules=tuple(
             Schedule.from_dict(s, f"paths.schedules[{k}]") for k, s in enumerate(paths["schedules"])
         ),
-        averaging=tuple(
-            tuple(
-                tuple(
-                    AveragingGroup(
-                        tuple(int(d) for d in g["members"]),
-                        tuple(float(x) for x in g["shares"]),
-                        tuple(g["contributes"]),
-                        tuple(g.get("receives", ())),
-                        tuple(g.get("slice", WHOLE)),
-                        Phase(g.get("phase", Phase.ALL)),
-                    )
-                    for g in groups
-                )
-                for groups in stage["rounds"]
-            )
-            for stage in data["averaging"]["stages"]
-        ),
+        averaging=_averaging(data),
         predicted=Predicted(**{key: float(x) for key, x in data["predicted"].items()}),
         certificates={
             part: Certificate(**{**c, "status": Status(c["status"])})

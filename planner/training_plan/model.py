@@ -540,7 +540,9 @@ class TrainingPlan:
     schedules, cycle
         Iteration t runs ``schedules[cycle[t % len(cycle)]]``.
     averaging
-        Per stage, rounds of disjoint groups.
+        Per stage, rounds of disjoint groups. One entry more, where embedding and head share a
+        matrix, are on two stages and average their gradients of it in every step: its rounds, over
+        the devices of both stages, after those of the stages.
     predicted
         Simulated seconds.
     cost
@@ -692,6 +694,63 @@ class TrainingPlan:
         """Whether groups average gradients in every step, and one another's changes every H."""
         return any(map(within, self.averaging))
 
+    @property
+    def averages_tied(self) -> bool:
+        """Whether the stages of embedding and head average the matrix that these share."""
+        return len(self.averaging) > len(self.stage_layers)
+
+    @property
+    def must_average_tied(self) -> bool:
+        """Whether embedding and head share a matrix, of which two stages have gradients."""
+        return self.workload.tied_parameters > 0 and self.head_stage > 0
+
+    def averaged_by(self, entry: int) -> tuple[int, ...]:
+        """Devices that have gradients of one of the vectors that are averaged.
+
+        Parameters
+        ----------
+        entry
+            Of `averaging`.
+        """
+        groups = self.assignment.groups
+        if entry < len(groups):
+            return groups[entry]
+        return tuple(sorted((*groups[0], *groups[self.head_stage])))
+
+    def longest_averaging_s(self, seconds: Mapping[int, float]) -> float:
+        """The longest that a stage averages, which where two share a matrix is followed by that.
+
+        Parameters
+        ----------
+        seconds
+            By entry of `averaging`, its own.
+
+        Returns
+        -------
+        float
+            Seconds; 0 where nobody averages.
+        """
+        stages = len(self.stage_layers)
+        both = seconds.get(stages, 0.0)
+        ends = (0, self.head_stage) if self.averages_tied else ()
+        return max((seconds.get(j, 0.0) + both * (j in ends) for j in range(stages)), default=0.0)
+
+    def vector_bytes(self, workload: Workload | None = None) -> tuple[float, ...]:
+        """Bytes of every vector that is averaged, before any codec.
+
+        Parameters
+        ----------
+        workload
+            What is trained; None: the plan's.
+
+        Returns
+        -------
+        tuple[float, ...]
+            One for each entry of `averaging`.
+        """
+        of = self.workload if workload is None else workload
+        return of.averaged_bytes(self.stage_layers, self.head_stage, apart=self.averages_tied)
+
     def averaged_stage(self, device: int) -> int:
         """The stage whose gradients a device averages: the one it holds, or helps.
 
@@ -774,10 +833,8 @@ class TrainingPlan:
             "averaging": {
                 "codec": self.codec,
                 **({} if self.clip is None else {"clip": self.clip}),
-                "stages": [
-                    {"rounds": [[g.to_dict() for g in groups] for groups in rounds]}
-                    for rounds in self.averaging
-                ],
+                "stages": [_rounds(rounds) for rounds in self.averaging[: len(self.stage_layers)]],
+                **({"tied": _rounds(self.averaging[-1])} if self.averages_tied else {}),
             },
             "wiring": {
                 "kind": self.wiring,
@@ -818,6 +875,10 @@ def hash_of(content: Mapping[str, Any]) -> str:
     """
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rounds(rounds: StageAveraging) -> dict[str, Any]:
+    return {"rounds": [[g.to_dict() for g in groups] for groups in rounds]}
 
 
 def _package_version() -> str:

@@ -161,6 +161,9 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
     averaging = list(plan.averaging)
     averaging[source] = one_round(plan, source, after[source])
     averaging[move.stage] = one_round(plan, move.stage, after[move.stage])
+    if plan.averages_tied and {source, move.stage} & {0, plan.head_stage}:
+        both = sorted((*after[0], *after[plan.head_stage]))
+        averaging[-1] = one_round(plan, len(groups), both)
     made = plan.replace(
         assignment=AssignmentPlan(tuple(after), None),
         averaging=tuple(averaging),

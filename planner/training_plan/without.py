@@ -133,7 +133,7 @@ def _averaging(
 ) -> StageAveraging:
     rounds = plan.averaging[stage]
     if any(d in gone for groups in rounds for group in groups for d in group.members):
-        holders = [d for d in plan.assignment.groups[stage] if d not in gone]
+        holders = [d for d in plan.averaged_by(stage) if d not in gone]
         rounds = one_round(plan, stage, holders, gone)
     return tuple(
         tuple(replace(g, members=tuple(number[d] for d in g.members)) for g in groups)

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.network.files import read_json
-from planner.network.values import choice, count, mapping, of_kind, real, several
+from planner.network.values import (
+    LARGEST,
+    SMALLEST,
+    choice,
+    count,
+    mapping,
+    of_kind,
+    real,
+    several,
+)
 from planner.network.words import some
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
+from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
-
-
-LINK = ("link_latency_s", "link_bandwidth_bytes_per_s")
+MOST_SAMPLES = 1_000_000_000
+"""Of a microbatch."""
+SAME = 1e-6
+"""Relative, of FLOPs of a sample."""
 
 
 def _range(name: str, layers: Any) -> tuple[int, int]:
@@ -52,6 +66,10 @@ class Calibration:
         What the executor itself adds to an operation and to a message; see `ComputeTimes`.
     compute
         The format in which it was computed.
+    sample_flops
+        FLOPs of the whole model's forward pass of a sample, as it was timed; None: not written.
+    alike
+        Devices that were not measured themselves; see `completed`.
 
     Raises
     ------
@@ -70,13 +88,19 @@ class Calibration:
     operation_s: float = 0.0
     message_s: float = 0.0
     compute: Dtype = Dtype.FP32
+    sample_flops: float | None = None
+    alike: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         of_kind(str, self.date, "date")
         of_kind(str, self.workload, "workload")
         for field in ("software", "times", "layers"):
             mapping(field, getattr(self, field))
-        count("microbatch_samples", self.microbatch_samples)
+        count("microbatch_samples", self.microbatch_samples, most=MOST_SAMPLES)
+        if self.sample_flops is not None:
+            real("sample_flops", self.sample_flops, 0)
+        names = several("alike", self.alike)
+        object.__setattr__(self, "alike", tuple(of_kind(str, name, "alike") for name in names))
         real("link_latency_s", self.link_latency_s, 0)
         real("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, 1)
         for name in COSTS:
@@ -111,6 +135,8 @@ class Calibration:
                     "workload": self.workload,
                     "microbatch_samples": self.microbatch_samples,
                     "compute": self.compute,
+                    **({} if self.sample_flops is None else {"sample_flops": self.sample_flops}),
+                    **({"alike": list(self.alike)} if self.alike else {}),
                     "link_latency_s": self.link_latency_s,
                     "link_bandwidth_bytes_per_s": self.link_bandwidth_bytes_per_s,
                     **{name: getattr(self, name) for name in COSTS},
@@ -155,6 +181,7 @@ class Calibration:
         try:
             for name in ("cores", "threads_per_rank"):
                 real(f"software.{name}", data["software"][name], 1)
+            mapping("devices", data["devices"])
             return cls(
                 str(data["date"]),
                 data["software"],
@@ -167,10 +194,14 @@ class Calibration:
                     for name, entry in data["devices"].items()
                 },
                 {name: _range(name, entry["layers"]) for name, entry in data["devices"].items()},
-                **{field: real(field, data[field]) for field in LINK},
-                **{field: real(field, data.get(field, 0.0)) for field in COSTS},
+                real("link_latency_s", data["link_latency_s"]),
+                real("link_bandwidth_bytes_per_s", data["link_bandwidth_bytes_per_s"]),
+                operation_s=real("operation_s", data.get("operation_s", 0.0)),
+                message_s=real("message_s", data.get("message_s", 0.0)),
                 # files that do not say it are of releases that computed in fp32
                 compute=data.get("compute", Dtype.FP32),
+                sample_flops=data.get("sample_flops"),
+                alike=data.get("alike", ()),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
@@ -179,6 +210,131 @@ class Calibration:
         except ValueError as error:
             raise ValueError(f"{path}: {error}; calibrate again") from None
 
+    @property
+    def updates(self) -> bool:
+        """Whether an optimizer step takes time anywhere."""
+        return any(times["update_s"] > 0 for times in self.times.values())
+
+    def require(self, workload: Workload, names: Sequence[str]) -> None:
+        """Refuse a calibration of something else.
+
+        Parameters
+        ----------
+        workload
+            What is trained.
+        names
+            Devices whose times are of use; others are not looked at.
+
+        Raises
+        ------
+        ValueError
+            It was made for another workload, sample or format, or for more layers.
+        """
+        if self.workload != workload.name:
+            raise ValueError(
+                f"calibration is for workload {self.workload!r}, the plan for {workload.name!r}; "
+                "calibrate again"
+            )
+        if self.compute is not workload.precision.compute:
+            raise ValueError(
+                f"calibration is of products in {self.compute}, the plan's are in "
+                f"{workload.precision.compute}; calibrate again, or plan with --precision "
+                f"{self.compute}"
+            )
+        timed, flops = self.sample_flops, workload.forward_flops
+        if timed is not None and abs(timed - flops) > SAME * max(timed, flops):
+            raise ValueError(
+                f"calibration is of samples of {timed:.4g} FLOPs forward, the plan's have "
+                f"{flops:.4g}: of another sequence, or model; calibrate again"
+            )
+        for name in names:
+            if name in self.times and self.layers[name][1] > len(workload.layers):
+                raise ValueError(
+                    f"calibration has layers up to {self.layers[name][1]} on {name!r} but "
+                    f"{workload.name} has {len(workload.layers)}; calibrate again"
+                )
+
+    def speed(self, name: str, workload: Workload) -> float:
+        """FLOP/s of a measured device, over F and B of the stage that it held.
+
+        Parameters
+        ----------
+        name
+            Of the device.
+        workload
+            Of which the stage was a part.
+
+        Raises
+        ------
+        ValueError
+            F or B took no time, or times and FLOPs cannot belong together.
+        """
+        held = stage_costs(workload, *self.layers[name])
+        samples = self.microbatch_samples / workload.microbatch_samples
+        seconds = [self.times[name][field] for field in ("forward_s", "backward_s")]
+        if min(seconds) <= 0:
+            raise ValueError(
+                f"devices.{name}: F and B take {seconds} s; both must take some time, calibrate "
+                "again"
+            )
+        found = (held.forward_flops + held.backward_flops) * samples / sum(seconds)
+        if not SMALLEST < found < LARGEST:
+            raise ValueError(
+                f"devices.{name}: F and B of layers {list(self.layers[name])} take {seconds} s, "
+                f"which would be {found:.3g} FLOP/s; calibrate again"
+            )
+        return found
+
+    def completed(self, cluster: Cluster, workload: Workload) -> Calibration:
+        """The same, with the times of an alike device for each that was not measured.
+
+        Of the measured devices with its FLOP/s the one in the middle of their speeds is taken: a
+        plan that leaves devices out cannot have them measured.
+
+        Parameters
+        ----------
+        cluster
+            All devices that may take part.
+        workload
+            What is trained.
+
+        Returns
+        -------
+        Calibration
+            Of all devices that can compute.
+
+        Raises
+        ------
+        ValueError
+            It is not of this workload, or no alike device was measured.
+        """
+        ids, flops = cluster.network.ids, cluster.flops.tolist()
+        computes = np.flatnonzero(np.asarray(cluster.devices.can_compute)).tolist()
+        self.require(workload, [ids[d] for d in computes])
+        missing = [d for d in computes if ids[d] not in self.times]
+        known = [d for d in computes if ids[d] in self.times]
+        if not missing:
+            return self
+        if not known:
+            raise ValueError(
+                f"calibration has none of the devices that can compute, such as "
+                f"{ids[missing[0]]!r}; it has {', '.join(map(repr, list(self.times)[:3]))}: "
+                "calibrate a plan on the same network"
+            )
+        known.sort(key=lambda d: self.speed(ids[d], workload))
+        times, layers = dict(self.times), dict(self.layers)
+        for d in missing:
+            same = [ids[k] for k in known if flops[k] == flops[d]]
+            if not same:
+                raise ValueError(
+                    f"calibration has no device {ids[d]!r}, nor another with its {flops[d]:g} "
+                    "FLOP/s; calibrate a plan that has one, or plan without it"
+                )
+            taken = same[len(same) // 2]
+            times[ids[d]], layers[ids[d]] = times[taken], layers[taken]
+        alike = (*self.alike, *(ids[d] for d in missing))
+        return replace(self, times=times, layers=layers, alike=alike)
+
     def compute_times(
         self,
         ids: Sequence[str],
@@ -186,11 +342,13 @@ class Calibration:
         groups: Sequence[Sequence[int]],
         layers: Sequence[tuple[int, int]],
         recompute: Sequence[bool] = (),
+        head_stage: int | None = None,
     ) -> ComputeTimes:
         """The measured times for a plan's devices, scaled by FLOPs where the stage differs.
 
         F and B are measured without recomputation, whatever the plan: B of a stage that recomputes
-        its activations takes the F that it runs again on top.
+        its activations takes the F that it runs again on top. A device whose stage had no head
+        when it was measured is as fast with it as with its layers.
 
         Parameters
         ----------
@@ -204,62 +362,67 @@ class Calibration:
             Layers ``(start, stop)`` of every stage.
         recompute
             Per stage, whether it recomputes its activations; empty: none does.
+        head_stage
+            The stage that runs head and loss; None: the last.
 
         Returns
         -------
         ComputeTimes
-            Seconds per device; its source says whether they were scaled.
+            Seconds per device; its source says whether they were scaled, and for how many of these
+            devices something else was measured.
 
         Raises
         ------
         ValueError
             The calibration was made for another workload or format, or lacks a device.
         """
-        if self.workload != workload.name:
-            raise ValueError(
-                f"calibration is for workload {self.workload!r}, the plan for {workload.name!r}; "
-                "calibrate again"
-            )
-        if self.compute is not workload.precision.compute:
-            raise ValueError(
-                f"calibration is of products in {self.compute}, the plan's are in "
-                f"{workload.precision.compute}; calibrate again, or plan with --precision "
-                f"{self.compute}"
-            )
-        held = {d for group in groups for d in group}
-        names = [name for d, name in enumerate(ids) if d in held]
-        missing = [name for name in names if name not in self.times]
+        held = [ids[d] for group in groups for d in group]
+        self.require(workload, held)
+        missing = [name for name in held if name not in self.times]
         if missing:
             raise ValueError(
                 f"calibration has no device {missing[0]!r}; calibrate the plan's devices"
             )
-        for name in names:
-            if self.layers[name][1] > len(workload.layers):
-                raise ValueError(
-                    f"calibration has layers up to {self.layers[name][1]} on {name!r} but "
-                    f"{workload.name} has {len(workload.layers)}; calibrate again"
-                )
         columns: dict[str, list[float]] = {field: [0.0] * len(ids) for field in FIELDS}
-        scaled = False
+        scaled, without_head = False, 0
+        head_stage = len(groups) - 1 if head_stage is None else head_stage
         batch = workload.microbatch_samples / self.microbatch_samples
         again = recompute or (False,) * len(groups)
-        for group, part, twice in zip(groups, layers, again, strict=True):
+        for j, (group, part, twice) in enumerate(zip(groups, layers, again, strict=True)):
             for d in group:
                 measured = self.times[ids[d]]
                 was = workload.stage(*self.layers[ids[d]])
                 now = workload.stage(*part)
+                if not was.forward_flops:
+                    raise ValueError(
+                        f"devices.{ids[d]}: layers {list(self.layers[ids[d]])} have no FLOPs that "
+                        "times could be scaled by; calibrate a plan that gives it others"
+                    )
                 ratio = now.forward_flops / was.forward_flops * batch
                 scaled |= ratio != 1.0
+                had, has = was.parameters, now.parameters
+                if measured["head_s"] > 0:
+                    had += workload.head_parameters(self.layers[ids[d]][0])
+                if j == head_stage:
+                    has += workload.head_parameters(part[0])
+                # what has no parameters has no update that could be scaled
+                updated = has / had if had else 1.0
                 for field in FIELDS:
-                    factor = {"head_s": batch, "update_s": now.parameters / was.parameters}.get(
-                        field, ratio
-                    )
+                    factor = {"head_s": batch, "update_s": updated}.get(field, ratio)
                     columns[field][d] = measured[field] * factor
+                if not measured["head_s"] and workload.head.forward_flops:
+                    without_head += j == head_stage
+                    whole = stage_costs(workload, *part, with_head=True)
+                    columns["head_s"][d] = whole.head_flops / self.speed(ids[d], workload)
                 if twice:
                     columns["backward_s"][d] += columns["forward_s"][d]
-        source = f"calibration of {self.date}" + (
-            ", scaled by FLOPs to other stages or microbatches" if scaled else ""
-        )
+        source = f"calibration of {self.date}"
+        if scaled:
+            source += ", scaled by FLOPs to other stages or microbatches"
+        if without_head:
+            source += f", the head of {some(without_head, 'device')} as fast as their layers"
+        if alike := set(held) & set(self.alike):
+            source += f", {some(len(alike), 'device')} taken for as fast as alike ones"
         return ComputeTimes.from_dict(
             {"source": source, **columns, **{name: getattr(self, name) for name in COSTS}}
         )

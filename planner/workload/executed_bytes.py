@@ -96,8 +96,8 @@ def executed_bytes(
     planned = costs.need_bytes(microbatches)
     narrow = kept < workload.precision.parameters.bytes
     rounded = parameters - (workload.stem.parameters if start == 0 else 0)
-    # what the embedding looks up in full the head multiplies with rounded
-    rounded += table if with_head and arch.tied else 0
+    # what the embedding looks up in full the head multiplies with rounded; a copy counts already
+    rounded += table if with_head and arch.tied and start == 0 else 0
     return ExecutedBytes(
         planned,
         float(kept * rounded if narrow else 0),

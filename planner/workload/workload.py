@@ -58,7 +58,7 @@ class Workload:
         Bytes of these over bytes of the activations themselves, as a device holds them.
     tied_parameters
         Of the stem's, those that the head uses too. A head on another stage has a copy of them,
-        which takes memory there and is averaged there.
+        which takes memory there; both stages average their gradients of it.
     precision
         In which formats it is computed, sent and kept. The bytes here and in the layers are those
         of these formats; `transformer` and the presets see to it.
@@ -399,6 +399,34 @@ class Workload:
             * self.gradient_bytes_per_parameter
             for j, part in enumerate(split)
         )
+
+    def averaged_bytes(
+        self, split: Sequence[tuple[int, int]], head_stage: int, *, apart: bool
+    ) -> tuple[float, ...]:
+        """Bytes of every vector that is averaged.
+
+        Parameters
+        ----------
+        split
+            Layers ``(start, stop)`` of every stage.
+        head_stage
+            The stage that runs head and loss.
+        apart
+            Whether gradients of the matrix that embedding and head share are averaged over both
+            their stages, apart from what else these have.
+
+        Returns
+        -------
+        tuple[float, ...]
+            Of each stage and, where it is so, of the matrix: S values or S + 1.
+        """
+        found = list(self.gradient_bytes(split, head_stage))
+        if apart and self.tied_parameters and head_stage > 0:
+            matrix = self.tied_parameters * self.gradient_bytes_per_parameter
+            found[0] -= matrix
+            found[head_stage] -= matrix
+            found.append(matrix)
+        return tuple(found)
 
     def replace(self, **changes: Any) -> Workload:
         """A copy with some fields changed."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from planner.bench import plans
 from planner.bench.plans import INSTANCES, NAMES, Baseline, Instance, Row, main, report, summary
 from planner.compose.rank_order import ranks_by_region
 from planner.compose.request import PlanRequest
+from planner.search.interrupts import INTERRUPTS
 
 ROW = Row(
     "us",
@@ -84,6 +86,21 @@ def test_rows_are_kept(tiny: Instance, tmp_path: Path, capsys: pytest.CaptureFix
     other = Row.from_dict(json.loads(results.read_text().splitlines()[1]))
     assert all(other.baselines[name] == row.baselines[name] for name in NAMES[:3])
     capsys.readouterr()
+
+
+def test_a_search_cut_short_is_no_row(
+    tiny: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not kept, so that the next run does it whole; rows before it are."""
+    results, out = tmp_path / "rows.jsonl", tmp_path / "report.md"
+    results.write_text(json.dumps(asdict(replace(ROW, asked="effort 0.1, nothing fixed"))) + "\n")
+    kept = results.read_text()
+    monkeypatch.setattr(INTERRUPTS, "number", signal.SIGTERM)
+    argv = ["--effort", "0.1", "--rule-effort", "0.1", "--results", str(results), "--out", str(out)]
+    assert main([*argv, "--seeds", "0", "1"]) == 0
+    assert results.read_text() == kept and out.read_text().count("| us |") == 2
+    with pytest.raises(KeyboardInterrupt):
+        main([*argv, "--seeds", "1"])
 
 
 def test_many_steps_stand_beside_what_none_beat(tiny: Instance) -> None:

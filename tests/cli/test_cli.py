@@ -166,6 +166,13 @@ def test_regions_need_an_inner_link(capsys: pytest.CaptureFixture[str], tmp_path
     assert "--intra-latency-ms" in capsys.readouterr().err
 
 
+def test_an_inner_link_needs_regions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of one device a region it would say nothing."""
+    argv = [*PLAN, "--intra-bandwidth-gbps", "2", "--out", str(tmp_path / "p.json")]
+    assert main(argv) == 2
+    assert "--intra-bandwidth-gbps is of links between devices" in capsys.readouterr().err
+
+
 def test_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Names and sizes."""
     assert main(["networks"]) == 0
@@ -339,7 +346,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "plan.json"
     assert main([*SKIPPING, "--out", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "8 devices, stages of 3, 2, 2, 1" in out
+    assert "8 devices (2 without microbatches), stages of 3, 2, 2, 1" in out
     assert "pipeline in 3 of 4 iterations" in out and "pipeline in 1 of 4 iterations" in out
     assert "waves, 3 stages a path" in out and "waves, 4 stages a path" in out
     assert "random placements" not in out and "ranks by region" not in out
@@ -347,6 +354,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert names == ["plan.gantt.png", "plan.json", "plan.trace.json"]
     plan = load_plan(path)
     assert check(plan) == [] and plan.cycle == (0, 0, 0, 1)
+    assert len({d for schedule in plan.schedules for path in schedule.paths for d in path}) == 6
     assert main(["check", str(path)]) == 0
     capsys.readouterr()
     gantt = tmp_path / "full.svg"

@@ -210,7 +210,14 @@ class Reference:
             self.end_round(g, self.now, self.now)
             return
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
-        vector = w.gradient_bytes(plan.stage_layers, plan.head_stage)[stage]
+        stages = len(plan.stage_layers)
+        # where two stages share a matrix it comes last, and is in neither's vector
+        shared = w.tied_parameters if len(plan.averaging) > stages else 0
+        shared *= w.gradient_bytes_per_parameter
+        vectors = w.gradient_bytes(plan.stage_layers, plan.head_stage)
+        vector = shared
+        if stage < stages:
+            vector = vectors[stage] - (shared if stage in (0, stages - 1) else 0)
         share = dict(zip(group.members, group.shares, strict=True))
         gives = dict(zip(group.members, group.contributes, strict=True))
         gets = dict(zip(group.members, group.receives, strict=True))

@@ -59,7 +59,8 @@ def random_plan(seed: int) -> TrainingPlan:
     grid = rng.permutation(train).reshape(pipelines, stages).tolist()
     orders = rng.choice(["gpipe", "eager-1f1b", "1f1b"], 2)
     head = str(rng.choice(["first", "last"]))
-    work = tiny_workload(batch_samples=4 if pipelines < 3 else 12)
+    tied = np.random.default_rng((seed, 1)).random() < 0.5
+    work = tiny_workload(tied=tied, batch_samples=4 if pipelines < 3 else 12)
     plans = [
         make_plan(grid, workload=work, network=network.subset(index), head=head, schedule=order)
         for order in orders.tolist()
@@ -81,11 +82,13 @@ def random_plan(seed: int) -> TrainingPlan:
     )
     plan = moved(plan, Cluster(network, devices), index)
     averaging = [_rounds(rng, group) for group in plan.assignment.groups]
+    shared = [_rounds(rng, plan.averaged_by(stages))] if plan.averages_tied else []
     for d in sorted(set(range(n)) - set(index)):
         j = int(rng.integers(stages))
         if len(averaging[j]) == 1:
             averaging[j] = ((_helped(averaging[j][0][0], d, float(rng.choice([0.2, 0.5, 1.0]))),),)
-    return plan.replace(averaging=tuple(averaging), clip=1.0 if rng.random() < 0.4 else None)
+    clip = 1.0 if rng.random() < 0.4 else None
+    return plan.replace(averaging=(*averaging, *shared), clip=clip)
 
 
 def _helped(group: AveragingGroup, device: int, share: float) -> AveragingGroup:
@@ -157,15 +160,18 @@ def test_step_is_the_distance_in_the_third_pass(seed: int) -> None:
     alone = [Reference(plan, [k], averages=True).run() for k in (0, 1)]
     spans = [max(end for _, end in one.op_times.values()) for one in alone]
     assert predicted.pipeline_s == pytest.approx(sum(spans) / 2, rel=1e-9)
-    longest = [_longest_averaging(one) for one in alone]
+    longest = [_longest_averaging(one, len(plan.stage_layers)) for one in alone]
     assert predicted.averaging_s == pytest.approx(sum(longest) / 2, rel=1e-9)
 
 
-def _longest_averaging(run: Reference) -> float:
+def _longest_averaging(run: Reference, stages: int) -> float:
     last: dict[int, float] = {}
     for _, stage, _, _, end in run.round_times:
         last[stage] = max(last.get(stage, 0.0), end)
-    return max([last[stage] - begin for _, stage, r, begin, _ in run.round_times if r == 0])
+    took = [(stage, last[stage] - begin) for _, stage, r, begin, _ in run.round_times if r == 0]
+    # what first and last stage share comes after their own
+    shared = max((seconds for stage, seconds in took if stage == stages), default=0.0)
+    return max(s + shared * (j in (0, stages - 1)) for j, s in took if j < stages)
 
 
 def test_a_round_gives_way_to_messages_that_come_later() -> None:

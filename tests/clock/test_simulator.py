@@ -124,6 +124,19 @@ def test_limits_cut_the_bandwidth() -> None:
     assert simulate(plan, limited).makespan_s == simulate(plan).makespan_s + 2
 
 
+def test_links_carry_pipeline_and_averaging() -> None:
+    """a -> b and c -> d, 4 microbatches of 100 bytes; a and c, b and d swap halves twice."""
+    found = simulate(two_pipelines()).loads
+    assert all(load[1:] == (2.0, 1.0) for load in found if "load of" in load.name)
+    assert {load.name: load[1:] for load in found if " to " in load.name} == {
+        "a to b": (2.0, 0.0),
+        "b to a": (2.0, 0.0),
+        "c to d": (2.0, 0.0),
+        "d to c": (2.0, 0.0),
+        **{f"{i} to {j}": (0.0, 1.0) for i, j in ("ac", "ca", "bd", "db")},
+    }
+
+
 def test_averaging_by_hand(line4: Network) -> None:
     """Three in a row: each sends 2 x 2/3 of the vector; the longest way there and back is 4 s."""
     plan = make_plan([[0], [1], [2]], network=line4.subset("abc"), workload=tiny_workload())

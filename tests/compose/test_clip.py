@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_every_kind_of_plan_clips(kind: str, tmp_path: Path) -> None:
     """Written and read, checked, no faster than its arithmetic allows."""
     cluster = pl.Cluster(random_network(6, 3), pl.Devices(1e9, 16e9))
-    work = tiny_workload(batch_samples=12)
+    work = tiny_workload(batch_samples=96)
     made = pl.plan(cluster, work, clip=0.5, stop=pl.MaxIterations(2), **KINDS[kind])
     plan = made.plan
     assert plan.clip == 0.5

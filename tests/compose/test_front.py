@@ -75,6 +75,9 @@ def test_what_cannot_be_asked() -> None:
     work, stop = tiny_workload(), pl.Effort(0.1)
     with pytest.raises(pl.ProblemError, match="needs what devices cost"):
         pl.pareto(cluster(None), work, stop=stop)
+    for wrong in ({"codecs": ("none", "foo")}, {"boundary_codecs": ("foo",)}, {"within": ("foo",)}):
+        with pytest.raises(pl.ProblemError, match="'foo' is unknown; choose one of"):
+            pl.pareto(cluster(), work, stop=stop, **wrong)
     with pytest.raises(pl.ProblemError, match="nothing is asked for"):
         pl.pareto(cluster(), work, sync_every=(), stop=stop)
     with pytest.raises(pl.ProblemError, match="memory"):

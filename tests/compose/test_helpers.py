@@ -216,7 +216,8 @@ def with_random_helpers(
     made = moved(plan, whole.subset(cast), [place[d] for d in index])
     averaging = list(made.averaging)
     for d in helpers:
-        j, share = int(rng.integers(len(averaging))), float(rng.choice([0.3, 0.7, 1.0]))
+        # nobody helps with what two stages share
+        j, share = int(rng.integers(len(made.stage_layers))), float(rng.choice([0.3, 0.7, 1.0]))
         group = averaging[j][0][0]
         if share == 1.0 and group.helpers:
             share = 0.5

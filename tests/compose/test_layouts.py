@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.bench.plans import INSTANCES
+from planner.bench.plans import INSTANCES, catalogue
 from planner.clock.links import Links
 from planner.clock.rounds import round_s
 from planner.compose.averaging import adaptive_group
 from planner.compose.flow_paths import mixed_paths
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import estimate, one_round_s, rooms
-from planner.compose.layout_search import Given, LayoutSearch
+from planner.compose.layout_search import Given, LayoutSearch, Start
 from planner.compose.places import Places
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
@@ -27,6 +27,8 @@ from planner.training_plan.model import AveragingGroup
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
+
+STARTS = (Start.NEAR, Start.DEALT, Start.FEW)
 
 
 def regions(sizes: list[int], seed: int = 0, memory_bytes: float = 1e9) -> Cluster:
@@ -152,7 +154,7 @@ def test_an_estimate_that_is_cut_short_was_above_the_limit(
     places = Places.of(regions([2, 1, 3], seed, memory))
     given_ = Given(every=every, delayed=delayed)
     search = LayoutSearch(places, model(5), seed=seed, given=given_)
-    state = search._start(int(rng.integers(1, 5)), dealt=bool(rng.integers(2)))
+    state = search._start(int(rng.integers(1, 5)), STARTS[int(rng.integers(3))])
     limits = search.model, search.links, state, search._scratch
     whole = estimate(*limits, math.inf)
     again = bool(state.recompute.any())
@@ -176,12 +178,12 @@ def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
     layers = work.even_split(stages) if bound else None
     given_ = Given(stages=stages if fixed else None, layers=layers)
     search = LayoutSearch(places, work, seed=seed, given=given_)
-    state = search._start(stages, dealt=bool(rng.integers(2)))
+    state = search._start(stages, STARTS[int(rng.integers(3))])
     for _ in range(12):
         before = state.cuts.copy()
         if not search._change(state):
             # a change that cannot be may have been begun
-            state = search._start(stages, dealt=bool(rng.integers(2)))
+            state = search._start(stages, STARTS[int(rng.integers(3))])
             continue
         count = int(state.stages[0])
         assert 1 <= count <= search.most
@@ -196,7 +198,7 @@ def test_a_change_leaves_a_layout(seed: int, fixed: bool, bound: bool) -> None:
 def test_other_seeds_find_layouts_as_good() -> None:
     """Twelve regions: which of them share a stage, and in which order, is soon settled wrongly.
 
-    No layout of less than 14.3257 s was found with 64 seeds; 16.4 s is where many searches stay.
+    88 searches found none of less than 14.3257 s; 16.4 s is where shorter ones may stay.
     """
     instance, found = INSTANCES["gcp-v100"], []
     for seed in range(2):
@@ -204,6 +206,23 @@ def test_other_seeds_find_layouts_as_good() -> None:
         search.run(MaxIterations(10**9).start(), 600_000)
         found.append(search.ranked()[0].value)
     assert max(found) <= 1.02 * 14.3257
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("gcp12_skippipe_2025_repaired/llama-1.5b", 13.274),
+        ("aws10_dtfm_code_2022/llama-1.5b", 12.662),
+    ],
+)
+def test_a_few_near_regions_do_it_alone(name: str, least: float) -> None:
+    """Of twelve or ten: 16.2 and 13.4 s are where those who begin with all devices may stay."""
+    instance, found = catalogue()[name], []
+    for seed in range(2):
+        search = LayoutSearch(Places.of(instance.cluster()), instance.model(), seed=seed)
+        search.run(MaxIterations(10**9).start(), 200_000)
+        found.append(search.ranked()[0].value)
+    assert max(found) <= 1.02 * least
 
 
 def test_nothing_is_found_where_nothing_fits() -> None:

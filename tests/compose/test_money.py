@@ -96,7 +96,7 @@ def test_the_checker_counts_the_same(seed: int, n: int, layers: int, every: int)
     codec = Codec.INT8 if rng.random() < 0.3 else Codec.NONE
     for k in rng.permutation(len(tried))[:4]:
         groups, split = tried[int(k)]
-        plan = whole_plan(cluster, workload, groups, split, rng, codec=codec)
+        plan = whole_plan(cluster, workload, groups, split, rng, codec=codec, tied=every == 1)
         if plan is None:
             continue
         plan = with_cost(

@@ -53,7 +53,7 @@ def test_no_plan_beats_the_bound_from_one_averaging_to_the_next(
     tried = list(layouts(n, layers))
     rng.shuffle(tried)
     for groups, split in tried[:8]:
-        plan = whole_plan(cluster, workload, groups, split, rng)
+        plan = whole_plan(cluster, workload, groups, split, rng, tied=every == 1)
         if plan is None:
             continue
         assert bound is not None and bound.witness is not None
@@ -103,6 +103,14 @@ def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
     if "path_stages" not in fields:
         assert result.bound is not None and result.objective is not None
         assert result.bound <= result.objective
+
+
+def test_ranks_by_region_have_the_pipelines_of_eq_3() -> None:
+    """Regions in order are the best stages here, but not their pipelines."""
+    cluster = pl.Cluster(pl.load_network("aws8_dtfm_worldwide_2022"), pl.Devices.of_gpu("V100"))
+    work = pl.Workload.preset("llama-50m", sequence=64, batch_samples=16)
+    found = pl.plan(cluster, work, stages=2, sync_every=4, stop=pl.Effort(0.5), seed=0)
+    assert pl.check(found) == []
 
 
 def test_the_outer_optimizer_takes_its_place_in_memory() -> None:

@@ -21,6 +21,7 @@ from planner.training_plan.model import (
     Schedule,
     TrainingPlan,
 )
+from planner.workload.calibration import Calibration
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import split_costs
 from planner.workload.layers import Layer
@@ -93,12 +94,16 @@ def whole_plan(
     *,
     recompute: tuple[bool, ...] = (),
     codec: Codec = Codec.NONE,
+    tied: bool = True,
     levels: bool = True,
     two_clocks: bool = False,
+    measured: Calibration | None = None,
 ) -> TrainingPlan | None:
     """A plan with random wiring, order and shares; None where memory does not hold it.
 
+    ``tied``: first and last stage average what they share.
     ``levels``: stages may average in two. ``two_clocks``: all do so within regions and between.
+    ``measured``: what operations take, if not their FLOPs.
     """
     used = sorted(d for group in groups for d in group)
     place = {d: k for k, d in enumerate(used)}
@@ -118,12 +123,15 @@ def whole_plan(
     order = _order(paths, len(used), room, str(rng.choice(HASTE)), rng)
     if order is None:
         return None
+    held = (groups, layers, again)
     plan = TrainingPlan(
         cluster=part,
         network_name="tiny",
         workload=workload,
         seed=0,
-        compute_times=ComputeTimes.from_flops(part, workload, groups, layers, again),
+        compute_times=ComputeTimes.from_flops(part, workload, *held)
+        if measured is None
+        else measured.compute_times(part.network.ids, workload, *held),
         assignment=AssignmentPlan.of_groups(groups),
         stage_layers=layers,
         schedules=(Schedule("any", Head.LAST, paths, order),),
@@ -137,6 +145,9 @@ def whole_plan(
         left_out=tuple(cluster.network.ids[d] for d in range(len(cluster)) if d not in place),
         codec=codec,
     )
+    if tied and plan.must_average_tied and not two_clocks:
+        shared = _rounds(part, plan.averaged_by(len(groups)), rng, levels)
+        plan = plan.replace(averaging=(*plan.averaging, shared))
     return plan.replace(predicted=simulate_cycle(plan)[0])
 
 

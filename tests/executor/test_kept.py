@@ -102,18 +102,21 @@ def test_the_executor_holds_what_it_says(
     assert 0.97 * most < said.total < 1.2 * most
 
 
-def test_a_tied_matrix_is_rounded_for_the_head() -> None:
-    """In bf16 the head's copy of it is held too."""
+@pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
+def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
+    """In bf16 the head's copy of it is held too, once, wherever the head is."""
     from planner.executor.learner import Learner
 
     arch = Architecture(Family.GPT2, 2, 64, 4, 4, 128, 4000, 16, tied=True)
     workload = Workload.transformer("small", arch, batch_samples=1, microbatch_samples=1)
-    plan = make_plan([[0]], workload=workload)
-    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
-    rounded = sum(t.nbytes for t in learner.weights if t.dtype is torch.bfloat16)
-    said = executed_bytes(workload, 0, 2, 1, with_head=True)
-    assert rounded > 0
-    assert said.rounded_weights == pytest.approx(rounded, rel=0.02)
+    plan = make_plan(grid, workload=workload)
+    for rank in grid[0]:
+        learner = Learner(plan, rank, torch.device("cpu"), Optimizing())
+        rounded = sum(t.nbytes for t in learner.weights if t.dtype is torch.bfloat16)
+        layers = plan.stage_layers[rank]
+        said = executed_bytes(workload, *layers, 1, with_head=rank == grid[0][-1])
+        assert rounded > 0
+        assert said.rounded_weights == pytest.approx(rounded, rel=0.02)
 
 
 def work(learner: Learner, stage: int) -> None:

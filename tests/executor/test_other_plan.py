@@ -56,6 +56,7 @@ def train(plan: TrainingPlan, path: Path, *more: str) -> tuple[int, dict[int, fl
     [
         pytest.param({}, id="untied"),
         pytest.param({"head": "first", "tied": True}, id="tied", marks=pytest.mark.slow),
+        pytest.param({"tied": True}, id="tied over two stages"),
     ],
 )
 def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any]) -> None:

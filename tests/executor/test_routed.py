@@ -68,6 +68,7 @@ def require_every_stage_once(plan: TrainingPlan, ranks: list[dict[str, np.ndarra
 CASES: dict[str, tuple[list[list[int]], str, str, bool, dict[str, Any]]] = {
     "2 x 2": ([[0, 3], [2, 1]], "last", "gpt2", False, {}),
     "one stage": ([[0], [1], [2]], "last", "gpt2", False, {}),
+    "2 x 2, tied over two stages": ([[0, 3], [2, 1]], "last", "gpt2", True, {}),
     "2 x 3, head first, tied, told the work": (
         [[0, 3, 4], [2, 1, 5]],
         "first",

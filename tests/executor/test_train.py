@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planner as pl
+from planner.clock.simulator import predict
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.remade import ordered
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.forks import run_ranks
 
@@ -60,10 +64,12 @@ def expected_gradient(plan: TrainingPlan, rank: int, whole: list[np.ndarray]) ->
     sizes = [len(list(build_stage(arch, 0, k, 0).parameters())) for k in range(1, arch.layers + 1)]
     first = 0 if start == 0 else sizes[start - 1]
     part = whole[first : sizes[stop - 1]]
-    if any(kind == "H" for kind, _ in plan.schedules[0].order[rank]):
+    group, order = plan.assignment.groups[stage], plan.schedules[0].order
+    if any(kind == "H" for d in group for kind, _ in order[d]):
         head = list(build_head(arch, 0, build_stage(arch, 0, 1, 0).stem).parameters())
-        # a matrix that the embedding has too is there already
-        part = part + whole[-(len(head) - arch.tied) :]
+        # a matrix that the embedding has too is there already, or as a copy
+        copy = whole[: arch.tied and start > 0]
+        part = part + whole[-(len(head) - arch.tied) :] + copy
     return np.concatenate(part)
 
 
@@ -75,6 +81,8 @@ CASES = {
     "3 stages, uneven layers": ([[2, 0, 1]], "first", "1f1b", "gpt2"),
     "2 x 2, tied, with a schedule": ([[0, 3], [2, 1]], "first", "1f1b", "gpt2"),
     "data parallel only, tied": ([[0], [1]], "last", "gpipe", "llama"),
+    "2 x 2, tied over two stages, with a schedule": ([[0, 3], [2, 1]], "last", "1f1b", "gpt2"),
+    "3 stages, tied over two, clipped": ([[2, 0, 1]], "last", "1f1b", "llama"),
     "2 x 2, clipped": ([[0, 3], [2, 1]], "last", "1f1b", "llama"),
     "3 stages, tied, clipped, with a schedule": ([[2, 0, 1]], "first", "1f1b", "gpt2"),
     "data parallel only, clipped": ([[0], [1]], "last", "gpipe", "gpt2"),
@@ -95,6 +103,8 @@ SETTINGS: dict[str, Any] = {
 
 
 QUICK = {
+    "2 x 2, tied over two stages, with a schedule",
+    "3 stages, tied over two, clipped",
     "2 x 2, head first",
     "data parallel only, tied",
     "2 x 2, clipped",
@@ -127,6 +137,27 @@ def test_losses_and_gradients_equal_a_single_process(case: str, tmp_path: Path) 
             scale = np.abs(want).max()
             np.testing.assert_allclose(found[when], want, atol=bound * scale, rtol=0)
     assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("idle", [1, 2])
+def test_a_device_without_microbatches_averages_all_of_its_stage(idle: int, tmp_path: Path) -> None:
+    """It has the head too, or the embedding, and updates them as the other does."""
+    plan = make_plan([[0, 3], [2, 1]])
+    others = {1: 3, 2: 0}
+    paths = tuple(
+        tuple(others[d] if d == idle else d for d in path) for path in plan.schedules[0].paths
+    )
+    bare = replace(plan.schedules[0], paths=paths, order=())
+    order = ordered(bare, 4, dict.fromkeys(range(4), len(paths)))
+    plan = plan.replace(schedules=(replace(bare, order=order),))
+    plan = plan.replace(predicted=predict(plan))
+    assert pl.check(plan) == [] and not order[idle]
+    ranks = execute(plan, tmp_path, list(plan.cluster.network.ids))
+    losses, gradients = single(plan)
+    np.testing.assert_allclose(ranks[0]["losses"], losses, rtol=TOLERANCE)
+    for rank, found in enumerate(ranks):
+        want = expected_gradient(plan, rank, gradients["last"])
+        np.testing.assert_allclose(found["last"], want, atol=1e-4 * np.abs(want).max(), rtol=0)
 
 
 def test_uneven_shares_give_the_same_average(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import Sync, TrainingPlan
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
 from tests.executor.forks import losses_by_step
@@ -148,14 +148,14 @@ def test_loaded_and_written_models_are_those_of_transformers(name: str, tmp_path
     tokens = some_tokens()
     with torch.no_grad():
         want = model(tokens).logits
-    tied = model.config.tie_word_embeddings
-    plans = [plan_for(folder, [[0]])] + ([] if tied else [plan_for(folder, [[0, 1]])])
-    for plan in plans:
+    copied = model.get_input_embeddings().weight.numel() * model.config.tie_word_embeddings
+    for plan in (plan_for(folder, [[0]]), plan_for(folder, [[0, 1]])):
         assert plan.workload.parameters == model.num_parameters()
         ranks = range(len(plan.cluster))
         learners = [learner_of(plan, rank, folder) for rank in ranks]
         held = sum(p.numel() for learner in learners for p in learner.parameters)
-        assert held == model.num_parameters()
+        # what embedding and head share is on both stages
+        assert held == model.num_parameters() + copied * plan.must_average_tied
         torch.testing.assert_close(our_logits(learners, tokens), want, atol=1e-5, rtol=1e-5)
         other = our_logits([learner_of(plan, rank, None) for rank in ranks], tokens)
         assert (other - want).abs().max() > 0.1
@@ -376,11 +376,20 @@ def test_other_models_are_refused_in_one_line(tmp_path: Path) -> None:
     refused("no file beside it")
 
 
-def test_a_tied_matrix_on_two_stages_is_refused(tmp_path: Path) -> None:
-    """Plans that keep head and embedding together train it."""
+def test_a_tied_matrix_on_two_stages_is_averaged_or_refused(tmp_path: Path) -> None:
+    """Both have it, in one stage it is the same; a plan that averages but stages is refused."""
     folder = saved("llama tied", tmp_path)
-    with pytest.raises(ValueError, match=r"workload.architecture.tied: .*--head first"):
-        learner_of(plan_for(folder, [[0, 1]]), 0, folder)
+    plan = plan_for(folder, [[0, 1]])
+    first, last = (learner_of(plan, rank, folder) for rank in range(2))
+    assert first.stage.stem is not None and last.head is not None
+    assert torch.equal(last.head.project.weight, first.stage.stem.tokens.weight)
+    assert first.tied_values == last.tied_values == plan.workload.tied_parameters > 0
+    bare = plan.replace(averaging=plan.averaging[:2])
+    with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with this release"):
+        learner_of(bare, 0, folder)
+    rare = bare.replace(sync=Sync(5))
+    with pytest.raises(ValueError, match=r"averaging.tied: .* plan again with --head first"):
+        learner_of(rare, 0, folder)
     learner = learner_of(plan_for(folder, [[0, 1]], "first"), 0, folder)
     assert learner.head is not None and learner.stage.stem is not None
     assert learner.head.project.weight is learner.stage.stem.tokens.weight

@@ -54,7 +54,7 @@ READERS = {"highs": read_by_highs, "cbc": read_by_cbc}
 def flowing() -> TrainingPlan:
     """Six unlike devices in two regions and sites, of which memory holds two layers each."""
     network = regional_network((3, 3))
-    work = tiny_workload(batch_samples=24)
+    work = tiny_workload(batch_samples=960)
     memory = stage_costs(work, 0, 2, with_head=True).need_bytes(2)
     flops = np.array([1e11, 2e11, 3e11, 1e11, 2e11, 2e11])
     devices = pl.Devices(

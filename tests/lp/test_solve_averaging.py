@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import planner.lp.contributor_search as search_module
@@ -79,6 +79,10 @@ def test_branch_and_bound_equals_brute_force(seed: int, monkeypatch: pytest.Monk
     st.floats(0.1, 50),
     st.booleans(),
     st.one_of(st.none(), st.floats(0, 3)),
+)
+# the even rates break a pair limit by less than a linear programme is exact to
+@example(
+    [(0.0, 2.6235, 1e-10, True), (2.313, 5.36672, 7.78508, True)], 5.240645, False, 0.6057939990084
 )
 def test_generated_instances(peers: Any, batch: Any, overlap: Any, link: Any) -> None:
     """Whatever the numbers: the brute-force optimum, and a plan that the checker accepts."""

@@ -17,7 +17,7 @@ from planner.report.page import report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
-from tests.conftest import make_plan, random_network
+from tests.conftest import make_plan, random_network, tiny_workload
 
 VOID = {"meta", "link", "br"}
 EVIL = "</script><b>&東京"
@@ -72,6 +72,14 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
     assert drawn == len(timeline.ops) + len(timeline.closing)
 
 
+def test_what_two_stages_share_is_said() -> None:
+    """And nothing where they share nothing."""
+    said = "averaged of embedding and head"
+    for tied in (True, False):
+        page = report_html(make_plan([[0, 1]], workload=tiny_workload(tied=tied)))
+        assert (said in page) is tied
+
+
 def test_critical_path_goes_from_rest_to_the_end() -> None:
     """Each begins when the one before it has ended."""
     timeline = simulate(evil_plan())
@@ -98,6 +106,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.write_text('{"event": "step", "step": 3, "took_s": 4.5}\n')
     assert main(["report", str(path), "--run", str(run)]) == 0
     assert "<td>4.5</td>" in path.with_suffix(".html").read_text()
+    event = {"event": "step", "step": 3, "took_s": 4.5, "plan": evil_plan().content_hash}
+    run.write_text(json.dumps(event))
+    assert main(["report", str(path), "--run", str(run)]) == 0
+    foreign = tmp_path / "f.json"
+    foreign.write_text(json.dumps({"plan": "0" * 64, "steps": [{"step": 0, "measured_s": 1.0}]}))
     assert main(["report", str(path)]) == 0
     other.write_text("mine")
     capsys.readouterr()
@@ -105,6 +118,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["--out", str(other)],
         ["--tokens", "nan"],
         ["--run", str(path)],
+        ["--run", str(foreign)],
     ):
         assert main(["report", str(path), *bad]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -38,9 +38,10 @@ def plans(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
     """Any paths through the stages, any shares, several schedules; and who is lost."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     grid = [[k * stages + j for j in range(stages)] for k in range(pipelines)]
+    work = tiny_workload(tied=draw(st.booleans()), batch_samples=draw(st.integers(pipelines, 12)))
     plan = make_plan(
         grid,
-        workload=tiny_workload(batch_samples=draw(st.integers(pipelines, 12))),
+        workload=work,
         head=draw(st.sampled_from(["first", "last"])),
         schedule="gpipe",
         clip=draw(st.sampled_from([None, 1.0])),
@@ -54,7 +55,8 @@ def plans(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
         room = dict.fromkeys(range(len(plan.cluster)), draw(st.integers(1, 4)))
         schedules.append(replace(bare, order=ordered(bare, len(plan.cluster), room)))
     averaging = []
-    for group in groups:
+    for j in range(len(plan.averaging)):
+        group = plan.averaged_by(j)
         weights = [draw(st.integers(0, 3)) for _ in group]
         shares = np.array(weights) / sum(weights) if any(weights) else np.eye(len(group))[0]
         averaging.append(((AveragingGroup(group, tuple(shares), (True,) * len(group)),),))
@@ -89,7 +91,7 @@ def test_all_microbatches_once_and_no_more_memory(drawn: tuple[TrainingPlan, set
         assert sorted(done) == sorted(op for ops in old.order for op in ops)
     for j, rounds in enumerate(made.averaging):
         (group,) = rounds[0]
-        assert group.members == made.assignment.groups[j] and all(group.contributes)
+        assert group.members == made.averaged_by(j) and all(group.contributes)
     assert made.content_hash == without(plan, lost).content_hash
 
 

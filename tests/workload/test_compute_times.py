@@ -65,7 +65,7 @@ def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
     [
         ({"format": "x"}, "is not a calibration"),
         ({"schema_version": 7}, "schema_version is 7"),
-        ({"devices": None}, "missing or malformed"),
+        ({"devices": None}, "devices must be a mapping"),
         ({"microbatch_samples": 0}, "microbatch_samples is 0"),
         ({"link_bandwidth_bytes_per_s": 0}, "link_bandwidth_bytes_per_s is 0"),
         ({"software": {}}, "'cores'"),

@@ -1,0 +1,98 @@
+"""Devices as fast as they were measured to be.
+
+Searches, and the bound on any plan, know of a device's FLOP/s and of no single operation; what a
+plan is priced with are the measured seconds themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.network.cluster import Cluster
+from planner.workload.calibration import Calibration
+from planner.workload.costs import stage_costs
+from planner.workload.workload import Workload
+
+ALIKE = 1.03
+"""Alike devices that were measured no farther apart are alike still: clocks jitter, and what is
+alike is searched once."""
+
+
+def as_measured(cluster: Cluster, workload: Workload, calibration: Calibration) -> Cluster:
+    """The devices with the FLOP/s that F and B had on them.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    calibration
+        Of all devices that can compute; the others stay as they are.
+
+    Returns
+    -------
+    Cluster
+        Otherwise the same.
+
+    Raises
+    ------
+    ValueError
+        F or B of a device took no time.
+    """
+    stated, able = cluster.flops, np.asarray(cluster.devices.can_compute)
+    speed = stated.copy()
+    for d in np.flatnonzero(able).tolist():
+        speed[d] = calibration.speed(cluster.network.ids[d], workload)
+    slowest_first = [d for d in np.lexsort((speed, stated)).tolist() if able[d]]
+    kinds: list[list[int]] = []
+    for d in slowest_first:
+        first = kinds[-1][0] if kinds else d
+        if kinds and stated[d] == stated[first] and speed[d] <= ALIKE * speed[first]:
+            kinds[-1].append(d)
+        else:
+            kinds.append([d])
+    for kind in kinds:
+        speed[kind] = 1 / np.mean(1 / speed[kind])
+    return _with_flops(cluster, speed)
+
+
+def at_most(cluster: Cluster, workload: Workload, calibration: Calibration | None) -> Cluster:
+    """The devices with FLOP/s that none of F, B and H exceeded on them.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    workload
+        What is trained.
+    calibration
+        Of all of them; None: nothing was measured, FLOP/s are as stated.
+
+    Returns
+    -------
+    Cluster
+        Otherwise the same.
+    """
+    if calibration is None:
+        return cluster
+    samples = calibration.microbatch_samples / workload.microbatch_samples
+    speed = np.empty(len(cluster))
+    for d, name in enumerate(cluster.network.ids):
+        held = stage_costs(workload, *calibration.layers[name], with_head=True)
+        took = calibration.times[name]
+        works = (
+            (held.forward_flops, took["forward_s"]),
+            (held.backward_flops, took["backward_s"]),
+            (held.head_flops, took["head_s"]),
+        )
+        # a head that was not measured is as fast as F and B together
+        speed[d] = max(flops * samples / seconds for flops, seconds in works if seconds > 0)
+    return _with_flops(cluster, speed)
+
+
+def _with_flops(cluster: Cluster, flops: NDArray[np.float64]) -> Cluster:
+    return cluster.replace(devices=replace(cluster.devices, flops=flops))
