@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.probe.flows import Flow, Rate, answer, ask, receive, send  # noqa: E402
 from planner.executor.probe.rounds import disjoint_rounds  # noqa: E402
-from planner.network.probe_log import ALL, ProbeLog  # noqa: E402
+from planner.network.probe_log import ALL, LinkFinding, ProbeLog  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
 
 NAMES = ("a", "b", "c")
@@ -144,3 +144,11 @@ def test_rates_are_added_over_peers() -> None:
     found = line_of("a", True, [Rate(1.0, 0.5, 2.0), Rate(3.0, 2.5, 4.0)], 2)
     assert found.ends == ("a", ALL) and found.rates == {1: (4.0, 3.0, 6.0)}
     assert json.loads(found.to_line())["round_trips_s"] is None
+
+
+def test_a_machine_that_was_busy_is_written_as_it_is_read() -> None:
+    """Where the smallest messages came back last, no time of a larger one is below 0."""
+    trips = {MESSAGES[0]: [0.05, 0.06, 0.07], **dict.fromkeys(MESSAGES[1:], [0.01, 0.02, 0.03])}
+    found = link_of("a", "b", Half({}, trips), Half({1: Rate(2e6, 1e6, 3e6)}, {}))
+    assert found.messages_s == pytest.approx(dict.fromkeys(MESSAGES[1:], 0.015))
+    assert LinkFinding.of_line(found.to_line()) == found

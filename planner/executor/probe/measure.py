@@ -118,8 +118,9 @@ def link_of(source: str, destination: str, there: Half, here: Half) -> LinkFindi
     """One direction of a pair from what its source and its destination know."""
     small = sorted(there.trips[MESSAGES[0]])
     rates = {count: (rate.mean, rate.low, rate.high) for count, rate in here.rates.items()}
-    # the word back takes half a round trip
-    timed = {size: statistics.median(s) - small[0] / 2 for size, s in there.trips.items()}
+    # the word back takes half a round trip; on a busy machine a larger message's may be the shortest
+    back = min(map(min, there.trips.values())) / 2
+    timed = {size: statistics.median(s) - back for size, s in there.trips.items()}
     del timed[MESSAGES[0]]
     trips = (small[0], statistics.median(small), small[-1])
     return LinkFinding(source, destination, _now(), rates, trips, timed)
