@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from planner.executor.probe.flows import Flow, Rate, answer, ask, receive, send  # noqa: E402
+from planner.executor.probe.measure import Half, link_of  # noqa: E402
 from planner.executor.probe.rounds import disjoint_rounds  # noqa: E402
 from planner.network.probe_log import ALL, LinkFinding, ProbeLog  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
