@@ -83,6 +83,7 @@ class Watch(threading.Thread):
         self._lock = threading.Lock()
         self._proposed_s: float | None = None
         self._proposal = ("", FAILED)
+        self._server_ended = False
         self._signal: tuple[int, float] | None = None
         self._over = False
         self._leaving = False
@@ -313,7 +314,10 @@ class Watch(threading.Thread):
             self._count(passed)
             self._obey(now)
             if self._proposed_s is not None and now - self._proposed_s > PUBLISH_S:
-                self._end(self._proposal[0])
+                if self._server_ended:  # what those say who had no connection to it
+                    self._store_gone()
+                else:
+                    self._end(self._proposal[0])
 
     def _listen(self) -> None:
         """Wait a moment for signals, and take what has come over lifelines."""
@@ -339,6 +343,7 @@ class Watch(threading.Thread):
             if not said or FAREWELL in said:
                 del self._lifelines[connection]
         if not said:
+            self._server_ended |= self.server == f"device {line.name!r}"
             self._miss([line.name], f"device {line.name!r} is gone: its process has ended")
 
     def _ping(self) -> None:

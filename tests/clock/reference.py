@@ -212,8 +212,8 @@ class Reference:
         plan, w, cluster = self.plan, self.plan.workload, self.plan.cluster
         stages = len(plan.stage_layers)
         # where two stages share a matrix it comes last, and is in neither's vector
-        shared = w.tied_parameters if len(plan.averaging) > stages else 0
-        shared *= w.gradient_bytes_per_parameter
+        tied = w.tied_parameters if len(plan.averaging) > stages else 0
+        shared = float(tied * w.gradient_bytes_per_parameter)
         vectors = w.gradient_bytes(plan.stage_layers, plan.head_stage)
         vector = shared
         if stage < stages:

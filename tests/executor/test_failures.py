@@ -65,7 +65,7 @@ def require_named(run: Started, others: list[str], device: int) -> None:
     reasons = {run.reason(name) for name in others}
     assert len(reasons) == 1, reasons
     (reason,) = reasons
-    if device == 0 and reason.startswith(STORE):
+    if device == 0:
         assert reason.endswith("which device '0' serves, is gone")
     else:
         assert reason == f"device '{device}' is gone: its process has ended"
