@@ -37,6 +37,7 @@ from planner.network.network import Network
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
+from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
 MIXED = {"Oregon": "A100", "Virginia": "V100", "Frankfurt": "T4"}
@@ -184,15 +185,12 @@ INSTANCES = {
 }
 
 
-PRESETS = (
-    *("gpt2-small", "gpt2-large", "gpt3-1.3b", "gpt3-1.3b-40l"),
-    *("llama-500m", "llama-1.5b", "llama-3-1b"),
-)
-"""Small and large ones of each family; the last one has a tied head."""
+FAMILIES = ("gpt", "llama")
+"""Whose presets the catalogue has."""
 
 
 def catalogue(gpu: str = "V100") -> dict[str, Instance]:
-    """Every shipped network, its complete part, with every one of `PRESETS`.
+    """Every shipped network, its complete part, with every preset of `FAMILIES`.
 
     Parameters
     ----------
@@ -212,6 +210,7 @@ def catalogue(gpu: str = "V100") -> dict[str, Instance]:
         f"{name}/{preset}": Instance(f"a {gpu} each", at(name), preset)
         for name in list_networks()
         for preset in PRESETS
+        if preset.startswith(FAMILIES)
     }
 
 
