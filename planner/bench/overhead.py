@@ -1,6 +1,7 @@
-"""``planner bench overhead``: one device under the executor against a plain PyTorch loop.
+"""``planner bench overhead``: the executor on one device, against a plain loop and the clock.
 
-The same model, batch and precision, the two in turns, each a process of its own. With ``--device
+One rank and a plain PyTorch loop of the same model, batch and precision in turns, each a process of
+its own; then four ranks that share the device, beside what the clock says of them. With ``--device
 cuda`` on a GPU, in bf16.
 """
 
@@ -58,13 +59,15 @@ class Case:
     samples: int
     microbatch: int
 
-    def plan(self, precision: str) -> TrainingPlan:
-        """One stage on one device.
+    def plan(self, precision: str, devices: int = 1, stages: int = 1) -> TrainingPlan:
+        """Stages of as many devices each.
 
         Parameters
         ----------
         precision
             ``"fp32"`` or ``"bf16"``.
+        devices, stages
+            How many; devices are a multiple of stages.
 
         Returns
         -------
@@ -78,8 +81,9 @@ class Case:
             microbatch_samples=self.microbatch,
             precision=precision,
         )
-        cluster = Cluster(Network(np.zeros((1, 1)), np.ones((1, 1))), Devices(1e12, 1e12))
-        made = plan(cluster, workload, stages=1, stop=MaxIterations(1), seed=SEED).plan
+        square = np.ones((devices, devices))
+        cluster = Cluster(Network(1e-4 * square, 1e9 * square), Devices(1e12, 1e12))
+        made = plan(cluster, workload, stages=stages, stop=MaxIterations(1), seed=SEED).plan
         assert made is not None
         return made
 
@@ -102,6 +106,20 @@ CASES = {
         ),
     ),
 }
+
+
+SHARED = 4
+"""Ranks on one device, in stages of one, two and four."""
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """Seconds of a step of four ranks that share a device."""
+
+    case: Case
+    stages: int
+    measured_s: float
+    predicted_s: float
 
 
 @dataclass(frozen=True)
@@ -194,13 +212,51 @@ def _executor(made: TrainingPlan, path: Path, device: str) -> tuple[list[float],
     return [e["took_s"] for e in steps], [losses[t] for t in range(len(steps))]
 
 
-def report(rows: Sequence[Row], device: str, repeats: int, before: str) -> str:
+def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
+    """Run four ranks, calibrated.
+
+    Parameters
+    ----------
+    case
+        Which.
+    device
+        ``"cpu"`` or ``"cuda"``.
+    stages
+        Of the plan.
+
+    Returns
+    -------
+    SharedRow
+        What was measured, and predicted of the times that were measured first.
+    """
+    made = case.plan("fp32" if device == "cpu" else "bf16", SHARED, stages)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        save_plan(made, path)
+        words = [str(path), "--steps", str(WARM + STEPS), "--device", device, "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "planner.cli", "run", *words],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"the executor failed: {done.stderr[-500:]}")
+    steps = json.loads(done.stdout)["steps"]
+    measured = statistics.median(step["measured_s"] for step in steps[WARM:])
+    return SharedRow(case, stages, measured, steps[0]["predicted_s"])
+
+
+def report(
+    rows: Sequence[Row], shared: Sequence[SharedRow], device: str, repeats: int, before: str
+) -> str:
     """The dated report as Markdown.
 
     Parameters
     ----------
-    rows
-        What was measured.
+    rows, shared
+        What was measured of one rank, and of four.
     device
         Where.
     repeats
@@ -239,6 +295,24 @@ def report(rows: Sequence[Row], device: str, repeats: int, before: str) -> str:
             f"{size:.1f}M | {1e3 * plain:.1f} ms | {1e3 * ours:.1f} ms | "
             f"{row.ratio:.3f} ({min(each):.3f} to {max(each):.3f}) | {off:.1e} |"
         )
+    lines += [
+        "",
+        "## Four ranks that share it",
+        "",
+        "Through `planner run`: F, H, B, updates and the link between two ranks are measured "
+        "first, then the clock says what a step takes where ranks share "
+        + ("the processor's cores. " if device == "cpu" else "the GPU. ")
+        + f"Medians of {STEPS} steps after {WARM}, of one run.",
+        "",
+        "| model | stages x pipelines | predicted | executed | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.case.name} | {row.stages} x {SHARED // row.stages} | "
+        f"{1e3 * row.predicted_s:.1f} ms | {1e3 * row.measured_s:.1f} ms | "
+        f"{row.measured_s / row.predicted_s:.3f} |"
+        for row in shared
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -274,7 +348,14 @@ def main(argv: Sequence[str]) -> int:
     for case in CASES[args.device]:
         rows.append(measure(case, args.device, args.repeats))
         print(f"{case.name}: {rows[-1].ratio:.3f}", flush=True)
-    write_text(args.out, report(rows, args.device, args.repeats, before))
+    shared = []
+    for case in CASES[args.device][-2:]:
+        for stages in (1, 2, SHARED):
+            shared.append(measure_shared(case, args.device, stages))
+            row = shared[-1]
+            ratio = row.measured_s / row.predicted_s
+            print(f"{case.name}, {stages} stages: {ratio:.3f} of the clock", flush=True)
+    write_text(args.out, report(rows, shared, args.device, args.repeats, before))
     return 0
 
 

@@ -102,7 +102,7 @@ def require_memory(plan: TrainingPlan, workload: Workload) -> None:
 def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) -> list[float]:
     """Step time of every iteration of the cycle on this machine.
 
-    Measured compute times, its cores shared, its own links.
+    Measured compute times, its cores or GPUs shared, its own links.
 
     Parameters
     ----------
@@ -135,6 +135,5 @@ def predict(plan: TrainingPlan, workload: Workload, calibration: Calibration) ->
     )
     # neither limits of the plan's devices nor their sites' lines are here
     here = Cluster(network, Devices(plan.cluster.flops, plan.cluster.memory_bytes))
-    share = max(1, int(calibration.software["cores"] // calibration.software["threads_per_rank"]))
     local = plan.replace(compute_times=times)
-    return cycle_steps_s(local, here, workload, cores=share)
+    return cycle_steps_s(local, here, workload, cores=calibration.at_once)

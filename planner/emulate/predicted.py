@@ -67,6 +67,5 @@ def predict_here(plan: TrainingPlan, calibration: Calibration) -> Prediction:
         plan.recompute,
         plan.head_stage,
     )
-    cores = int(calibration.software["cores"] // calibration.software["threads_per_rank"])
     here = plan.replace(compute_times=times, workload=workload)
-    return Prediction(*simulate_cycle(here, cores=max(1, cores)))
+    return Prediction(*simulate_cycle(here, cores=calibration.at_once))

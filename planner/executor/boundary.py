@@ -61,17 +61,15 @@ class Boundary:
         flat = values.detach().reshape(-1).float()
         return encode(flat * self._lift if gradient and self._lift != 1 else flat, self._wire)
 
-    def read(
-        self, message: Tensor, device: torch.device, dtype: torch.dtype, *, gradient: bool
-    ) -> Tensor:
+    def read(self, message: Tensor, dtype: torch.dtype, *, gradient: bool) -> Tensor:
         """What `write` was given, but for what rounding takes.
 
         Parameters
         ----------
         message
-            As it arrived.
-        device, dtype
-            Where, and in which format, it is computed with.
+            As it arrived, where it is computed with.
+        dtype
+            In which format it is.
         gradient
             As for `write`.
 
@@ -80,17 +78,17 @@ class Boundary:
         Tensor
             ``[samples, tokens, hidden]``.
         """
-        here = message.to(device)
         if self._wire is None:
-            return here.to(dtype)
-        values = decode(here, self._values, self._wire).view(self.shape)
+            return message.to(dtype)
+        values = decode(message, self._values, self._wire).view(self.shape)
         return (values / self._lift if gradient and self._lift != 1 else values).to(dtype)
 
-    def buffer(self) -> Tensor:
-        """Memory for a message."""
+    @property
+    def message(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and format of a message."""
         if self._wire is None:
-            return torch.empty(self.shape, dtype=self._plain)
-        return torch.empty(message_length(self._values, self._wire), dtype=torch.uint8)
+            return self.shape, self._plain
+        return (message_length(self._values, self._wire),), torch.uint8
 
     @property
     def _values(self) -> int:

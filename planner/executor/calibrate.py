@@ -27,10 +27,12 @@ from planner.executor.connections import (
 )
 from planner.executor.failure import Failure
 from planner.executor.learner import Learner
+from planner.executor.memory import gpu_of
 from planner.executor.messages import Message, Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
+from planner.executor.side import HOST
 from planner.executor.transport import Expected, Inbox, Outbox
 from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
@@ -50,7 +52,8 @@ def calibrate(
 ) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
-    As many ranks measure at the same time as there are processors, as they will when training.
+    As many ranks measure at the same time as there are processors, as they will when training; on
+    GPUs one on each.
 
     Parameters
     ----------
@@ -69,11 +72,11 @@ def calibrate(
         On rank 0.
     """
     world, rank = ranks.world, ranks.rank
-    together = max(1, cores() // torch.get_num_threads())
+    turns = _turns(ranks, device)
     mine: dict[str, Any] | None = None
-    for turn in range(-(-world // together)):
+    for turn in range(max(turns) + 1):
         ranks.meet(f"calibration/{turn}")
-        if rank // together == turn and learner is not None:
+        if turns[rank] == turn and learner is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
             mine = {"layers": layers, **measure_compute(learner)}
     ranks.meet("calibration/link")
@@ -92,6 +95,7 @@ def calibrate(
             "device": str(device),
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
+            **({"gpus": turns.count(0)} if device.type == "cuda" else {}),
         },
         workload=plan.workload.name,
         microbatch_samples=plan.workload.microbatch_samples,
@@ -107,6 +111,16 @@ def calibrate(
         compute=plan.workload.precision.compute,
         sample_flops=plan.workload.forward_flops,
     )
+
+
+def _turns(ranks: Ranks, device: torch.device) -> list[int]:
+    """When each rank measures."""
+    if device.type != "cuda":
+        together = max(1, cores() // torch.get_num_threads())
+        return [rank // together for rank in range(ranks.world)]
+    # one after the other on each GPU
+    gpus = ranks.share("calibration/gpus", gpu_of(device)[1])
+    return [gpus[:rank].count(gpu) for rank, gpu in enumerate(gpus)]
 
 
 def cores() -> int:
@@ -240,6 +254,8 @@ def measure_operation() -> float:
 
 class _Nothing:
     """Operations that do nothing."""
+
+    side = HOST
 
     def __init__(self) -> None:
         self._made = torch.zeros(SMALL_BYTES, dtype=torch.uint8)

@@ -90,7 +90,9 @@ class Clipping:
 
 def squares(vector: Tensor) -> float:
     """The sum of squares of a vector, in double precision, made without a copy of it all."""
-    return math.fsum(float(part.double().square_().sum()) for part in torch.split(vector, CHUNK))
+    parts = [part.double().square_().sum() for part in torch.split(vector, CHUNK)]
+    # from a GPU at once
+    return math.fsum(torch.stack(parts).tolist()) if parts else 0.0
 
 
 def _send(connection: socket.socket, value: float) -> None:

@@ -7,14 +7,19 @@ from typing import Protocol
 from torch import Tensor
 
 from planner.executor.messages import Message
+from planner.executor.side import Side
 from planner.training_plan.model import Schedule
 
 
 class Operations(Protocol):
     """F, H and B of one rank."""
 
+    @property
+    def side(self) -> Side:
+        """Where it computes."""
+
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
-        """Do F, H or B and return what goes on to the next operation.
+        """Begin F, H or B and return what goes on to the next operation.
 
         Parameters
         ----------
@@ -26,7 +31,7 @@ class Operations(Protocol):
         Returns
         -------
         Tensor
-            Complete, and left alone from now on.
+            On its side complete when `Side.mark` says so; left alone from now on.
         """
 
 
@@ -39,8 +44,14 @@ class Compute(Operations, Protocol):
     def buffer(self, message: Message) -> Tensor:
         """Memory for a message to this rank."""
 
-    def gradients(self) -> Tensor:
-        """``float32`` vector on the CPU of the step's gradients, to be averaged in place."""
+    def gradients(self, *, alone: bool = False) -> Tensor:
+        """``float32`` vector of the step's gradients, to be averaged in place.
+
+        Parameters
+        ----------
+        alone
+            Whether nobody else has a part in it: then it is where it was made, else on the CPU.
+        """
 
     @property
     def tied_values(self) -> int:

@@ -165,7 +165,8 @@ class Evaluation:
         failure = self._held.enter_context(self._ranks.failing())
         if self._learner is not None:
             self._inbox = Inbox(streams.of, self._expected(), self._learner.buffer, failure)
-            self._outbox = Outbox(streams.to, failure, self._wiring.rates())
+            rates, side = self._wiring.rates(), self._learner.side
+            self._outbox = Outbox(streams.to, failure, rates, side=side)
         return self
 
     def __exit__(
@@ -274,8 +275,10 @@ class _Forward:
 
     def __init__(self, learner: Learner, data: Microbatches | None, batch: int) -> None:
         self._learner, self._data, self._batch = learner, data, batch
+        self.side = learner.side
         self._outputs: dict[int, Tensor] = {}
-        self._loss = 0.0
+        self._loss = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self.side.begin()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F or H; nothing is kept for a backward pass."""
@@ -293,13 +296,13 @@ class _Forward:
             activations = own if given is None else given
             assert activations is not None
             loss = learner.run_loss(activations, self._tokens(microbatch)[:, 1:])
-            self._loss += float(loss)
+            self._loss += loss
             return loss
 
     def loss(self) -> float:
         """Summed over tokens."""
-        return self._loss
+        return float(self._loss)
 
     def _tokens(self, microbatch: int) -> Tensor:
         assert self._data is not None
-        return self._data.tokens(self._batch, microbatch).to(self._learner.device)
+        return self.side.enter(self._data.tokens(self._batch, microbatch))

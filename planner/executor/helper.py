@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from planner.executor.learner import require_executable, tied_values
 from planner.executor.messages import Message
 from planner.executor.model import build_head, build_stage
+from planner.executor.side import HOST
 from planner.training_plan.model import Schedule, TrainingPlan
 
 
@@ -26,6 +27,8 @@ class Helper:
     PlanError
         The plan cannot be carried out.
     """
+
+    side = HOST
 
     def __init__(self, plan: TrainingPlan, rank: int) -> None:
         arch, stage = require_executable(plan), plan.averages_for[rank]
@@ -56,7 +59,7 @@ class Helper:
         """No plan asks for it."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
-    def gradients(self) -> Tensor:
+    def gradients(self, *, alone: bool = False) -> Tensor:
         """Where the sums of its share are made; what is there does not count."""
         return self._vector
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from planner.executor.messages import Message
+from planner.executor.side import HOST
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import Schedule, TrainingPlan
 
@@ -70,6 +71,8 @@ class ImposedCompute:
         What times and bytes are divided by.
     """
 
+    side = HOST
+
     def __init__(self, plan: TrainingPlan, rank: int, imposed: Imposed) -> None:
         times, speed, shrink = plan.compute_times, imposed.speed, imposed.shrink
         self._seconds = {
@@ -119,7 +122,7 @@ class ImposedCompute:
         owner = message.destination if message.kind == "B" else message.source
         return torch.empty(self._sizes[owner], dtype=torch.uint8)
 
-    def gradients(self) -> Tensor:
+    def gradients(self, *, alone: bool = False) -> Tensor:
         """A vector of the stage's size."""
         return self._vector
 

@@ -20,6 +20,7 @@ from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.executor.outer import MEAN, CountedSamples, LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
+from planner.executor.side import Side, side_of
 from planner.executor.weights import load_weights
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
@@ -145,6 +146,8 @@ class Learner:
         Folder of Hugging Face weights to start from; None: the plan's seed makes them.
     counted
         Whether other plans may follow, of fewer devices: then samples are counted.
+    side
+        Of the device; None: its own.
 
     Raises
     ------
@@ -164,11 +167,12 @@ class Learner:
         data: Data = SYNTHETIC,
         weights: Path | None = None,
         counted: bool = False,
+        side: Side | None = None,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
         prepare(plan, device)
-        self.device = device
+        self.device, self.side = device, side or side_of(device)
         self.dtype = TORCH[w.precision.compute]
         self.boundary = Boundary(w)
         stage = plan.stage_of[rank]
@@ -198,12 +202,12 @@ class Learner:
         self._counting = device.type == "cpu"
         self._host = self._vector
         if device.type == "cuda":
-            self._host = self._vector.cpu().pin_memory()
+            self._host = self.side.room(tuple(self._vector.shape), self._vector.dtype)
         elif plan.sync.delayed:
             self._host = self._vector.clone()  # gradients are made while it is averaged
         self._to_come = False
         self._step = 0
-        self._loss: float | None = None
+        self._loss: Tensor | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -233,9 +237,12 @@ class Learner:
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
         self._samples.begin()
-        self._loss = None if self.head is None else 0.0
+        self._loss = None
+        if self.head is not None:
+            self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._on_host = False
         self._vector.zero_()
+        self.side.begin()
 
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F, H or B; returns the activations or their gradient, as a message."""
@@ -246,25 +253,26 @@ class Learner:
         if self._counting:
             own = [t for kept in self._kept.values() for t in kept if t is not None]
             self.kept.bytes([*own, *self._head_gradients.values()])
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         return made
 
     def read(self, kind: str, message: Tensor) -> Tensor:
         """What an operation of a kind computes with, of the message that it waited for."""
-        return self.boundary.read(message, self.device, self.dtype, gradient=kind == "B")
+        here = self.side.enter(message)
+        return self.boundary.read(here, self.dtype, gradient=kind == "B")
 
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        return self.data.tokens(step, microbatch).to(self.device)
+        return self.side.enter(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
-        return self.boundary.buffer()
+        return self.side.room(*self.boundary.message)
 
-    def gradients(self) -> Tensor:
-        """All gradients in one vector on the CPU."""
+    def gradients(self, *, alone: bool = False) -> Tensor:
+        """All gradients in one vector."""
+        if alone:
+            return self._vector
         if self._host is not self._vector:
             self._host.copy_(self._vector)
         self._on_host = True
@@ -272,15 +280,15 @@ class Learner:
 
     def update(self) -> None:
         """Take the optimizer step, with the gradients of all or with this device's own."""
-        if self.outer is None:
-            self._from_host()
-        else:
+        scale = None
+        if self.outer is not None:
             scale = self._samples.scale(self._step)
             self._samples.taken()
             if scale is None:
                 return  # no sample says where to
-            if self._on_host:
-                self._from_host()
+        if self._on_host:
+            self._from_host()
+        if scale is not None:
             self._vector.mul_(scale)
         self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
@@ -327,7 +335,7 @@ class Learner:
 
     def loss(self) -> float | None:
         """Of the step so far."""
-        return self._loss
+        return None if self._loss is None else float(self._loss)
 
     def state(self) -> dict[str, Tensor]:
         """Parameters, and what the optimizers keep of each; all that training goes on from.
@@ -406,8 +414,7 @@ class Learner:
 
     def _updated(self) -> None:
         self.round()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.side.at(self.side.mark())
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
@@ -444,7 +451,7 @@ class Learner:
         loss = self.run_loss(activations, targets) / self.batch_tokens
         torch.autograd.backward(loss)
         assert activations.grad is not None
-        self._loss += float(loss.detach())
+        self._loss += loss.detach()
         self._head_gradients[b] = activations.grad
         return activations.grad
 

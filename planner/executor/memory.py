@@ -7,6 +7,7 @@ they need and see the same numbers, so that exactly one of them says what is wro
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -126,8 +127,19 @@ def need_of(
         beyond["calibration"] = max(state + costs.need_bytes(1) - costs.state_bytes - working, 0.0)
     host = {"averaging": buffers, "messages": messages}
     if on_gpu:
-        return Need(found.planned, beyond, vector + sum(host.values()))
+        # of copies that come in and go out while operations compute
+        passing = 4 if len(plan.stage_layers) > 1 else 0
+        beyond["messages"] = passing * costs.output_bytes
+        pinned = _power_of_two(vector) + (live + waiting) * _power_of_two(
+            costs.output_bytes if passing else 0.0
+        )
+        return Need(found.planned, beyond, pinned + buffers)
     return Need(found.planned, beyond | host)
+
+
+def _power_of_two(size: float) -> float:
+    """Bytes that PyTorch pins for so many."""
+    return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
 
 
 def buffer_bytes(averaging: Averaging, values: int) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from planner.executor.compute import Operations
-from planner.executor.messages import Traffic
+from planner.executor.messages import Message, Traffic
 from planner.executor.records import StepRecord
-from planner.executor.transport import Inbox, Outbox
+from planner.executor.side import Mark, Side
+from planner.executor.transport import Arrival, Inbox, Outbox
 from planner.training_plan.model import Operation
 
 
@@ -24,6 +26,9 @@ def run_operations(
     ended: Callable[[float], None] = lambda end: None,
 ) -> None:
     """Do F, H and B of one device; messages leave as soon as their operation is done.
+
+    The next operation is begun before one has ended, where the device allows for it and what it
+    waits for is there.
 
     Parameters
     ----------
@@ -44,20 +49,51 @@ def run_operations(
     ended
         Called after each operation with the moment of its end, monotonic clock.
     """
-    for kind, b in order:
+    side = compute.side
+    begun: deque[_Begun] = deque()
+
+    def end(most: int) -> None:
+        while len(begun) > most:
+            ended(begun.popleft().noted(side, rank, record))
+
+    for operation in order:
+        kind, b = operation
         arrival = None
-        if (before := traffic.before.get((kind, b))) is not None:
+        if (before := traffic.before.get(operation)) is not None:
+            if begun and not inbox.has(serial, before):
+                end(0)
             arrival = inbox.take(serial, before)
-        start = time.monotonic()
+        start = side.mark()
         made = compute.operate(kind, b, None if arrival is None else arrival.tensor)
-        end = time.monotonic()
-        if (after := traffic.after.get((kind, b))) is not None:
+        stop = side.mark()
+        if (after := traffic.after.get(operation)) is not None:
             outbox.send(made, after.destination)
-            record.sent(after, made.nbytes, end)
-        record.ops.append((b, rank, kind, start, end))
-        if before is not None and arrival is not None:
-            record.received(before, arrival.tensor.nbytes, arrival.arrived_s)
-        ended(end)
+        sent = None if after is None else (after, made.nbytes)
+        begun.append(_Begun(operation, start, stop, sent, arrival))
+        end(side.ahead)
+    end(0)
+
+
+class _Begun(NamedTuple):
+    """An operation that has maybe not ended: what it is, what left after it and came before."""
+
+    operation: Operation
+    start: Mark
+    stop: Mark
+    sent: tuple[Message, int] | None
+    arrival: Arrival | None
+
+    def noted(self, side: Side, rank: int, record: StepRecord) -> float:
+        """Waits for its end, which is returned."""
+        start_s, end_s = side.at(self.start), side.at(self.stop)
+        if self.sent is not None:
+            record.sent(*self.sent, end_s)
+        kind, b = self.operation
+        record.ops.append((b, rank, kind, start_s, end_s))
+        if self.arrival is not None:
+            arrival = self.arrival
+            record.received(arrival.message, arrival.tensor.nbytes, arrival.arrived_s)
+        return end_s
 
 
 def run_alone(
@@ -76,8 +112,10 @@ def run_alone(
     record
         Takes times, monotonic clock.
     """
+    side = compute.side
     for b in microbatches:
         for kind in "FHB":
-            start = time.monotonic()
+            start = side.mark()
             compute.operate(kind, b, None)
-            record.ops.append((b, rank, kind, start, time.monotonic()))
+            stop = side.mark()
+            record.ops.append((b, rank, kind, side.at(start), side.at(stop)))

@@ -250,9 +250,11 @@ class Routed:
     def _operate(
         self, kind: str, note: Note, received: Tensor | None, record: StepRecord
     ) -> tuple[Tensor, float]:
-        start_s = time.monotonic()
+        side = self._compute.side
+        start = side.mark()
         made = self._compute.operate(kind, note.microbatch, received)
-        end_s = time.monotonic()
+        # peers are told how long it took
+        start_s, end_s = side.at(start), side.at(side.mark())
         record.ops.append((note.microbatch, self._rank, kind, start_s, end_s))
         return made, end_s
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from planner.executor.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
 from planner.executor.failure import Failure
 from planner.executor.messages import Message
+from planner.executor.side import HOST, Side
 
 EARLY_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
 
@@ -87,6 +88,8 @@ class Outbox:
         By destination, bytes per second of the link in the plan.
     round_trips_s
         By destination, for how long what has left is not confirmed yet; None: no time.
+    side
+        Where messages are made.
     """
 
     def __init__(
@@ -95,7 +98,9 @@ class Outbox:
         failure: Failure,
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
+        side: Side = HOST,
     ) -> None:
+        self._side = side
         self._connections, self._rates = connections, rates
         self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
         self._leaves_s = dict.fromkeys(connections, 0.0)
@@ -109,7 +114,7 @@ class Outbox:
         Parameters
         ----------
         tensor
-            Complete when this is called, and not changed afterwards.
+            What operations begun so far make, not changed afterwards.
         destination
             Rank.
         header
@@ -119,10 +124,10 @@ class Outbox:
         begin = max(time.monotonic(), self._leaves_s[destination])
         self._leaves_s[destination] = begin + tensor.nbytes / self._rates[destination]
         self._given[destination] += tensor.nbytes
+        ready = self._side.leave(tensor)
 
         def job() -> None:
-            # from a GPU the copy too is done here, where it holds up nobody
-            values = as_bytes(tensor.detach().to("cpu").contiguous())
+            values = as_bytes(ready())
             send_all(connection, memoryview(header))
             for start in range(0, len(values), PIECE_BYTES):
                 piece = values[start : start + PIECE_BYTES]
@@ -244,6 +249,16 @@ class Inbox:
         for source, messages in expected.items():
             lane = Lane(f"from {source}", failure)
             lane.submit(lambda c=connections[source], m=messages: self._receive(c, m))  # type: ignore[misc]
+
+    def has(self, serial: int, message: Message) -> bool:
+        """Whether a message is there.
+
+        Parameters
+        ----------
+        serial, message
+            As for `take`.
+        """
+        return Expected(serial, message) in self._arrived
 
     def take(self, serial: int, message: Message) -> Arrival:
         """A message, as soon as it is there.

@@ -217,7 +217,7 @@ class Worker:
     ) -> Iterator[StepRecord]:
         pipeline = self._streams[Purpose.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
-        outbox = Outbox(pipeline.to, failure, *ways)
+        outbox = Outbox(pipeline.to, failure, *ways, self._compute.side)
         inbox = Inbox(pipeline.of, self.wiring.expected(walk), self._compute.buffer, failure)
         routed = self._routed(pipeline.of, outbox, failure)
         peers = Peers(self._streams[Purpose.AVERAGING], failure)
@@ -307,12 +307,13 @@ class Worker:
         outbox: Outbox,
         norms: dict[int, Connection],
     ) -> None:
-        vector = self._compute.gradients()
+        tied = self._compute.tied_values
+        averages = self.wiring.averaging.peers or (tied and self.wiring.tied.peers)
+        vector = self._compute.gradients(alone=not averages)
         told = None
         if self._forecast is not None:
             self._forecast.ready(time.monotonic())
             told = self._forecast.told
-        tied = self._compute.tied_values
         self._average(record, self.wiring.averaging, vector[tied:], peers, outbox, told)
         if tied:
             self._average(record, self.wiring.tied, vector[:tied], peers, outbox)

@@ -51,7 +51,7 @@ class Calibration:
     date
         ISO date of the measurement.
     software
-        Versions, processor, threads.
+        Versions, processor, threads; ``gpus``, of how many GPUs, where ranks computed on such.
     workload
         Name of the workload that was timed.
     microbatch_samples
@@ -181,6 +181,8 @@ class Calibration:
         try:
             for name in ("cores", "threads_per_rank"):
                 real(f"software.{name}", data["software"][name], 1)
+            if data["software"].get("gpus") is not None:
+                count("software.gpus", data["software"]["gpus"])
             mapping("devices", data["devices"])
             return cls(
                 str(data["date"]),
@@ -209,6 +211,14 @@ class Calibration:
             ) from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}; calibrate again") from None
+
+    @property
+    def at_once(self) -> int:
+        """Of its ranks, how many computed at their full speed beside each other."""
+        gpus = self.software.get("gpus")
+        if gpus is not None:
+            return int(gpus)
+        return max(1, int(self.software["cores"] // self.software["threads_per_rank"]))
 
     @property
     def updates(self) -> bool:

@@ -15,9 +15,9 @@ from tests.executor.test_train import TOLERANCE, execute, expected_gradient, sin
 torch = pytest.importorskip("torch")
 
 from planner.executor.boundary import Boundary  # noqa: E402
+from planner.executor.side import HOST  # noqa: E402
 
 CODECS = [codec for codec in BoundaryCodec if codec is not BoundaryCodec.NONE]
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,16 @@ def test_what_arrives_is_what_was_sent_but_for_rounding(codec: BoundaryCodec) ->
     values = torch.randn(boundary.shape, generator=generator)
     for size, gradient in ((1.0, False), (1e-8, True)):
         message = boundary.write(size * values, gradient=gradient)
-        assert (
-            message.nbytes == boundary.buffer().nbytes and message.dtype == boundary.buffer().dtype
-        )
-        found = boundary.read(message, CPU, torch.float32, gradient=gradient)
+        room = HOST.room(*boundary.message)
+        assert message.nbytes == room.nbytes and message.dtype == room.dtype
+        found = boundary.read(message, torch.float32, gradient=gradient)
         off = float((found - size * values).abs().max() / size)
         assert off <= {"none": 0, "bf16": 0.016, "fp16": 0.002, "int8": 0.016, "int4": 0.3}[codec]
         assert found.shape == values.shape and (off > 0) is (codec is not BoundaryCodec.NONE)
     # the first stage hands nobody a gradient
     assert boundary.write(torch.empty(0), gradient=True).nbytes == 0
     many = boundary.write(torch.full(boundary.shape, 1e6), gradient=False)
-    assert bool(boundary.read(many, CPU, torch.float32, gradient=False).isfinite().all())
+    assert bool(boundary.read(many, torch.float32, gradient=False).isfinite().all())
 
 
 def test_bytes_on_the_wire_are_those_of_the_price() -> None:
@@ -108,4 +107,4 @@ def test_bytes_on_the_wire_are_those_of_the_price() -> None:
             boundary = Boundary(coded)
             priced = coded.layers[0].output_bytes * samples
             more = beyond if codec in (BoundaryCodec.INT8, BoundaryCodec.INT4) else 0
-            assert boundary.buffer().nbytes == priced + more
+            assert HOST.room(*boundary.message).nbytes == priced + more

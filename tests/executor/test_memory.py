@@ -23,6 +23,7 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
+from planner.executor import calibrate  # noqa: E402
 from planner.executor.averaging import Averaging  # noqa: E402
 from planner.executor.codec import Wire  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED  # noqa: E402
@@ -121,6 +122,16 @@ def test_who_comes_late_asks_for_itself() -> None:
         require_memory(ranks, [replace(claim, have=5e9)])
 
 
+def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On others beside each other; on a processor as many as it has cores for."""
+    shared = ["a 1", "a 2", "a 1", "b 1", "a 1"]
+    ranks: Any = SimpleNamespace(world=5, share=lambda name, text: shared)
+    monkeypatch.setattr(calibrate, "gpu_of", lambda device: ("NVIDIA H100", "a 1"))
+    assert calibrate._turns(ranks, torch.device("cuda", 0)) == [0, 0, 1, 0, 2]
+    monkeypatch.setattr(calibrate, "cores", lambda: 2 * torch.get_num_threads())
+    assert calibrate._turns(ranks, torch.device("cpu")) == [0, 0, 1, 1, 2]
+
+
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's own, and the machine's for what goes to the network."""
     found = SimpleNamespace(name="NVIDIA H100", uuid="GPU-7")
@@ -149,8 +160,11 @@ def test_what_a_rank_needs() -> None:
     measuring = need_of(plan, 3, averaging, calibrates=True)
     assert measuring.total > found.total
     gpu = need_of(plan, 3, averaging, on_gpu=True)
-    vector = costs.gradient_bytes
-    assert gpu.host == vector + found.beyond["averaging"] + found.beyond["messages"]
+    # pinned by powers of two
+    assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
+    assert gpu.host == (1 << 17) + found.beyond["averaging"] + found.beyond["messages"]
+    # those that are copied while operations compute
+    assert gpu.beyond["messages"] == 4 * costs.output_bytes
 
 
 def test_buffers_hold_a_window_of_each_giver() -> None:

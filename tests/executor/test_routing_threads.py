@@ -26,6 +26,7 @@ from planner.executor.messages import Message  # noqa: E402
 from planner.executor.notes import Form, Note, Word  # noqa: E402
 from planner.executor.records import RouteLog, StepRecord  # noqa: E402
 from planner.executor.routed import Places, Routed, router_of  # noqa: E402
+from planner.executor.side import HOST  # noqa: E402
 from planner.executor.transport import Outbox  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
@@ -33,6 +34,8 @@ GRID = [[0, 1, 2], [3, 4, 5]]
 
 class Slow:
     """Operations that take their time, or next to none; what is held is counted."""
+
+    side = HOST
 
     def __init__(self, forward_s: float) -> None:
         self.held = self.most = 0

@@ -50,6 +50,16 @@ def test_times_are_scaled_by_flops_and_samples(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path / "times.json").to_json_text() == found.to_json_text()
 
 
+def test_ranks_compute_at_once_as_there_are_cores_or_gpus(tmp_path: Path) -> None:
+    """Whole ranks, one at least; who computed on GPUs shares these."""
+    for software, at_once in (
+        ({"cores": 8, "threads_per_rank": 3}, 2),
+        ({"cores": 2, "threads_per_rank": 4}, 1),
+        ({"cores": 16, "threads_per_rank": 4, "gpus": 1}, 1),
+    ):
+        assert loaded(tmp_path, document() | {"software": software}).at_once == at_once
+
+
 def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
     """Of its own stage, scaled as that is; the file knows nothing of recomputation."""
     found = loaded(tmp_path, document())
@@ -69,6 +79,7 @@ def test_recomputation_adds_the_measured_forward_pass(tmp_path: Path) -> None:
         ({"microbatch_samples": 0}, "microbatch_samples is 0"),
         ({"link_bandwidth_bytes_per_s": 0}, "link_bandwidth_bytes_per_s is 0"),
         ({"software": {}}, "'cores'"),
+        ({"software": {"cores": 2, "threads_per_rank": 1, "gpus": 0}}, "software.gpus is 0"),
         ({"devices": {"a": {**document()["devices"]["a"], "layers": [1, 1]}}}, "ascending range"),
         ({"devices": {"a": {**document()["devices"]["a"], "forward_s": -5}}}, "forward_s is -5"),
         (

@@ -1,0 +1,266 @@
+"""Where a rank computes, as its host sees it: how values cross over, and when operations end.
+
+On a GPU nobody waits for an operation but who needs what it made: messages leave and enter by
+copies of their own streams, to and from pinned memory, while the next operation computes. The host
+is one operation ahead of the GPU and no further, so that it knows in time when each has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Mark = Any
+"""A moment of the computing side, that is maybe still to come."""
+
+
+class Side(Protocol):
+    """Memory and time of what computes.
+
+    Attributes
+    ----------
+    ahead
+        Operations that may be begun before the one before them has ended.
+    """
+
+    ahead: int
+
+    def begin(self) -> None:
+        """A step begins; nothing is under way."""
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory for a message; safe to be called from any thread."""
+
+    def enter(self, message: Tensor) -> Tensor:
+        """What is in host memory, for operations that are begun from now on.
+
+        Parameters
+        ----------
+        message
+            Complete, and left alone from now on.
+
+        Returns
+        -------
+        Tensor
+            Where operations compute.
+        """
+
+    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+        """What operations begun so far have made, on its way to host memory.
+
+        Parameters
+        ----------
+        made
+            Where operations compute; left alone from now on.
+
+        Returns
+        -------
+        Callable
+            Waits until it is there, and gives it; for any thread, once.
+        """
+
+    def mark(self) -> Mark:
+        """When what was begun so far has ended."""
+
+    def at(self, mark: Mark) -> float:
+        """Waits for a mark, of this step, and says when it was on the monotonic clock."""
+
+
+class HostSide:
+    """Operations compute in host memory and have ended when they return."""
+
+    ahead = 0
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `Side`."""
+        return torch.empty(shape, dtype=dtype)
+
+    def enter(self, message: Tensor) -> Tensor:
+        """The same memory."""
+        return message
+
+    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+        """The same memory, if it is in one piece."""
+        return lambda: made.detach().contiguous()
+
+    def mark(self) -> float:
+        """Now."""
+        return time.monotonic()
+
+    def at(self, mark: Mark) -> float:
+        """It was then."""
+        return float(mark)
+
+
+HOST: Side = HostSide()
+
+
+class Gpu(Protocol):
+    """What is asked of a GPU: streams, events, memory and copies; `Cuda` is PyTorch's."""
+
+    def stream(self) -> Any:
+        """A new stream."""
+
+    def computing(self) -> Any:
+        """The stream that operations are begun on."""
+
+    def wait(self, stream: Any, other: Any) -> None:
+        """What a stream is given from now on waits for what another one was given."""
+
+    def event(self, stream: Any, *, timing: bool) -> Any:
+        """Behind all that a stream was given."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that copies to and from the GPU do not wait for."""
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in such memory."""
+
+    def copied_in(self, message: Tensor, stream: Any) -> Tensor:
+        """Memory of the GPU that a stream copies pinned memory to."""
+
+    def copy_out(self, there: Tensor, made: Tensor, stream: Any) -> None:
+        """A stream copies to pinned memory."""
+
+    def used(self, tensor: Tensor, stream: Any) -> None:
+        """Another stream than the one that it was made for uses a tensor from now on."""
+
+
+class GpuSide:
+    """Operations are begun on a GPU's current stream; copies have a stream for each direction.
+
+    Parameters
+    ----------
+    gpu
+        Which.
+    """
+
+    ahead = 1
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._out, self._into = gpu.stream(), gpu.stream()
+        self.begin()
+
+    def begin(self) -> None:
+        """Times of a step are counted from here: a GPU's own clock has few digits."""
+        self._zero = self.mark()
+        self._zero.synchronize()
+        self._zero_s = time.monotonic()
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pinned, of the allocator that keeps it from others while a copy reads it."""
+        return self._gpu.pinned(shape, dtype)
+
+    def enter(self, message: Tensor) -> Tensor:
+        """See `Side`; operations begun before do not hold it up."""
+        gpu, computing = self._gpu, self._gpu.computing()
+        if not gpu.is_pinned(message):
+            message = self.room(tuple(message.shape), message.dtype).copy_(message)
+        here = gpu.copied_in(message, self._into)
+        gpu.wait(computing, self._into)
+        gpu.used(here, computing)
+        return here
+
+    def leave(self, made: Tensor) -> Callable[[], Tensor]:
+        """See `Side`; operations begun later do not hold it up."""
+        made = made.detach().contiguous()
+        there = self.room(tuple(made.shape), made.dtype)
+        self._gpu.wait(self._out, self._gpu.computing())
+        self._gpu.copy_out(there, made, self._out)
+        copied, held = self._gpu.event(self._out, timing=False), [made]
+
+        def ready() -> Tensor:
+            copied.synchronize()
+            # until now nothing else may take its memory, and sending takes long
+            held.clear()
+            return there
+
+        return ready
+
+    def mark(self) -> Mark:
+        """An event behind all operations."""
+        return self._gpu.event(self._gpu.computing(), timing=True)
+
+    def at(self, mark: Mark) -> float:
+        """See `Side`."""
+        mark.synchronize()
+        return self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
+
+
+class Cuda:
+    """A GPU by PyTorch's ``torch.cuda``.
+
+    Parameters
+    ----------
+    device
+        Which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """See `Gpu`."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def computing(self) -> torch.cuda.Stream:
+        """The thread's current stream of this GPU, whichever GPU is its current one."""
+        return torch.cuda.current_stream(self._device)
+
+    def wait(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        """See `Gpu`."""
+        stream.wait_stream(other)
+
+    def event(self, stream: torch.cuda.Stream, *, timing: bool) -> torch.cuda.Event:
+        """See `Gpu`."""
+        event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `Gpu`; it waits until copies have read what was let go of."""
+        # the current GPU of other threads is the first one, which needs no context of this rank
+        with torch.cuda.device(self._device):
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """See `Gpu`."""
+        return tensor.is_pinned()
+
+    def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
+        """See `Gpu`."""
+        with torch.cuda.stream(stream):
+            return message.to(self._device, non_blocking=True)
+
+    def copy_out(self, there: Tensor, made: Tensor, stream: torch.cuda.Stream) -> None:
+        """See `Gpu`."""
+        with torch.cuda.stream(stream):
+            there.copy_(made, non_blocking=True)
+
+    def used(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """See `Gpu`; it is not given to others before that stream is done with it."""
+        tensor.record_stream(stream)
+
+
+def side_of(device: torch.device) -> Side:
+    """Of a device.
+
+    Parameters
+    ----------
+    device
+        Where a rank computes.
+
+    Returns
+    -------
+    Side
+        Of the host, or of a GPU.
+    """
+    return GpuSide(Cuda(device)) if device.type == "cuda" else HOST

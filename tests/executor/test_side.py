@@ -1,0 +1,295 @@
+"""What the executor does on a GPU, on a stand-in whose copies come late and in no hurry."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from planner.training_plan.model import TrainingPlan
+from tests.conftest import make_plan, tiny_workload
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from planner.executor.failure import Failure  # noqa: E402
+from planner.executor.learner import Learner  # noqa: E402
+from planner.executor.messages import Traffic  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
+from planner.executor.pipeline import run_operations  # noqa: E402
+from planner.executor.records import StepRecord  # noqa: E402
+from planner.executor.side import HOST, GpuSide, HostSide, Side  # noqa: E402
+from planner.executor.transport import Expected, Inbox, Outbox  # noqa: E402
+
+CPU = torch.device("cpu")
+LATE_S = 0.003
+GARBAGE = 1e30
+
+
+class LateStream:
+    """Does what it is given in order, each a little later than it could."""
+
+    def __init__(self, late: Callable[[], float]) -> None:
+        self._late = late
+        self._lane = ThreadPoolExecutor(1)
+        self.last: Future[float] = self.give(lambda: None)
+        self.waits: list[LateStream] = []
+
+    def give(self, job: Callable[[], Any]) -> Future[float]:
+        """Later."""
+
+        def run() -> float:
+            time.sleep(self._late())
+            job()
+            return time.monotonic()
+
+        self.last = self._lane.submit(run)
+        return self.last
+
+
+class LateEvent:
+    """When a stream has done what it was given."""
+
+    def __init__(self, done: Future[float]) -> None:
+        self._done = done
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self._done.result(10)
+
+    @property
+    def moment_s(self) -> float:
+        """Monotonic clock."""
+        return self._done.result()
+
+    def elapsed_time(self, other: LateEvent) -> float:
+        """Milliseconds."""
+        assert self._done.done() and other._done.done(), "asked before they were there"
+        return 1e3 * (other._done.result() - self._done.result())
+
+
+class LateGpu:
+    """Computes at once, in host memory; copies are late, and their memory holds garbage before.
+
+    What computes waits for copies in where it was told to, and reads garbage elsewhere.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        chance = random.Random(seed)
+        self._late = lambda: chance.uniform(0.0, LATE_S)
+        self._computes = self.stream()
+        self.pins: set[int] = set()
+        self.lent: list[tuple[Tensor, Any]] = []
+        self.copies = 0
+
+    def stream(self) -> LateStream:
+        """See `Gpu`."""
+        return LateStream(self._late)
+
+    def computing(self) -> LateStream:
+        """See `Gpu`."""
+        return self._computes
+
+    def wait(self, stream: LateStream, other: LateStream) -> None:
+        """What computes in the host's own time waits in it."""
+        stream.waits.append(other)
+        awaited = other.last
+        if stream is self._computes:
+            awaited.result(10)
+        else:
+            stream.give(lambda: awaited.result(10))
+
+    def event(self, stream: LateStream, *, timing: bool) -> LateEvent:
+        """See `Gpu`."""
+        return LateEvent(stream.give(lambda: None))
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """Full of garbage, or of what is in no message."""
+        made: Tensor = torch.full(shape, GARBAGE if dtype.is_floating_point else 99, dtype=dtype)
+        self.pins.add(made.untyped_storage().data_ptr())
+        return made
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """See `Gpu`."""
+        return tensor.untyped_storage().data_ptr() in self.pins
+
+    def copied_in(self, message: Tensor, stream: LateStream) -> Tensor:
+        """See `Gpu`."""
+        assert self.is_pinned(message), "a copy that the host would wait for"
+        here: Tensor = torch.full_like(message, 0)
+        stream.give(lambda: here.copy_(message))
+        self.copies += 1
+        return here
+
+    def copy_out(self, there: Tensor, made: Tensor, stream: LateStream) -> None:
+        """See `Gpu`."""
+        assert self.is_pinned(there), "a copy that the host would wait for"
+        assert stream.waits.pop() is self._computes and not stream.waits
+        stream.give(lambda: there.copy_(made))
+        self.copies += 1
+
+    def used(self, tensor: Tensor, stream: LateStream) -> None:
+        """See `Gpu`."""
+        self.lent.append((tensor, stream))
+
+
+class Counted(GpuSide):
+    """How many marks were set before others had been looked at, and by how much times are late."""
+
+    def __init__(self, gpu: LateGpu) -> None:
+        self.open = self.most = 0
+        self.late_s = 0.0
+        super().__init__(gpu)
+
+    def mark(self) -> Any:
+        """One of two of an operation."""
+        self.open += 1
+        self.most = max(self.most, self.open)
+        return super().mark()
+
+    def at(self, mark: Any) -> float:
+        """Looked at."""
+        self.open -= 1
+        return super().at(mark)
+
+    def begin(self) -> None:
+        """That mark is looked at by itself; the host may wake long after it."""
+        super().begin()
+        self.open -= 1
+        self.late_s = max(self.late_s, self._zero_s - self._zero.moment_s)
+
+
+def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
+    """The computing thread goes on at once; the values are those of when it left."""
+    gpu = LateGpu()
+    side = GpuSide(gpu)
+    made = torch.arange(6.0)
+    ready = side.leave(made.view(2, 3).t())
+    assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
+    assert torch.equal(HostSide().leave(made)(), made)
+
+
+def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
+    """Unpinned memory is pinned first; memory of the copies' stream is lent to what computes."""
+    gpu = LateGpu()
+    side = GpuSide(gpu)
+    for message in (torch.arange(5), side.room((5,), torch.float32).fill_(2.5)):
+        here = side.enter(message)
+        assert torch.equal(here, message)
+        assert gpu.lent[-1] == (here, gpu.computing())
+    assert HOST.enter(message) is message
+
+
+def test_marks_are_moments_of_the_monotonic_clock() -> None:
+    """In order, and between the host's moments before and after."""
+    for side in (GpuSide(LateGpu()), HOST):
+        side.begin()
+        before = time.monotonic()
+        marks = [side.mark() for _ in range(5)]
+        found = [side.at(mark) for mark in marks]
+        assert before <= found[0] <= found[-1] <= time.monotonic() + 1e-3
+        assert found == sorted(found)
+
+
+def played(
+    plan: TrainingPlan, sides: Sequence[Side], steps: int = 2
+) -> tuple[list[Learner], list[list[StepRecord]], list[float]]:
+    """All devices of a plan without averaging, a thread each; and the loss of each step."""
+    n, schedule = len(plan.cluster), plan.schedules[0]
+    traffic = [Traffic(schedule, d) for d in range(n)]
+    ends: dict[tuple[int, int], socket.socket] = {}
+    for d in range(n):
+        for other in traffic[d].peers:
+            if (d, other) not in ends:
+                ends[d, other], ends[other, d] = socket.socketpair()
+    learners = [Learner(plan, d, CPU, Optimizing(), side=sides[d]) for d in range(n)]
+    records: list[list[StepRecord]] = [[] for _ in range(n)]
+    losses: list[float] = [0.0] * steps
+    failure = Failure()
+
+    def run(d: int) -> None:
+        mine = {other: c for (own, other), c in ends.items() if own == d}
+        expected = {
+            s: [Expected(k, m) for k in range(steps) for m in traffic[d].incoming.get(s, ())]
+            for s in mine
+        }
+        learner = learners[d]
+        inbox = Inbox(mine, expected, learner.buffer, failure)
+        outbox = Outbox(mine, failure, dict.fromkeys(mine, 1e9), side=learner.side)
+        for k in range(steps):
+            record = StepRecord(k, False)
+            records[d].append(record)
+            learner.begin(k, schedule)
+            order = schedule.order[d]
+            run_operations(order, traffic[d], learner, inbox, outbox, k, d, record)
+            learner.gradients(alone=True)
+            learner.update()
+            losses[k] += learner.loss() or 0.0
+        outbox.finish()
+
+    threads = [threading.Thread(target=run, args=(d,), daemon=True) for d in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    failure.check()
+    for end in ends.values():
+        end.close()
+    return learners, records, losses
+
+
+@pytest.mark.parametrize("head", ["last", "first"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: str) -> None:
+    """However late copies come, in both directions; operations and messages have true times."""
+    workload = tiny_workload()
+    if precision == "int8":
+        workload = workload.with_boundary_codec("int8")
+    elif precision == "bf16":
+        workload = type(workload).transformer("tiny", workload.architecture, batch_samples=8)
+    plan = make_plan([[0, 1, 2]], workload=workload, head=head)
+    want, _, want_losses = played(plan, [HOST] * 3)
+    gpus = [LateGpu(seed) for seed in range(3)]
+    sides = [Counted(gpu) for gpu in gpus]
+    found, records, losses = played(plan, sides)
+    assert losses == want_losses and losses[1] < losses[0]
+    for one, other in zip(found, want, strict=True):
+        assert all(map(torch.equal, one.parameters, other.parameters))
+    assert all(gpu.copies > 0 for gpu in gpus)
+    ends: dict[tuple[int, int, str, int], dict[str, float]] = {}
+    for d, own in enumerate(records):
+        for record in own:
+            assert [(kind, b) for b, _, kind, _, _ in record.ops] == list(
+                plan.schedules[0].order[d]
+            )
+            times = [t for *_, start, end in record.ops for t in (start, end)]
+            assert times == sorted(times)
+            for b, kind, source, _, size, sent, got in record.messages:
+                known = ends.setdefault((record.step, b, kind, source), {})
+                known |= {"sent": sent} if sent is not None else {"got": got}
+                assert size > 0
+    late_s = max(side.late_s for side in sides)
+    assert ends and all(each["sent"] - late_s < each["got"] for each in ends.values())
+
+
+def test_the_host_is_one_operation_ahead_and_no_further() -> None:
+    """Two operations have both marks set at most; what was begun is noted while the host waits."""
+    plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=6))
+    sides: list[Side] = [Counted(LateGpu(d)) for d in range(2)]
+
+    _, records, _ = played(plan, sides)
+    assert [side.most for side in sides if isinstance(side, Counted)] == [4, 4]
+    assert [side.open for side in sides if isinstance(side, Counted)] == [0, 0]
+    assert all(
+        len(record.ops) == len(plan.schedules[0].order[d])
+        for d, own in enumerate(records)
+        for record in own
+    )
