@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
 from planner.executor.pace import Pace
 from planner.executor.ranks import TIMEOUT, Ranks
+from planner.network.line_parser import LineParser
 from planner.training_plan.model import AveragingGroup
 
 CLEAR_PEAK = "5"
@@ -28,7 +28,7 @@ CLEAR_PEAK = "5"
 
 def main() -> int:
     """Average in turns; rank 0 prints seconds and bytes of all; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = LineParser(description=__doc__)
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--chunks", type=int, required=True)

@@ -6,7 +6,6 @@ backward pass a microbatch, AdamW. In bf16 under ``torch.autocast``, as most peo
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -19,12 +18,13 @@ from planner.executor.data.options import SYNTHETIC
 from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.network.dtype import Dtype
+from planner.network.line_parser import LineParser
 from planner.training_plan.file import load_plan
 
 
 def main() -> int:
     """Print seconds and loss of every step as JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = LineParser(description=__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--device", required=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from planner.executor.local import run_local, threads
+from planner.network.line_parser import LineParser
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
@@ -268,7 +269,7 @@ def arguments(
     ValueError
         Steps that are no multiple of ``every``.
     """
-    parser = argparse.ArgumentParser(prog=f"planner bench {name}", description=about)
+    parser = LineParser(prog=f"planner bench {name}", description=about)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-{name}-{today}.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")

@@ -6,7 +6,6 @@ network would make both alike. The two take turns; Linux only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -24,6 +23,7 @@ from planner.bench._stamp import stamp
 from planner.executor.pace import Pace, pace_of
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.training_plan.model import AveragingGroup
 
@@ -181,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench all_reduce", description=__doc__)
+    parser = LineParser(prog="planner bench all_reduce", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-all-reduce-{today}.md")
     parser.add_argument("--repeats", type=int, default=9)

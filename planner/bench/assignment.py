@@ -21,6 +21,7 @@ from pathlib import Path
 from planner.bench._instances import dtfm_case, jittered, skyplane
 from planner.genetic import solve_assignment
 from planner.network.atomic import write_picture, write_text
+from planner.network.line_parser import LineParser
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.result import Result
@@ -417,7 +418,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(description="Benchmark of the assignment solvers.")
+    parser = LineParser(
+        prog="planner bench assignment", description="Benchmark of the assignment solvers."
+    )
     parts = ("five", "genetic", "skyplane", "scale", "figure4", "scale-picture")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(parts)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])

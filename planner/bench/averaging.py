@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import time
@@ -29,6 +28,7 @@ from planner.lp.groups import group_size_table
 from planner.lp.literal import literal_model
 from planner.lp.lp5 import solve_relaxed
 from planner.lp.solve import solve_averaging
+from planner.network.line_parser import LineParser
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime
 
@@ -556,7 +556,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="python -m planner.bench.averaging", description=__doc__)
+    parser = LineParser(prog="planner bench averaging", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(
         "--quick", action="store_true", help="small instances only, seconds of work"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import statistics
 import time
@@ -21,6 +20,7 @@ from planner.compose.shape import shape_of
 from planner.network.atomic import write_text
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
@@ -115,7 +115,7 @@ def measure(devices: int, microbatches: int, limits: bool, repeats: int, seed: i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or write it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="planner bench clock", description=__doc__)
+    parser = LineParser(prog="planner bench clock", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Markdown file to write; default: print")

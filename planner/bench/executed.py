@@ -7,7 +7,6 @@ the best of ranks in the network's order. Compute times are imposed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from planner.compose.shape import shape_of
 from planner.emulate.emulation import Settings, choose, emulate
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
+from planner.network.line_parser import LineParser
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.training_plan.file import save_plan
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench executed", description=__doc__)
+    parser = LineParser(prog="planner bench executed", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-executed-{today}.md")
     parser.add_argument("--networks", nargs="*", default=NETWORKS, choices=list(SETTINGS))

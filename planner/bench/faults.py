@@ -50,6 +50,7 @@ from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError, require_linux_root
 from planner.emulate.network import emulated
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 
 
 def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> Row:
@@ -311,7 +312,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0, or 1 where a run did not end or something was left.
     """
-    parser = argparse.ArgumentParser(prog="planner bench faults", description=__doc__)
+    parser = LineParser(prog="planner bench faults", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-faults-{today}.md")
     parser.add_argument("--quick", action="store_true", help="one phase of each")

@@ -8,7 +8,6 @@ are imposed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ from planner.bench._fidelity_random import RandomCase
 from planner.bench._stamp import stamp
 from planner.emulate.emulation import Emulation, Settings, choose, emulate
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 from planner.training_plan.file import save_plan
 
 PARTS = ("pipeline", "averaging", "step")
@@ -212,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench fidelity", description=__doc__)
+    parser = LineParser(prog="planner bench fidelity", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, help="default: docs/bench-fidelity-[random-]DATE.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")

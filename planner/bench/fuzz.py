@@ -7,7 +7,6 @@ the input's number, by which `--only` makes it again.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import resource
@@ -30,6 +29,7 @@ import numpy as np
 from planner.bench._fuzz_targets import TARGETS, Target
 from planner.bench._stamp import stamp
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 
 MOST_S = 10
 MOST_BYTES = 1 << 30
@@ -183,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     int
         Exit code.
     """
-    parser = argparse.ArgumentParser(prog="planner bench fuzz", description=__doc__)
+    parser = LineParser(prog="planner bench fuzz", description=__doc__)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--count", type=int, default=COUNT, help="inputs of each")
     parser.add_argument("--seed", type=int, default=0)

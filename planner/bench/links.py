@@ -7,7 +7,6 @@ without a GPU), scaled to eight processes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -29,6 +28,7 @@ from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems import AveragingProblem
 
@@ -352,7 +352,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench links", description=__doc__)
+    parser = LineParser(prog="planner bench links", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-links-{today}.md")
     parser.add_argument("--values", type=int, default=2_000_000)

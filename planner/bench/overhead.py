@@ -7,7 +7,6 @@ cuda`` on a GPU, in bf16.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ from planner.compose.planning import plan
 from planner.executor.local import run_local
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
@@ -337,7 +337,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench overhead", description=__doc__)
+    parser = LineParser(prog="planner bench overhead", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-overhead-{today}.md")
     parser.add_argument("--device", choices=list(CASES), default="cpu")

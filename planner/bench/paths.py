@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import math
@@ -25,6 +24,7 @@ from planner.mapf import arrange_paths, solve_paths
 from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import shortest_chain_s
 from planner.network.catalogue import load_network
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
 from planner.problems.answers import ArrangedPathPlan, PathPlan
@@ -521,7 +521,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="python -m planner.bench.paths", description=__doc__)
+    parser = LineParser(prog="planner bench paths", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="a tenth of every limit")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))

@@ -33,6 +33,7 @@ from planner.compose.whole_bound import plans_long_run_s
 from planner.network.atomic import write_text
 from planner.network.catalogue import intra_link, list_networks, load_network
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
@@ -557,7 +558,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench plans", description=__doc__)
+    parser = LineParser(prog="planner bench plans", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-plans-{today}.md")
     parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")

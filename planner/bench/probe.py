@@ -6,7 +6,6 @@ measured network, rates divided by what this machine needs, devices have stated 
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from planner.emulate.network import emulated, package_path
 from planner.network.atomic import write_text
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.probe_log import ALL, ProbeLog
 
 NETWORKS = {
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench probe", description=__doc__)
+    parser = LineParser(prog="planner bench probe", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-probe-{today}.md")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))

@@ -6,7 +6,6 @@ train the same way.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from planner.compose.planning import plan
 from planner.compose.rank_order import ranks_by_region
 from planner.compose.request import PlanRequest
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 from planner.problems import ProblemError
 from planner.search.stop import Effort
 
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     argv
         Words of the command line.
     """
-    parser = argparse.ArgumentParser(prog="planner bench rare", description=__doc__)
+    parser = LineParser(prog="planner bench rare", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-rare-{today}.md")
     parser.add_argument("--instances", nargs="+", choices=list(INSTANCES), default=DEFAULT)

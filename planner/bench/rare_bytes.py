@@ -9,7 +9,6 @@ against them.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
 from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
 from planner.workload.workload import Workload
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     argv
         Words of the command line.
     """
-    parser = argparse.ArgumentParser(prog="planner bench rare_bytes", description=__doc__)
+    parser = LineParser(prog="planner bench rare_bytes", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-rare-bytes-{today}.md")
     args = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 
 FIRST = (
     "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0 if all went well.
     """
-    parser = argparse.ArgumentParser(prog="planner bench readme", description=__doc__)
+    parser = LineParser(prog="planner bench readme", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--part", default="runs", choices=PARTS, help="default %(default)s")
     parser.add_argument("--out", type=Path, help="default docs/PART-DATE.md")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from planner.bench.suite.bestknown import FOLDER, record
 from planner.bench.suite.registry import instances_of
+from planner.network.line_parser import LineParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ValueError
         One line: there is no such folder, or no solution in it.
     """
-    parser = argparse.ArgumentParser(prog="planner bench record", description=__doc__)
+    parser = LineParser(prog="planner bench record", description=__doc__)
     parser.add_argument("folder", type=Path, help="FOLDER/family/name.json or .json.gz")
     parser.add_argument("--only", nargs="+", default=[], metavar="ID", help="such as 'paths/*'")
     parser.add_argument("--by", help="who found them; default: as the files say")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from planner.bench._swarm_moves import figure_7, scale, table_5
 from planner.bench._swarm_wiring import flow, shares, table_2
 from planner.emulate.namespaces import require_linux_root
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 
 PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
 """Tables 1, 2 and 5, Figure 7, and what the paper has no table of."""
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     int
         0.
     """
-    parser = argparse.ArgumentParser(prog="planner bench swarm", description=__doc__)
+    parser = LineParser(prog="planner bench swarm", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, help="default docs/bench-swarm-DATE.md")
     parser.add_argument("--tables", nargs="+", choices=(*PARTS, *EXECUTED), default=list(PARTS))

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from planner.cli import (
     assign_command,
@@ -40,6 +40,7 @@ from planner.cli import (
 from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
 from planner.cli.progress import PROGRESS
 from planner.network.glyphs import MissingGlyphs
+from planner.network.line_parser import LineParser
 from planner.search.incumbent import WrongBoundError
 from planner.search.interrupts import INTERRUPTS
 
@@ -78,18 +79,9 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad input is told in a line."""
-
-    def error(self, message: str) -> NoReturn:
-        for kind, words in (("int", "a whole number"), ("float", "a number")):
-            message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """All commands, with an example each."""
-    root = _Parser(
+    root = LineParser(
         prog="planner",
         description="Plans for training large models over slow, uneven, unreliable networks.",
         epilog=f"{EXAMPLE}{plan_command.EXAMPLE}",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.progress import PROGRESS
+from planner.network.line_parser import BAD_INPUT as BAD_INPUT
 from planner.search.result import Result
 
 INVALID_PLAN = 1
-BAD_INPUT = 2
 INTERNAL_ERROR = 4
 INTERRUPTED = 130
 """Exit codes beside 0."""

@@ -14,6 +14,7 @@ from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
 from planner.network.atomic import MADE
+from planner.network.line_parser import LineParser
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Rule
 from planner.workload.calibration import FORMAT
@@ -49,7 +50,7 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
     argparse.Namespace
         As given, not yet looked at together.
     """
-    parser = argparse.ArgumentParser(prog="python -m planner.executor", description=about)
+    parser = LineParser(prog="python -m planner.executor", description=about)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)

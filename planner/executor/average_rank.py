@@ -21,12 +21,13 @@ from planner.executor.pace import Pace
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.warmth import kept_warm
+from planner.network.line_parser import LineParser
 from planner.training_plan.model import AveragingGroup
 
 
 def main() -> int:
     """Average random vectors; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = LineParser(description=__doc__)
     parser.add_argument("--shares", required=True, help="JSON list, one share a rank")
     parser.add_argument("--contributes", required=True, help="JSON list of booleans")
     parser.add_argument("--values", type=int, required=True)

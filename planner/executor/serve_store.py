@@ -6,20 +6,18 @@ others. Ends when it is told to.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import threading
 from contextlib import suppress
 
 from planner.executor.store import SERVED, PortTakenError, served
+from planner.network.line_parser import LineParser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m planner.executor.serve_store", description=__doc__
-    )
+    parser = LineParser(prog="python -m planner.executor.serve_store", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="MASTER_PORT of the ranks")
     parser.add_argument(
         "--bind",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import pkgutil
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import planner.bench
 from planner.cli import bench_command
 from planner.cli.main import COMMANDS, EXAMPLE, main, parser
 from planner.cli.progress import CLEAR, Progress
@@ -174,3 +176,18 @@ def test_a_table_of_one_direction_is_told_what_to_do(
     (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\nb,a,10\na,c,1\nc,a,1\n")
     assert main(["networks", *table]) == 0
     assert "--both-ways" not in capsys.readouterr().out
+
+
+BENCHES = [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_benchmark_tells_what_it_does_not_know_in_a_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its name, and without the usage."""
+    with pytest.raises(SystemExit) as end:
+        main(["bench", name, "--nonsense"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith(f"planner bench {name}: "), said

@@ -33,6 +33,7 @@ from planner.bench.suite.text import markdown, terminal
 from planner.bench.suite.work import Task
 from planner.cli.output import INTERRUPTED
 from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
 from planner.network.outputs import require_writable
 
 QUICK_EFFORT, EFFORT = 1.0, 5.0
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="planner bench suite", description=__doc__)
+    parser = LineParser(prog="planner bench suite", description=__doc__)
     add = parser.add_argument
     add("--list", action="store_true", help="show instances and methods, and run nothing")
     add("--instances", type=Path, metavar="FOLDER", help="write the problems there as JSON")
