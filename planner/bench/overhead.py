@@ -236,6 +236,8 @@ def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
         words = [str(path), "--steps", str(WARM + STEPS), "--device", device, "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "planner.cli", "run", *words],
+            # on one GPU, however many there are
+            env={"CUDA_VISIBLE_DEVICES": "0"} | dict(os.environ),
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -10,7 +10,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -27,12 +27,12 @@ from planner.executor.connections import (
 )
 from planner.executor.failure import Failure
 from planner.executor.learner import Learner
-from planner.executor.memory import gpu_of
+from planner.executor.memory import gpu_of, machine
 from planner.executor.messages import Message, Traffic
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.side import HOST
+from planner.executor.side import HOST, Side
 from planner.executor.transport import Expected, Inbox, Outbox
 from planner.training_plan.choices import Head
 from planner.training_plan.model import Schedule, TrainingPlan
@@ -71,8 +71,9 @@ def calibrate(
     Calibration or None
         On rank 0.
     """
-    world, rank = ranks.world, ranks.rank
-    turns = _turns(ranks, device)
+    rank = ranks.rank
+    places = _places(ranks, device)
+    turns = _turns(places)
     mine: dict[str, Any] | None = None
     for turn in range(max(turns) + 1):
         ranks.meet(f"calibration/{turn}")
@@ -80,7 +81,8 @@ def calibrate(
             layers = list(plan.stage_layers[plan.stage_of[rank]])
             mine = {"layers": layers, **measure_compute(learner)}
     ranks.meet("calibration/link")
-    link = measure_link(ranks) if world > 1 else Link(0.0, 1e12, 0.0)
+    side = HOST if learner is None else learner.side
+    link = measure_link(ranks, side) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
     told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
     if rank != 0:
@@ -95,7 +97,7 @@ def calibrate(
             "device": str(device),
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
-            **({"gpus": turns.count(0)} if device.type == "cuda" else {}),
+            **({"gpus": len(set(places))} if device.type == "cuda" else {}),
         },
         workload=plan.workload.name,
         microbatch_samples=plan.workload.microbatch_samples,
@@ -113,14 +115,19 @@ def calibrate(
     )
 
 
-def _turns(ranks: Ranks, device: torch.device) -> list[int]:
-    """When each rank measures."""
-    if device.type != "cuda":
-        together = max(1, cores() // torch.get_num_threads())
-        return [rank // together for rank in range(ranks.world)]
-    # one after the other on each GPU
-    gpus = ranks.share("calibration/gpus", gpu_of(device)[1])
-    return [gpus[:rank].count(gpu) for rank, gpu in enumerate(gpus)]
+def _places(ranks: Ranks, device: torch.device) -> list[tuple[str, int]]:
+    """Of every rank, the GPU or machine that it computes on, and how many can so at a time."""
+    own = machine(), max(1, cores() // torch.get_num_threads())
+    if device.type == "cuda":
+        own = gpu_of(device)[1], 1
+    told = ranks.share("calibration/places", json.dumps(own))
+    return [(str(place), int(together)) for place, together in map(json.loads, told)]
+
+
+def _turns(places: Sequence[tuple[str, int]]) -> list[int]:
+    """When each rank measures: after those before it in the same place."""
+    names = [name for name, _ in places]
+    return [names[:k].count(name) // together for k, (name, together) in enumerate(places)]
 
 
 def cores() -> int:
@@ -150,23 +157,35 @@ def measure_compute(learner: Learner) -> dict[str, float]:
         _synchronise(learner.device)
         samples[field].append(time.perf_counter() - start)
 
+    boundary, first = learner.boundary, learner.stage.stem is not None
+    message = learner.side.room(*boundary.message)
+    message.copy_(boundary.write(torch.randn(boundary.shape), gradient=False))
     for _ in range(REPEATS + 1):
         state: dict[str, torch.Tensor] = {}
-        received = torch.randn(learner.boundary.shape, device=learner.device, dtype=learner.dtype)
 
-        def forward(state: dict[str, torch.Tensor] = state, x: torch.Tensor = received) -> None:
-            first = learner.stage.stem is not None
-            # making or reading a microbatch is part of the operation
-            inputs = learner.tokens(0, 0)[:, :-1] if first else x.requires_grad_()
-            state["output"] = learner.run_stage(inputs)
+        # making or reading what comes in, and writing what goes out, are part of the operation
+        def forward(state: dict[str, torch.Tensor] = state) -> None:
+            if first:
+                state["input"] = learner.tokens(0, 0)[:, :-1]
+            else:
+                state["input"] = learner.read("F", message).detach().requires_grad_()
+            state["output"] = learner.run_stage(state["input"])
+            if learner.head is None:
+                boundary.write(state["output"].detach(), gradient=False)
 
-        def head(x: torch.Tensor = received) -> None:
-            leaf = x.detach().requires_grad_()
+        def head(state: dict[str, torch.Tensor] = state) -> None:
+            leaf = state["output"].detach().requires_grad_()
             targets = learner.tokens(0, 0)[:, 1:]
             torch.autograd.backward(learner.run_loss(leaf, targets) / learner.batch_tokens)
+            assert leaf.grad is not None
+            state["gradient"] = leaf.grad
 
         def backward(state: dict[str, torch.Tensor] = state) -> None:
-            torch.autograd.backward(state["output"], torch.randn_like(state["output"]))
+            own = state.get("gradient")
+            gradient = learner.read("B", message) if own is None else own
+            torch.autograd.backward(state["output"], gradient)
+            if not first and (made := state["input"].grad) is not None:
+                boundary.write(made, gradient=True)
 
         timed("forward_s", forward)
         if learner.head is not None:
@@ -176,7 +195,7 @@ def measure_compute(learner: Learner) -> dict[str, float]:
     copies = [p.detach().clone().requires_grad_() for p in learner.parameters]
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
-    probe = torch.optim.AdamW(copies)
+    probe = learner.optimizing.make(copies)  # type: ignore[arg-type]
 
     def update() -> None:
         probe.step()
@@ -208,7 +227,7 @@ class Link:
     message_s: float
 
 
-def measure_link(ranks: Ranks) -> Link:
+def measure_link(ranks: Ranks, side: Side) -> Link:
     """Two message sizes over a bare connection, and small messages as the pipeline sends them.
 
     Parameters
@@ -225,7 +244,7 @@ def measure_link(ranks: Ranks) -> Link:
     wanted = [(Purpose.CALIBRATION, 1 - ranks.rank)] if ranks.rank < 2 else []
     with connections_to(ranks, wanted, "calibration") as connections:
         for connection in connections.values():
-            link = _measure(connection, ranks.rank)
+            link = _measure(connection, ranks.rank, side)
     ranks.meet("calibration/measured")
     return link
 
@@ -253,12 +272,17 @@ def measure_operation() -> float:
 
 
 class _Nothing:
-    """Operations that do nothing."""
+    """Operations that do nothing.
 
-    side = HOST
+    Parameters
+    ----------
+    side
+        Where.
+    """
 
-    def __init__(self) -> None:
-        self._made = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
+    def __init__(self, side: Side = HOST) -> None:
+        self.side = side
+        self._made = side.enter(torch.zeros(SMALL_BYTES, dtype=torch.uint8))
 
     def operate(self, kind: str, microbatch: int, received: torch.Tensor | None) -> torch.Tensor:
         """Nothing."""
@@ -266,10 +290,10 @@ class _Nothing:
 
     def buffer(self, message: Message) -> torch.Tensor:
         """A small message's."""
-        return torch.empty(SMALL_BYTES, dtype=torch.uint8)
+        return self.side.room((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(connection: socket.socket, rank: int) -> Link:
+def _measure(connection: socket.socket, rank: int, side: Side) -> Link:
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
         view = as_bytes(torch.zeros(size, dtype=torch.uint8))
@@ -284,17 +308,17 @@ def _measure(connection: socket.socket, rank: int) -> Link:
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    other, nothing, failure = 1 - rank, _Nothing(), Failure()
+    other, nothing, failure = 1 - rank, _Nothing(side), Failure()
     message = Message("F", 0, other, rank)
     coming = (Expected(serial, message) for serial in range(PINGS))
     inbox = Inbox({other: connection}, {other: coming}, nothing.buffer, failure)
-    outbox = Outbox({other: connection}, failure, {other: bandwidth})
+    outbox = Outbox({other: connection}, failure, {other: bandwidth}, side=side)
     numbers = count()
     ours = _one_way(
         rank,
         PINGS,
         lambda: outbox.send(nothing.operate("F", 0, None), other),
-        lambda: inbox.take(next(numbers), message),
+        lambda: side.enter(inbox.take(next(numbers), message).tensor),
     )
     outbox.finish()
     return Link(latency, bandwidth, max(ours - small, 0.0))

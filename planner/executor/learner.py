@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from planner.executor.model import Head, build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.executor.outer import MEAN, CountedSamples, LocalSamples, Outer
 from planner.executor.precision import TORCH, Computed, prepare
-from planner.executor.side import Side, side_of
+from planner.executor.side import HOST, Side, side_of
 from planner.executor.weights import load_weights
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
@@ -200,11 +201,7 @@ class Learner:
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
         self._counting = device.type == "cpu"
-        self._host = self._vector
-        if device.type == "cuda":
-            self._host = self.side.room(tuple(self._vector.shape), self._vector.dtype)
-        elif plan.sync.delayed:
-            self._host = self._vector.clone()  # gradients are made while it is averaged
+        self._delayed = plan.sync.delayed
         self._to_come = False
         self._step = 0
         self._loss: Tensor | None = None
@@ -219,7 +216,7 @@ class Learner:
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         outer = [] if self.outer is None else self.outer.kept
         held = [*self.weights, self._vector, *moments, *outer]
-        if self.device.type == "cpu" and self._host is not self._vector:
+        if self.side is HOST and self._host is not self._vector:
             held.append(self._host)
         return sum(tensor.nbytes for tensor in held) + self.kept.most
 
@@ -407,6 +404,14 @@ class Learner:
     def agreed(self) -> Mapping[str, Tensor]:
         """Parameters that all devices of the stage have: as they are, or after an outer step."""
         return self.named() if self.outer is None else self.outer.agreed()
+
+    @cached_property
+    def _host(self) -> Tensor:
+        """Where the gradients are averaged, if they are."""
+        if self.side is not HOST:
+            return self.side.room(tuple(self._vector.shape), self._vector.dtype)
+        # delayed, gradients are made while it is averaged
+        return self._vector.clone() if self._delayed else self._vector
 
     def _from_host(self) -> None:
         if self._host is not self._vector:

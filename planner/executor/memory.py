@@ -130,9 +130,9 @@ def need_of(
         # of copies that come in and go out while operations compute
         passing = 4 if len(plan.stage_layers) > 1 else 0
         beyond["messages"] = passing * costs.output_bytes
-        pinned = _power_of_two(vector) + (live + waiting) * _power_of_two(
-            costs.output_bytes if passing else 0.0
-        )
+        averages = plan.sync.local_steps or any(part.peers for part in parts)
+        pinned = _power_of_two(vector if averages else 0.0)
+        pinned += (live + waiting) * _power_of_two(costs.output_bytes if passing else 0.0)
         return Need(found.planned, beyond, pinned + buffers)
     return Need(found.planned, beyond | host)
 
@@ -217,16 +217,16 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     if not ranks.late:
         ranks.meet("memory/begun")
     parts = {"planned": need.planned, **need.beyond}
-    machine = _machine()
+    place = machine()
     here = "this machine's memory"
     if device.type != "cuda":
-        return [Claim(machine, here, need.total, available_bytes(), USABLE, parts)]
+        return [Claim(place, here, need.total, available_bytes(), USABLE, parts)]
     free, _ = torch.cuda.mem_get_info(device)
     name, gpu = gpu_of(device)
     beside = {"copies for the network": need.host}
     return [
         Claim(gpu, name, need.total, float(free), GPU_USABLE, parts),
-        Claim(machine, here, need.host, available_bytes(), USABLE, beside),
+        Claim(place, here, need.host, available_bytes(), USABLE, beside),
     ]
 
 
@@ -244,7 +244,7 @@ def gpu_of(device: torch.device) -> tuple[str, str]:
         The same for all ranks on it.
     """
     on = torch.cuda.get_device_properties(device)
-    return on.name, f"{_machine()} {getattr(on, 'uuid', device.index)}"
+    return on.name, f"{machine()} {getattr(on, 'uuid', device.index)}"
 
 
 def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
@@ -292,7 +292,8 @@ def _refusal(name: str, claim: Claim, sharing: int, total: float) -> str:
     )
 
 
-def _machine() -> str:
+def machine() -> str:
+    """A text that is the same on all ranks of this machine, and on no other."""
     with suppress(OSError):
         return BOOT.read_text().strip()
     return platform.node()

@@ -54,7 +54,11 @@ def run_operations(
 
     def end(most: int) -> None:
         while len(begun) > most:
-            ended(begun.popleft().noted(side, rank, record))
+            one = begun.popleft()
+            end_s = one.noted(side, rank, record)
+            if one.sent is not None:
+                outbox.made(one.sent[0].destination, one.sent[1], end_s)
+            ended(end_s)
 
     for operation in order:
         kind, b = operation
@@ -80,8 +84,8 @@ class _Begun(NamedTuple):
     operation: Operation
     start: Mark
     stop: Mark
-    sent: tuple[Message, int] | None
-    arrival: Arrival | None
+    sent: tuple[Message, int] | None = None
+    arrival: Arrival | None = None
 
     def noted(self, side: Side, rank: int, record: StepRecord) -> float:
         """Waits for its end, which is returned."""
@@ -113,9 +117,13 @@ def run_alone(
         Takes times, monotonic clock.
     """
     side = compute.side
+    begun: deque[_Begun] = deque()
     for b in microbatches:
         for kind in "FHB":
             start = side.mark()
             compute.operate(kind, b, None)
-            stop = side.mark()
-            record.ops.append((b, rank, kind, side.at(start), side.at(stop)))
+            begun.append(_Begun((kind, b), start, side.mark()))
+            if len(begun) > side.ahead:
+                begun.popleft().noted(side, rank, record)
+    for one in begun:
+        one.noted(side, rank, record)

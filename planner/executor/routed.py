@@ -298,6 +298,7 @@ class Routed:
         self, word: Word, note: Note, made: Tensor, peer: int, end_s: float, record: StepRecord
     ) -> None:
         self._outbox.send(made, peer, self._form.pack(replace(note, word=word)))
+        self._outbox.made(peer, made.nbytes, end_s)
         message = Message(KINDS[word], note.microbatch, self._rank, peer)
         record.sent(message, made.nbytes, end_s)
 

@@ -175,12 +175,12 @@ class GpuSide:
         there = self.room(tuple(made.shape), made.dtype)
         self._gpu.wait(self._out, self._gpu.computing())
         self._gpu.copy_out(there, made, self._out)
-        copied, held = self._gpu.event(self._out, timing=False), [made]
+        # then it is let go of, though sending takes longer
+        self._gpu.used(made, self._out)
+        copied = self._gpu.event(self._out, timing=False)
 
         def ready() -> Tensor:
             copied.synchronize()
-            # until now nothing else may take its memory, and sending takes long
-            held.clear()
             return there
 
         return ready
@@ -192,11 +192,41 @@ class GpuSide:
     def at(self, mark: Mark) -> float:
         """See `Side`."""
         mark.synchronize()
-        return self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
+        # the host woke a little later than the step began
+        found = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
+        return min(found, time.monotonic())
+
+
+class CudaEvent:
+    """An event that any thread may wait for.
+
+    A thread's current GPU is the first one until it is told otherwise, and waiting would make a
+    context there, which is another rank's.
+
+    Parameters
+    ----------
+    event
+        Recorded.
+    device
+        Of the event.
+    """
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event, self._device = event, device
+
+    def synchronize(self) -> None:
+        """Wait until it has come."""
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+
+    def elapsed_time(self, other: CudaEvent) -> float:
+        """Milliseconds from this one to another; both have come."""
+        with torch.cuda.device(self._device):
+            return float(self._event.elapsed_time(other._event))
 
 
 class Cuda:
-    """A GPU by PyTorch's ``torch.cuda``.
+    """A GPU by PyTorch's ``torch.cuda``; from now on the current one of this thread.
 
     Parameters
     ----------
@@ -205,6 +235,8 @@ class Cuda:
     """
 
     def __init__(self, device: torch.device) -> None:
+        # leaving a stream of it sets the thread's GPU to what it was, the first one by default
+        torch.cuda.set_device(device)
         self._device = device
 
     def stream(self) -> torch.cuda.Stream:
@@ -219,15 +251,16 @@ class Cuda:
         """See `Gpu`."""
         stream.wait_stream(other)
 
-    def event(self, stream: torch.cuda.Stream, *, timing: bool) -> torch.cuda.Event:
-        """See `Gpu`."""
-        event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    def event(self, stream: torch.cuda.Stream, *, timing: bool) -> CudaEvent:
+        """See `Gpu`; of copies, which are awaited by threads, such that these sleep."""
+        event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+            enable_timing=timing, blocking=not timing
+        )
         event.record(stream)
-        return event
+        return CudaEvent(event, self._device)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `Gpu`; it waits until copies have read what was let go of."""
-        # the current GPU of other threads is the first one, which needs no context of this rank
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 

@@ -121,8 +121,6 @@ class Outbox:
             Sent before it.
         """
         connection = self._connections[destination]
-        begin = max(time.monotonic(), self._leaves_s[destination])
-        self._leaves_s[destination] = begin + tensor.nbytes / self._rates[destination]
         self._given[destination] += tensor.nbytes
         ready = self._side.leave(tensor)
 
@@ -135,6 +133,21 @@ class Outbox:
                 self._taken[destination] += len(piece)
 
         self._lanes[destination].submit(job)
+
+    def made(self, destination: int, size: int, end_s: float) -> None:
+        """A message that was handed over is made.
+
+        Parameters
+        ----------
+        destination
+            Rank.
+        size
+            Bytes.
+        end_s
+            When its operation ended, monotonic clock.
+        """
+        begin = max(end_s, self._leaves_s[destination])
+        self._leaves_s[destination] = begin + size / self._rates[destination]
 
     def tell(self, destination: int, note: bytes) -> None:
         """Send a few bytes after all that was handed over before; returns at once.

@@ -214,7 +214,10 @@ class Calibration:
 
     @property
     def at_once(self) -> int:
-        """Of its ranks, how many computed at their full speed beside each other."""
+        """Of its ranks, how many compute at full speed beside each other, whichever these are.
+
+        On several GPUs ranks stay on theirs: two on the same one are slower than this has them.
+        """
         gpus = self.software.get("gpus")
         if gpus is not None:
             return int(gpus)

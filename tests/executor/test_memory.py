@@ -124,12 +124,21 @@ def test_who_comes_late_asks_for_itself() -> None:
 
 def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """On others beside each other; on a processor as many as it has cores for."""
-    shared = ["a 1", "a 2", "a 1", "b 1", "a 1"]
-    ranks: Any = SimpleNamespace(world=5, share=lambda name, text: shared)
-    monkeypatch.setattr(calibrate, "gpu_of", lambda device: ("NVIDIA H100", "a 1"))
-    assert calibrate._turns(ranks, torch.device("cuda", 0)) == [0, 0, 1, 0, 2]
+    told: list[str] = []
+
+    def share(name: str, text: str) -> list[str]:
+        told.append(text)
+        return told
+
+    ranks: Any = SimpleNamespace(share=share)
+    monkeypatch.setattr(calibrate, "machine", lambda: "b")
     monkeypatch.setattr(calibrate, "cores", lambda: 2 * torch.get_num_threads())
-    assert calibrate._turns(ranks, torch.device("cpu")) == [0, 0, 1, 1, 2]
+    for place in ("a 1", "a 2", "a 1", "cpu", "cpu", "a 1", "cpu"):
+        monkeypatch.setattr(calibrate, "gpu_of", lambda device, gpu=place: ("NVIDIA H100", gpu))
+        device = torch.device("cpu") if place == "cpu" else torch.device("cuda", 0)
+        # whatever a rank computes on, it waits for the same word of all
+        places = calibrate._places(ranks, device)
+    assert calibrate._turns(places) == [0, 0, 1, 0, 0, 2, 1]
 
 
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:

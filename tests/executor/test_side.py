@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -132,12 +133,16 @@ class LateGpu:
         """See `Gpu`."""
         assert self.is_pinned(there), "a copy that the host would wait for"
         assert stream.waits.pop() is self._computes and not stream.waits
-        stream.give(lambda: there.copy_(made))
+        # what nobody keeps for the copy others may have overwritten by then
+        kept = weakref.ref(made)
+        stream.give(lambda: there.copy_(kept()) if kept() is not None else there.fill_(99))
         self.copies += 1
 
     def used(self, tensor: Tensor, stream: LateStream) -> None:
-        """See `Gpu`."""
+        """Kept until the stream has done what it was given."""
         self.lent.append((tensor, stream))
+        if stream is not self._computes:
+            stream.give(lambda: self.lent.remove((tensor, stream)))
 
 
 class Counted(GpuSide):
@@ -174,6 +179,12 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     ready = side.leave(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert torch.equal(HostSide().leave(made)(), made)
+    side._out.last.result(10)
+    # let go of by all as soon as it is copied, though nobody has asked for it
+    ready = side.leave(torch.ones(3))
+    assert len(gpu.lent) == 1
+    side._out.last.result(10)
+    assert not gpu.lent and torch.equal(ready(), torch.ones(3))
 
 
 def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
@@ -191,6 +202,8 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
     for side in (GpuSide(LateGpu()), HOST):
         side.begin()
+        if isinstance(side, GpuSide):
+            assert side._zero_s >= side._zero.moment_s
         before = time.monotonic()
         marks = [side.mark() for _ in range(5)]
         found = [side.at(mark) for mark in marks]
@@ -201,7 +214,10 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
 def played(
     plan: TrainingPlan, sides: Sequence[Side], steps: int = 2
 ) -> tuple[list[Learner], list[list[StepRecord]], list[float]]:
-    """All devices of a plan without averaging, a thread each; and the loss of each step."""
+    """All devices of a plan, a thread each; and the loss of each step.
+
+    Gradients are summed as they are found where they are averaged, by the first of a stage.
+    """
     n, schedule = len(plan.cluster), plan.schedules[0]
     traffic = [Traffic(schedule, d) for d in range(n)]
     ends: dict[tuple[int, int], socket.socket] = {}
@@ -213,6 +229,17 @@ def played(
     records: list[list[StepRecord]] = [[] for _ in range(n)]
     losses: list[float] = [0.0] * steps
     failure = Failure()
+    vectors: dict[int, Tensor] = {}
+    met = {g: threading.Barrier(len(g)) for g in plan.assignment.groups}
+
+    def average(d: int) -> None:
+        group = plan.assignment.groups[plan.stage_of[d]]
+        vectors[d] = learners[d].gradients(alone=len(group) == 1)
+        met[group].wait(10)
+        total = torch.stack([vectors[e] for e in group]).sum(0)
+        met[group].wait(10)
+        if len(group) > 1:
+            vectors[d].copy_(total)
 
     def run(d: int) -> None:
         mine = {other: c for (own, other), c in ends.items() if own == d}
@@ -229,7 +256,7 @@ def played(
             learner.begin(k, schedule)
             order = schedule.order[d]
             run_operations(order, traffic[d], learner, inbox, outbox, k, d, record)
-            learner.gradients(alone=True)
+            average(d)
             learner.update()
             losses[k] += learner.loss() or 0.0
         outbox.finish()
@@ -255,9 +282,13 @@ def test_the_same_losses_and_parameters_to_the_last_bit(head: str, precision: st
         workload = workload.with_boundary_codec("int8")
     elif precision == "bf16":
         workload = type(workload).transformer("tiny", workload.architecture, batch_samples=8)
-    plan = make_plan([[0, 1, 2]], workload=workload, head=head)
-    want, _, want_losses = played(plan, [HOST] * 3)
-    gpus = [LateGpu(seed) for seed in range(3)]
+    # one device a stage, whose gradients stay, or two, which average theirs
+    plan = make_plan(
+        [[0, 1, 2]] if head == "last" else [[0, 1], [3, 2]], workload=workload, head=head
+    )
+    n = len(plan.cluster)
+    want, _, want_losses = played(plan, [HOST] * n)
+    gpus = [LateGpu(seed) for seed in range(n)]
     sides = [Counted(gpu) for gpu in gpus]
     found, records, losses = played(plan, sides)
     assert losses == want_losses and losses[1] < losses[0]
@@ -293,3 +324,35 @@ def test_the_host_is_one_operation_ahead_and_no_further() -> None:
         for d, own in enumerate(records)
         for record in own
     )
+
+
+def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
+    """Word of its end may not wait for a message that may come much later."""
+    plan = make_plan([[0, 1]], workload=tiny_workload(batch_samples=1))
+    schedule = plan.schedules[0]
+    traffic = Traffic(schedule, 0)
+    mine, theirs = socket.socketpair()
+    failure = Failure()
+    learner = Learner(plan, 0, CPU, Optimizing(), side=GpuSide(LateGpu()))
+    coming = {1: [Expected(0, message) for message in traffic.incoming[1]]}
+    inbox = Inbox({1: mine}, coming, learner.buffer, failure)
+    outbox = Outbox({1: mine}, failure, {1: 1e9}, side=learner.side)
+    learner.begin(0, schedule)
+    first = threading.Event()
+
+    def run() -> None:
+        record = StepRecord(0, False)
+        how = (learner, inbox, outbox, 0, 0, record, lambda end: first.set())
+        run_operations(schedule.order[0], traffic, *how)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    # F has ended, and B waits for a gradient that was not sent
+    assert first.wait(10) and thread.is_alive()
+    gradient = learner.boundary.write(torch.zeros(learner.boundary.shape), gradient=True)
+    theirs.sendall(gradient.numpy().tobytes())
+    thread.join(10)
+    assert not thread.is_alive()
+    failure.check()
+    mine.close()
+    theirs.close()

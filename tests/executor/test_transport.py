@@ -117,7 +117,8 @@ def test_what_is_still_leaving_follows_the_plans_rate() -> None:
     assert outbox.under_way(1e6)[0] == 0
     before = time.monotonic()
     outbox.send(torch.zeros(SIZE, dtype=torch.uint8), 0)
-    assert outbox._leaves_s[0] >= before + SIZE / 1e6
+    outbox.made(0, SIZE, before)
+    assert outbox._leaves_s[0] == before + SIZE / 1e6
     size, until = outbox.under_way(1e6)
     assert size <= SIZE and until <= time.monotonic() + SIZE / 1e6
 
@@ -131,6 +132,7 @@ def test_what_is_behind_the_plans_rate_is_still_leaving() -> None:
     outbox = Outbox(ways, Failure(), {0: 1e9, 1: 1e9}, {0: 1e-3, 1: 1e-3})
     for d in ways:
         outbox.send(torch.zeros(values, dtype=torch.uint8), d)
+        outbox.made(d, values, time.monotonic())
     time.sleep(0.05)
     # by its own rate each has left
     assert all(leaves < time.monotonic() for leaves in outbox._leaves_s.values())
