@@ -12,9 +12,15 @@ TOLERANCE = 1e-6
 
 
 def same(
-    actual: float, stored: float | None, rule: str, where: str, tolerance: float = TOLERANCE
+    actual: float,
+    stored: float | None,
+    rule: str,
+    where: str,
+    tolerance: float = TOLERANCE,
+    *,
+    unit: str = "s",
 ) -> Iterator[Violation]:
-    """A stored time that is not the recomputed one.
+    """A stored figure that is not the recomputed one.
 
     Parameters
     ----------
@@ -28,6 +34,8 @@ def same(
         Field of the plan.
     tolerance
         Relative excess that counts as rounding.
+    unit
+        Of both.
 
     Yields
     ------
@@ -35,7 +43,7 @@ def same(
         One, or none.
     """
     if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
-        yield Violation(rule, where, f"recomputed {actual:.9g} s, found {stored} s")
+        yield Violation(rule, where, f"recomputed {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:

@@ -51,13 +51,14 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
         dollars += size * price / 1e9
     devices = sum(float(price) for price in np.asarray(hourly)) * plan.predicted.step_s / 3600
     where = "cost.devices_usd", "cost.messages_usd", "cost.paid_bytes"
-    for name, found, said in zip(
+    for name, found, said, unit in zip(
         where,
         (devices, dollars, paid),
         (cost.devices_usd, cost.messages_usd, cost.paid_bytes),
+        ("$", "$", "bytes"),
         strict=True,
     ):
-        yield from same(found, said, "cost", name)
+        yield from same(found, said, "cost", name, unit=unit)
     arch = plan.workload.architecture
     tokens = None if arch is None else plan.workload.batch_samples * arch.sequence
     if (tokens is None) != (cost.usd_per_billion_tokens is None):
@@ -67,12 +68,13 @@ def cost_violations(plan: TrainingPlan) -> Iterator[Violation]:
     elif tokens is not None:
         each = (devices + dollars) / tokens * 1e9
         stated = cost.usd_per_billion_tokens
-        yield from same(each, stated, "cost", "cost.usd_per_billion_tokens")
+        yield from same(each, stated, "cost", "cost.usd_per_billion_tokens", unit="$")
     certificate = plan.certificates.get("cost")
     if certificate is None:
         return
     least = devices + dollars + cost.hour_usd * plan.predicted.step_s / 3600
-    yield from same(least, certificate.objective, "cost", "certificates.cost.objective")
+    objective = "certificates.cost.objective"
+    yield from same(least, certificate.objective, "cost", objective, unit="$")
     bound = certificate.bound
     if bound is not None and not 0 <= bound <= least * (1 + TOLERANCE):
         yield Violation(

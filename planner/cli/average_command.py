@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
     problem = peers.problem(batch, gradient, links, overlap)
     if args.programme is not None:
         if not overlap:
+            other = "--no-overlap" if args.no_overlap else "--out"
             raise ValueError(
-                f"--programme {args.programme}: LP (5) is of averaging beside computing; leave out "
-                "--no-overlap and --out"
+                f"--programme {args.programme}: LP (5) is of averaging beside computing, and "
+                f"{other} of one after the other; leave one of them out"
             )
         literal_model(problem, names=labels(peers.names)).write(args.programme)
     result = solve_averaging(problem, args.method, stop_of(args))

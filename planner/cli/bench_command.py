@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
     if args.name == "list":
-        show(False, names, names)
+        show(args.json or "--json" in args.rest, names, names)
         return 0
     if args.name not in names:
         raise ValueError(f"no benchmark {args.name!r}; choose one of {', '.join(names)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.clock.links import assumed_limits
+from planner.clock.links import assumed_limits, tight_limits
 from planner.clock.simulator import simulate, unlike_steps_s
 from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster
@@ -108,4 +108,7 @@ def timeline_lines(
     data["assumed_limits"] = assumed_limits(cluster)
     if data["assumed_limits"]:
         lines.append(data["assumed_limits"])
+    data["tight_limits"] = tight_limits(cluster)
+    if data["tight_limits"]:
+        lines.append(data["tight_limits"])
     return lines

@@ -30,8 +30,18 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="S|auto",
         help="divide all bytes and rates by it; default: auto, as much as this machine needs",
     )
-    sub.add_argument("--steps", type=positive, default=5, help="chained; default 5")
-    sub.add_argument("--rest", type=positive, default=5, help="each from rest; default 5")
+    sub.add_argument(
+        "--steps",
+        type=positive,
+        default=5,
+        help="chained that count, after those that are to warm up; default 5",
+    )
+    sub.add_argument(
+        "--rest",
+        type=positive,
+        default=5,
+        help="each from rest that count, after one to warm up; default 5",
+    )
     sub.add_argument(
         "--real-compute",
         action="store_true",

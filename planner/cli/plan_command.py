@@ -12,6 +12,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from planner.cli.arguments import (
     add_cluster,
     add_prices,
@@ -336,6 +338,8 @@ def run(args: argparse.Namespace) -> int:
     asked = Question.of(cluster, workload, request, args.seed, {})
     timeline = predicted_timeline(made)
     data, lines = _report(made, timeline, result.candidates, asked)
+    if args.devices is None:
+        lines.append(_devices_line(args, made))
     data |= {"written": [str(written)], "no_time_for": []}
     failed: list[OSError] = []
 
@@ -557,7 +561,19 @@ def _long_run_line(made: TrainingPlan, asked: Question, data: dict[str, Any]) ->
         # what no step is shorter than, no mean over steps is
         seconds = max(seconds, step.bound)
     data["long_run_bound_s"] = seconds
-    return [f"{'':24}{seconds:10.4f} s: no plan is faster over many steps"]
+    gap = max(1.0 - seconds / made.predicted.step_s, 0.0)
+    return [f"{'':24}{seconds:10.4f} s: no plan is faster over many steps   gap {gap:.2%}"]
+
+
+def _devices_line(args: argparse.Namespace, made: TrainingPlan) -> str:
+    """What all devices are taken to be; a devices file says it of each."""
+    devices = made.cluster.devices
+    hourly = devices.usd_per_hour
+    price = "" if hourly is None else f", {float(np.asarray(hourly)[0]):.3g} $ an hour"
+    return (
+        f"each device: {args.gpu}, {made.cluster.flops[0] / 1e12:.3g} TFLOP/s attained "
+        f"({args.utilization:.0%} of its peak), {made.cluster.memory_bytes[0] / 1e9:.3g} GB{price}"
+    )
 
 
 def _update_words(made: TrainingPlan) -> str:

@@ -212,6 +212,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
+    from planner.executor.checkpoint import require_begun
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.hf_export import Export
     from planner.executor.learner import require_executable
@@ -226,6 +227,8 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         if text is not None:
             microbatches_of(plan, text)
     pieces_of(plan, asked.moves, asked.steps)
+    if asked.resume is not None:
+        require_begun(asked.resume)
     if asked.elastic:
         require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights

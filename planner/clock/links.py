@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
 
+BELOW = 1e-9
+"""Relative: a limit that is lower by more is below a rate."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NONE = -1
@@ -133,6 +135,37 @@ def assumed_limits(cluster: Cluster) -> str:
         f"assumed: a device's whole {' and '.join(words)} is its fastest measured pair's rate; "
         "give limits in a devices file"
     )
+
+
+def tight_limits(cluster: Cluster) -> str:
+    """One line that names a device whose own limit is below one of its pairs; empty if none is.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    """
+    if len(cluster) < 2:
+        return ""
+    n, ids = len(cluster), cluster.network.ids
+    rate = np.where(np.eye(n, dtype=bool), 0.0, cluster.network.bandwidth_bytes_per_s)
+    for word, limit, rates in (
+        ("upload", cluster.upload_bytes_per_s, rate),
+        ("download", cluster.download_bytes_per_s, rate.T),
+    ):
+        if limit is None:
+            continue
+        below = np.flatnonzero(limit < rates.max(axis=1) * (1 - BELOW))
+        if below.size:
+            d = int(below[0])
+            e = int(rates[d].argmax())
+            many = f" ({below.size} devices are so)" if below.size > 1 else ""
+            return (
+                f"{word} of {ids[d]} is at most {limit[d] * 8e-9:.4g} Gb/s in all, its link with "
+                f"{ids[e]} has {rates[d, e] * 8e-9:.4g}{many}; a line that devices share is that "
+                "of a site"
+            )
+    return ""
 
 
 def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:

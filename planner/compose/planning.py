@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.compose.arranging import Arranged, arrange, arrange_unlike
-from planner.compose.bounds import step_bound
+from planner.compose.bounds import StepBound, step_bound
 from planner.compose.completing import Completing
 from planner.compose.cost_bound import cost_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates
@@ -73,8 +73,8 @@ def plan(
         objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
         that no plan can beat, or with ``stages`` no placement with these stages, pipelines and
         layers (with ``stages="auto"``: with any that were tried). With ``path_stages`` both are
-        means over the cycle of iterations. With a calibration only plans with everything open
-        have a bound.
+        means over the cycle of iterations. With a calibration the bound is that of any plan, and
+        there is none with ``path_stages``.
 
     Raises
     ------
@@ -94,26 +94,45 @@ def plan(
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.compose.whole import best_whole  # numba takes a while to load
 
-    request, bound = question.request, None
-    if request.group_size is None and not request.delayed:
-        wire = Codec(request.codec).wire_ratio
-        again = request.recompute != ()
-        bound = whole_bound(
-            at_most(question.cluster, question.workload, request.calibration),
-            question.workload,
-            wire,
-            recomputes=again,
-            every=request.sync_every,
-            helped_in=question.helped_in,
-            two_clocks=request.within is not None,
-            measured=request.calibration is not None,
-        )
+    request, bound = question.request, _of_any_plan(question, question.workload)
     by_cost = Merit.of(request).by_cost
     if by_cost:
         bound = cost_bound(question, bound)
     found = best_whole(question, stop, bound)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+
+
+def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
+    """A bound whatever the decisions are; none where rounds are of small groups, or delayed."""
+    request = question.request
+    if request.group_size is not None or request.delayed:
+        return None
+    return whole_bound(
+        at_most(question.cluster, workload, request.calibration),
+        workload,
+        Codec(request.codec).wire_ratio,
+        recomputes=request.recompute != (),
+        every=request.sync_every,
+        helped_in=question.helped_in,
+        two_clocks=request.within is not None,
+        measured=request.calibration is not None,
+    )
+
+
+def _measured_bound(question: Question, made: TrainingPlan) -> StepBound | None:
+    """Where compute times were measured, that of any plan, if it is about such as this one."""
+    request = question.request
+    if request.calibration is None or request.skips:
+        return None
+    if made.head_stage < len(made.stage_layers) - 1:
+        return None
+    bound = _of_any_plan(question, made.workload)
+    # a mean over many steps, which the few that the clock looks at may be below
+    lasting = request.sync_every > 1 or request.calibration.updates
+    if bound is not None and lasting and bound.seconds > made.predicted.step_s:
+        return None
+    return bound
 
 
 def _routed(result: Result[TrainingPlan], request: PlanRequest) -> Result[TrainingPlan]:
@@ -144,7 +163,7 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
     )
     made = with_cost(with_helpers(question, draft.plan), question.request)
     step.offer(made.predicted.step_s, made)
-    bound = step_bound(question, draft.shape)
+    bound = step_bound(question, draft.shape) or _measured_bound(question, made)
     if bound is not None:
         step.raise_bound(*bound)
     return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)

@@ -282,6 +282,8 @@ class PlanRequest:
                 raise ProblemError("clip is 0; give the largest norm, above 0, or leave it out")
         if not (isinstance(self.stages, str) and self.stages == "auto"):
             changes["stages"] = _whole_or_none("stages", self.stages)
+            if changes["stages"] is not None and changes["stages"] < 1:
+                raise ProblemError(f"stages is {changes['stages']}; it must be at least 1")
         if self.stage_sizes is not None:
             changes["stage_sizes"] = _counts(self.stage_sizes)
         if self.stage_layers is not None and not self.even_layers:

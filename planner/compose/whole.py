@@ -304,7 +304,11 @@ class _Search:
         ranks = [] if self.drafted else self._by_rank()
         hopeful = [one for one in hopeful if one not in ranks]
         drafts: list[Draft] = []
-        for layout in [*hopeful[:1], *ranks, *hopeful[1:]]:
+        first = [*hopeful[:1], *ranks]
+        if self.run.check() is not None:
+            # one draft is all that there is time for
+            first.sort(key=lambda layout: self.layouts.estimated(layout).value)
+        for layout in [*first, *hopeful[1:]]:
             if len(drafts) == DRAFTS + len(ranks) or self._over(drafts):
                 break
             draft = self._draft(layout, always=layout in ranks)

@@ -282,6 +282,26 @@ def resume(
     return done
 
 
+def require_begun(folder: Path) -> None:
+    """Refuse a folder that has no checkpoint, before anything starts.
+
+    Parameters
+    ----------
+    folder
+        To go on from.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    """
+    if not _complete(folder):
+        raise CheckpointError(
+            f"--resume {folder}: there is no complete checkpoint; name the folder that was given "
+            "with --checkpoint, or leave --resume out"
+        )
+
+
 def newest(folder: Path, ranks: Iterable[int]) -> int:
     """Steps of the newest complete checkpoint that has the shards of all these ranks.
 

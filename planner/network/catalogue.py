@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,13 @@ def load_network(name_or_path: str | Path) -> Network:
         return Network.load(name)
     if Path(name).suffix == ".jsonl":
         return ProbeLog.load(name).network()
+    if Path(name).is_dir():
+        raise NetworkError(f"{name}: is a folder; name a .csv, .json or a probe's .jsonl in it")
+    near = get_close_matches(name, [*catalog["measured"], *catalog["built"]], 1)
+    hint = f" (is it {near[0]!r}?)" if near else ""
     raise NetworkError(
-        f"no network {name!r}: give a name that 'planner networks' lists, or a .csv, .json or "
-        "a probe's .jsonl file"
+        f"no network {name!r}{hint}: give a name that 'planner networks' lists, or a .csv, .json "
+        "or a probe's .jsonl file"
     )
 
 

@@ -63,6 +63,14 @@ class Devices:
     can_aggregate: ArrayLike = True
     usd_per_hour: ArrayLike | None = None
 
+    def __post_init__(self) -> None:
+        # arrays are looked at once it is known how many devices there are
+        for field in ("flops", "memory_bytes"):
+            value = getattr(self, field)
+            if value is not None and np.ndim(value) == 0:
+                real(f"devices.{field}", value)
+                self._positive(field, 1)
+
     @classmethod
     def of_gpu(cls, name: str, utilization: float = 0.4, dtype: str = Dtype.BF16) -> Devices:
         """Devices of one type from the table of GPUs, at a fraction of their peak.

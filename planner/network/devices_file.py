@@ -18,7 +18,7 @@ from planner.network.files import read_text
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.network import Network
-from planner.network.values import choice
+from planner.network.values import choice, of_kind
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -109,6 +109,9 @@ def load_devices(
     NetworkError
         One line with the path, the row and what is wrong.
     """
+    of_kind(Network, network, "network")
+    if inside is not None:
+        of_kind(Link, inside, "inside")
     text = read_text(path, error=NetworkError)
     try:
         rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))

@@ -32,6 +32,7 @@ def sensitivity(
     """The plan priced again on changed clusters, the worst first.
 
     Pairs of regions with the most devices that may talk come first; within a region is a pair too.
+    A region's lines are its devices' whole up- and downloads, and those of sites that they are at.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ def sensitivity(
     pairs = [(a, b) for k, a in enumerate(count) for b in list(count)[k:] if a != b or count[a] > 1]
     pairs = sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]
     regions = sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
-    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + len(regions)
+    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + 2 * len(regions)
     for a, b in pairs:
         between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
         rate = network.bandwidth_bytes_per_s * np.where(between, SLOWER, 1.0)
@@ -56,7 +57,27 @@ def sensitivity(
     for name in regions:
         found.append(Slower(f"devices of {name}", step_s(slower_devices(plan, names == name))))
         progress(len(found), whole)
+        found.append(
+            Slower(f"lines of {name}", step_s(_slower_lines(plan, cluster, names == name)))
+        )
+        progress(len(found), whole)
     return sorted(found, key=lambda one: -one.step_s)
+
+
+def _slower_lines(
+    plan: TrainingPlan, cluster: Cluster, which: np.typing.NDArray[np.bool_]
+) -> TrainingPlan:
+    devices, part = cluster.devices, np.where(which, SLOWER, 1.0)
+    changes: dict[str, Any] = {}
+    for name in ("upload", "download"):
+        own, of_sites = f"{name}_bytes_per_s", f"site_{name}_bytes_per_s"
+        if getattr(devices, own) is not None:
+            changes[own] = np.asarray(getattr(devices, own)) * part
+        slower = {s for s, slow in zip(devices.sites or (), which, strict=False) if slow}
+        lines = getattr(devices, of_sites) or {}
+        if lines:
+            changes[of_sites] = {s: r * (SLOWER if s in slower else 1.0) for s, r in lines.items()}
+    return plan.replace(cluster=cluster.replace(devices=replace(devices, **changes)))
 
 
 def pinned(cluster: Cluster) -> Cluster:

@@ -16,6 +16,7 @@ import numpy as np
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
 from planner.network.files import read_json
+from planner.network.values import of_kind
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
@@ -92,8 +93,16 @@ def save_plan(plan: TrainingPlan, path: str | Path) -> None:
         The plan.
     path
         Of the file.
+
+    Raises
+    ------
+    ValueError
+        It is no plan, or no path.
+    OSError
+        The file cannot be written.
     """
-    write_text(path, plan_text(plan))
+    text = plan_text(of_kind(TrainingPlan, plan, "plan"))
+    write_text(path if isinstance(path, Path) else of_kind(str, path, "path"), text)
 
 
 def plan_text(plan: TrainingPlan) -> str:

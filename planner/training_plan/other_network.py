@@ -35,9 +35,10 @@ def network_for(plan: TrainingPlan, network: Network) -> Network:
         return network.subset(own.ids)
     missing = sorted(set(own.regions) - set(network.ids))
     if missing:
+        names = dict.fromkeys((own.ids[0], own.regions[0]))
         raise NetworkError(
             f"the network has neither the plan's devices nor its region {missing[0]!r}; give one "
-            f"with ids such as {own.ids[0]!r} or {own.regions[0]!r}"
+            f"with ids such as {' or '.join(map(repr, names))}"
         )
     index = [network.index_of(region) for region in own.regions]
     latency = own.latency_s.copy()

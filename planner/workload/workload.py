@@ -393,7 +393,13 @@ class Workload:
         -------
         tuple[float, ...]
             S values.
+
+        Raises
+        ------
+        ValueError
+            A stage has no range of layers.
         """
+        split = [several("layers of a stage", part) for part in several("split", split)]
         return tuple(
             (self.stage(*part).parameters + (self.head_parameters(part[0]) * (j == head_stage)))
             * self.gradient_bytes_per_parameter

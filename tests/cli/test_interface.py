@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import pkgutil
 import shlex
 import shutil
@@ -191,3 +192,9 @@ def test_a_benchmark_tells_what_it_does_not_know_in_a_line(
     assert end.value.code == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith(f"planner bench {name}: "), said
+
+
+def test_benchmarks_are_listed_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Though other words after a benchmark's name are its own."""
+    assert main(["bench", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == BENCHES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.checker.step_clock import clock_times
-from planner.clock.links import Ints
+from planner.clock.links import Ints, tight_limits
 from planner.clock.simulator import (
     _Setting,
     predict,
@@ -28,7 +28,7 @@ from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
 from tests.clock.reference import Reference
-from tests.conftest import levels, make_plan, tiny_workload
+from tests.conftest import levels, make_plan, random_network, tiny_workload
 
 SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
 
@@ -376,3 +376,15 @@ def test_the_checker_misses_the_wait_for_the_norm() -> None:
     assert clipped.predicted.step_s > free.predicted.step_s
     lying = clipped.replace(predicted=free.predicted)
     assert [v.rule for v in check(lying)] != []
+
+
+def test_a_limit_below_a_link_is_told() -> None:
+    """A device's own, not one that it shares: links within a place may not know of it."""
+    cluster = Cluster(random_network(3), Devices(1e12, 1e9))
+    assert tight_limits(cluster) == ""
+    wide = Cluster(random_network(3), Devices(1e12, 1e9, upload_bytes_per_s=1e12))
+    assert tight_limits(wide) == ""
+    tight = Cluster(random_network(3), Devices(1e12, 1e9, download_bytes_per_s=[1e12, 1e6, 1e6]))
+    said = tight_limits(tight)
+    ids = tight.network.ids
+    assert said.startswith(f"download of {ids[1]} is at most 0.008 Gb/s") and "2 devices" in said

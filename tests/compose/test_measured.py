@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner as pl
+from planner.checker.standing import standings
 from planner.checker.whole_bound import _are_no_faster, whole_step_bound_s
 from planner.compose.measured import at_most
 from planner.compose.rank_order import one_region
@@ -185,6 +186,26 @@ def test_devices_that_were_not_measured_are_as_fast_as_alike_ones() -> None:
     other = cluster.replace(devices=replace(cluster.devices, flops=flops))
     with pytest.raises(ValueError, match=f"has no device '{names[4]}', nor another"):
         asked(other, workload, calibration)
+
+
+@pytest.mark.parametrize(("head", "update_s"), [("last", 0.0), ("last", 0.5), ("first", 0.0)])
+def test_straight_plans_with_measured_times_have_the_bound_of_any(
+    head: str, update_s: float
+) -> None:
+    """Which the checker computes again; with the head elsewhere nothing is known."""
+    cluster, work = cluster_of(4), tiny_workload()
+    measured = calibration_of(
+        cluster, work, dict.fromkeys(cluster.network.ids, (1.5, 1.2, 1.0)), update_s
+    )
+    request = PlanRequest().replace(stages=2, head=head, calibration=measured)
+    result = pl.plan(cluster, work, request=request, stop=pl.MaxIterations(20))
+    assert result.objective is not None and pl.check(result) == []
+    if head == "first":
+        assert result.bound is None
+        return
+    assert result.bound is not None and 0 < result.bound <= result.objective
+    (step,) = (s for s in standings(result.plan) if s.part == "step")
+    assert step.recomputed == pytest.approx(result.bound, rel=1e-6)
 
 
 def test_jitter_leaves_alike_devices_alike() -> None:

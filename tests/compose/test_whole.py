@@ -43,6 +43,14 @@ def test_two_regions_far_from_each_other() -> None:
     assert result.objective < 0.5 * everybody
 
 
+def test_one_draft_is_of_the_best_estimate() -> None:
+    """Where there is time for no more, one device alone may be by far the best."""
+    network = random_network(6)
+    cluster = pl.Cluster(network.replace(latency_s=network.latency_s + 1), pl.Devices(1e12, 16e9))
+    result = pl.plan(cluster, tiny_workload(batch_samples=24), stop=pl.MaxIterations(1))
+    assert result.plan is not None and len(result.plan.cluster) == 1
+
+
 def test_never_slower_than_one_region_alone() -> None:
     """Two fast devices in one place, five others far away, and little effort."""
     latency = np.full((6, 6), 0.06)

@@ -144,3 +144,10 @@ def test_clusters_are_equal_to_their_copies() -> None:
         assert cluster == copy.deepcopy(cluster) and hash(cluster) == hash(copy.deepcopy(cluster))
         assert cluster != pl.Cluster(network, replace(devices, memory_bytes=2e9))
         assert cluster.devices != 3
+
+
+def test_one_value_for_all_devices_is_looked_at_at_once() -> None:
+    """Lists are, when it is known how many devices there are."""
+    for bad in (-1, 0, "fast", float("nan"), 1e300):
+        with pytest.raises(ValueError, match=r"devices\.flops.* is "):
+            pl.Devices(bad, 16e9)

@@ -91,7 +91,7 @@ def test_a_line_says_shape_and_units() -> None:
     assert repr(
         pl.Devices([1e12, 2e12], 16e9, upload_bytes_per_s=1e6, can_compute=[True, False])
     ) == ("Devices(1 to 2 TFLOP/s, 16 GB, upload 8 Mb/s, 1 cannot compute)")
-    assert repr(pl.Devices("fast", 16e9)) == "Devices(not valid yet)"
+    assert repr(pl.Devices(["fast", "slow"], 16e9)) == "Devices(not valid yet)"
     assert repr(pl.PlanRequest(stages=4, clip=1)) == "PlanRequest(stages=4, clip=1.0)"
     hole = np.array([[0, np.nan], [0.1, 0]])
     assert "1 missing pair)" in repr(pl.Network(hole, np.ones((2, 2))))

@@ -94,7 +94,9 @@ def test_slower_is_not_faster_and_memory_fits() -> None:
     """Every pair and region of the plan is priced."""
     plan = evil_plan()
     found = sensitivity(plan)
-    assert len(found) == 6 + 4
+    assert len(found) == 6 + 4 + 4
+    lines = [one.step_s for one in found if one.what.startswith("lines of ")]
+    assert len(lines) == 4 and max(lines) > plan.predicted.step_s
     assert max(x.step_s for x in found) > plan.predicted.step_s
     assert all(m.reserve_bytes > 0 and m.live > 0 for m in memory(plan))
 
