@@ -6,6 +6,7 @@ import argparse
 
 from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
+from planner.network.words import some
 from planner.problems.assignment_method import Method
 
 NAME = "assign"
@@ -19,8 +20,8 @@ EXAMPLE = (
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Network, shape, bytes and limits."""
     add_cluster(sub)
-    sub.add_argument("--stages", type=int, help="how many; with --pipelines")
-    sub.add_argument("--pipelines", type=int, help="how many; devices / stages")
+    sub.add_argument("--stages", type=int, help="how many, of equal size")
+    sub.add_argument("--pipelines", type=int, help="how many; default: devices / stages")
     sub.add_argument(
         "--stage-sizes", type=sizes, help="instead: devices of each stage, such as 6,4,4,4"
     )
@@ -39,13 +40,21 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Groups with their cost and its bound."""
     from planner.genetic.solve import solve_assignment
-    from planner.problems import AssignmentProblem
+    from planner.problems import AssignmentProblem, ProblemError
 
     network = cluster_of(args).network
+    pipelines = args.pipelines
+    if pipelines is None and args.stages is not None and args.stages > 0:
+        pipelines, left = divmod(len(network), args.stages)
+        if left:
+            raise ProblemError(
+                f"{some(len(network), 'device')} do not make {args.stages} equal stages; give "
+                "--pipelines, or --stage-sizes"
+            )
     problem = AssignmentProblem(
         network,
         args.stages,
-        args.pipelines,
+        pipelines,
         args.activation_bytes,
         args.gradient_bytes,
         stage_sizes=args.stage_sizes,

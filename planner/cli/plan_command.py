@@ -48,6 +48,7 @@ from planner.compose.request import (
 )
 from planner.network.atomic import MADE
 from planner.network.outputs import Output, add_force, require_outputs
+from planner.network.words import some
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
@@ -595,7 +596,7 @@ def _shape_line(made: TrainingPlan, by_size: bool) -> str:
     words += [f"{len(made.left_out)} left out"] * bool(made.left_out)
     without = f" ({', '.join(words)})" if words else ""
     return (
-        f"{len(made.cluster)} devices{without}, {shape}, {w.name}, "
+        f"{some(len(made.cluster), 'device')}{without}, {shape}, {w.name}, "
         f"{len(made.schedules[0].paths)} microbatches of {w.microbatch_samples}"
     )
 

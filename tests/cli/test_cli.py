@@ -570,3 +570,16 @@ def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "assignment cost" not in said
     assert main(["check", str(out)]) == 0
     assert "recomputed: whole step" in capsys.readouterr().out
+
+
+def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
+    """It follows, where devices can be dealt out evenly."""
+    command = ["assign", "--network", "aws8_dtfm_worldwide_2022", "--effort", "0.2"]
+    command += ["--activation-bytes", "8e6", "--gradient-bytes", "1e9"]
+    found = []
+    for words in (["--stages", "4"], ["--stages", "4", "--pipelines", "2"]):
+        assert main([*command, *words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["groups"])
+    assert found[0] == found[1] and len(found[0]) == 4
+    assert main([*command, "--stages", "3"]) == 2
+    assert "8 devices do not make 3 equal stages" in capsys.readouterr().err
