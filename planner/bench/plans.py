@@ -186,6 +186,8 @@ INSTANCES = {
 }
 
 
+ROUNDING = 1e-9
+"""Relative: a plan that is slower by less is the same as a baseline."""
 FAMILIES = ("gpt", "llama")
 """Whose presets the catalogue has."""
 
@@ -538,7 +540,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         return ["No instance has both a plan and a baseline."]
     mean = float(np.exp(np.mean([np.log(ratio) for ratio, _ in ratios])))
     worst, row = max(ratios, key=lambda found: found[0])
-    slower = sum(ratio > 1 for ratio, _ in ratios)
+    slower = sum(ratio > 1 + ROUNDING for ratio, _ in ratios)
     return [
         f"Ratio: {mean:.3f} in the geometric mean of {len(ratios)}, at most {worst:.3f} "
         f"({row.instance}, seed {row.seed}); the plan is slower than a baseline in {slower}."
