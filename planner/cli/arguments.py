@@ -137,11 +137,7 @@ def add_solver(sub: argparse.ArgumentParser, methods: Sequence[str]) -> None:
     add_limits(sub)
     sub.add_argument("--seed", type=count, default=0, help="of the search; default %(default)s")
     sub.add_argument(
-        "--method",
-        default="auto",
-        choices=[str(method) for method in methods],
-        metavar="METHOD",
-        help=f"of {', '.join(methods)}; default %(default)s",
+        "--method", default="auto", help=f"of {', '.join(methods)}; default %(default)s"
     )
 
 

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         if not overlap:
             other = "--no-overlap" if args.no_overlap else "--out"
             raise ValueError(
-                f"--programme {args.programme}: LP (5) is of averaging beside computing, and "
+                f"--programme {args.programme}: LP (5) is of averaging beside computing, "
                 f"{other} of one after the other; leave one of them out"
             )
         literal_model(problem, names=labels(peers.names)).write(args.programme)

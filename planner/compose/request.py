@@ -17,6 +17,7 @@ from planner.network.dtype import Dtype
 from planner.network.prices import Prices
 from planner.network.values import real, short
 from planner.problems import ProblemError
+from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, seed_of, whole
 from planner.training_plan.choices import Codec, Head
@@ -358,6 +359,8 @@ class PlanRequest:
             ("method", self.method, "auto"),
         ):
             if value != free:
+                if name == "method":
+                    choice(Method, name, value)
                 raise ProblemError(
                     f"{name} goes with straight pipelines; give a number of stages, or leave it out"
                 )

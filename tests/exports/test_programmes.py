@@ -155,4 +155,4 @@ def test_peers_as_a_programme(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert -read_by_highs(path) * pace >= bound * (1 - 1e-5)
     assert "a_Oslo_Lima" in path.read_text()
     assert main([*asked, "--programme", str(path), "--no-overlap", "--force"]) == 2
-    assert "leave out --no-overlap and --out" in capsys.readouterr().err
+    assert "--no-overlap of one after the other; leave one of them out" in capsys.readouterr().err
