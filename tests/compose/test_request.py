@@ -86,7 +86,8 @@ def test_layers_and_microbatches_can_be_fixed() -> None:
         ({"stage_layers": [(0, 3)]}, "stage_layers must be 1 ranges that follow each other"),
         ({"head": "first"}, "head 'first' goes with straight pipelines"),
         ({"microbatch_samples": 5}, "batch_samples must be a multiple of microbatch_samples"),
-        ({"method": "ga"}, "method goes with straight pipelines"),
+        ({"method": "genetic"}, "method goes with straight pipelines"),
+        ({"method": "ga"}, "method 'ga' is unknown; choose one of auto"),
         ({"stages": 2, "recompute": "some"}, "recompute must list numbers of stages, or be 'all'"),
         (
             {"wiring": "round"},
