@@ -19,6 +19,7 @@ def same(
     tolerance: float = TOLERANCE,
     *,
     unit: str = "s",
+    said: str = "recomputed",
 ) -> Iterator[Violation]:
     """A stored figure that is not the recomputed one.
 
@@ -36,6 +37,8 @@ def same(
         Relative excess that counts as rounding.
     unit
         Of both.
+    said
+        Before the first, where it is not computed again.
 
     Yields
     ------
@@ -43,7 +46,7 @@ def same(
         One, or none.
     """
     if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
-        yield Violation(rule, where, f"recomputed {actual:.9g} {unit}, found {stored} {unit}")
+        yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
 
 
 def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:

@@ -119,13 +119,8 @@ def _limits(cluster: Cluster, name: str, axis: int) -> NDArray[np.float64]:
 
 
 def _step_certificate(plan: TrainingPlan, c: Certificate) -> Iterator[Violation]:
-    step_s = plan.predicted.step_s
-    if c.objective is None or abs(c.objective - step_s) > TOLERANCE * abs(step_s):
-        yield Violation(
-            "step time",
-            "certificates.step.objective",
-            f"must be predicted.step_s, {step_s:.9g} s, found {c.objective} s",
-        )
+    where, said = "certificates.step.objective", "must be predicted.step_s,"
+    yield from same(plan.predicted.step_s, c.objective, "step time", where, said=said)
     if c.bound is not None and not 0 <= c.bound <= plan.predicted.step_s * (1 + TOLERANCE):
         yield Violation(
             "bound",

@@ -28,6 +28,8 @@ from planner.workload.host_memory import USABLE, available_bytes
 
 GPU_USABLE = 0.95
 """Of what is free: PyTorch's allocator rounds, and leaves gaps."""
+PASSING = 4
+"""Messages on a GPU that come in and go out while operations compute."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Of Linux: the same in all of a machine's containers and network namespaces."""
 
@@ -111,7 +113,7 @@ def need_of(
     if plan.wiring is Wiring.STOCHASTIC:
         # all that trainers let be on their way may wait at one device
         waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
-    messages = (live + waiting) * costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
+    message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
     beyond = {
         f"weights in {w.precision.compute}": found.rounded_weights,
         "gradients and loss as they are made": found.operations,
@@ -125,15 +127,13 @@ def need_of(
         state = vector / SUM_BYTES * w.precision.state_bytes
         working = found.total - costs.state_bytes - found.rounded_weights
         beyond["calibration"] = max(state + costs.need_bytes(1) - costs.state_bytes - working, 0.0)
-    host = {"averaging": buffers, "messages": messages}
     if on_gpu:
-        # of copies that come in and go out while operations compute
-        passing = 4 if len(plan.stage_layers) > 1 else 0
-        beyond["messages"] = passing * costs.output_bytes
+        beyond["messages"] = PASSING * message
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
-        pinned += (live + waiting) * _power_of_two(costs.output_bytes if passing else 0.0)
+        pinned += (live + waiting) * _power_of_two(message)
         return Need(found.planned, beyond, pinned + buffers)
+    host = {"averaging": buffers, "messages": (live + waiting) * message}
     return Need(found.planned, beyond | host)
 
 

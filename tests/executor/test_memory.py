@@ -23,7 +23,6 @@ from tests.executor.faults import Started, saved
 
 torch = pytest.importorskip("torch")
 
-from planner.executor import calibrate  # noqa: E402
 from planner.executor.averaging import Averaging  # noqa: E402
 from planner.executor.codec import Wire  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED  # noqa: E402
@@ -120,25 +119,6 @@ def test_who_comes_late_asks_for_itself() -> None:
     require_memory(ranks, [claim])
     with pytest.raises(TooLittleMemoryError, match=r"device 'd1' needs 5 GB .* of this machine's"):
         require_memory(ranks, [replace(claim, have=5e9)])
-
-
-def test_ranks_on_one_gpu_calibrate_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On others beside each other; on a processor as many as it has cores for."""
-    told: list[str] = []
-
-    def share(name: str, text: str) -> list[str]:
-        told.append(text)
-        return told
-
-    ranks: Any = SimpleNamespace(share=share)
-    monkeypatch.setattr(calibrate, "machine", lambda: "b")
-    monkeypatch.setattr(calibrate, "cores", lambda: 2 * torch.get_num_threads())
-    for place in ("a 1", "a 2", "a 1", "cpu", "cpu", "a 1", "cpu"):
-        monkeypatch.setattr(calibrate, "gpu_of", lambda device, gpu=place: ("NVIDIA H100", gpu))
-        device = torch.device("cpu") if place == "cpu" else torch.device("cuda", 0)
-        # whatever a rank computes on, it waits for the same word of all
-        places = calibrate._places(ranks, device)
-    assert calibrate._turns(places) == [0, 0, 1, 0, 0, 2, 1]
 
 
 def test_a_gpus_rank_asks_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -28,6 +27,7 @@ from planner.executor.records import RouteLog, StepRecord  # noqa: E402
 from planner.executor.routed import Places, Routed, router_of  # noqa: E402
 from planner.executor.side import HOST  # noqa: E402
 from planner.executor.transport import Outbox  # noqa: E402
+from tests.executor.devices import all_run  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 
@@ -78,15 +78,7 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
         routed.finish()
         outbox.finish()
 
-    threads = [threading.Thread(target=run, args=(d,), daemon=True) for d in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    failure.check()
-    for end in ends.values():
-        end.close()
+    all_run(run, n, ends, failure)
     return records, computes
 
 

@@ -28,6 +28,7 @@ from planner.executor.pipeline import run_operations  # noqa: E402
 from planner.executor.records import StepRecord  # noqa: E402
 from planner.executor.side import HOST, GpuSide, HostSide, Side  # noqa: E402
 from planner.executor.transport import Expected, Inbox, Outbox  # noqa: E402
+from tests.executor.devices import LONG_S, all_run  # noqa: E402
 
 CPU = torch.device("cpu")
 LATE_S = 0.003
@@ -63,7 +64,7 @@ class LateEvent:
 
     def synchronize(self) -> None:
         """Wait."""
-        self._done.result(10)
+        self._done.result(LONG_S)
 
     @property
     def moment_s(self) -> float:
@@ -103,9 +104,9 @@ class LateGpu:
         stream.waits.append(other)
         awaited = other.last
         if stream is self._computes:
-            awaited.result(10)
+            awaited.result(LONG_S)
         else:
-            stream.give(lambda: awaited.result(10))
+            stream.give(lambda: awaited.result(LONG_S))
 
     def event(self, stream: LateStream, *, timing: bool) -> LateEvent:
         """See `Gpu`."""
@@ -179,11 +180,11 @@ def test_what_leaves_is_waited_for_by_who_needs_it_alone() -> None:
     ready = side.leave(made.view(2, 3).t())
     assert torch.equal(ready(), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert torch.equal(HostSide().leave(made)(), made)
-    side._out.last.result(10)
+    side._out.last.result(LONG_S)
     # let go of by all as soon as it is copied, though nobody has asked for it
     ready = side.leave(torch.ones(3))
     assert len(gpu.lent) == 1
-    side._out.last.result(10)
+    side._out.last.result(LONG_S)
     assert not gpu.lent and torch.equal(ready(), torch.ones(3))
 
 
@@ -235,9 +236,9 @@ def played(
     def average(d: int) -> None:
         group = plan.assignment.groups[plan.stage_of[d]]
         vectors[d] = learners[d].gradients(alone=len(group) == 1)
-        met[group].wait(10)
+        met[group].wait(LONG_S)
         total = torch.stack([vectors[e] for e in group]).sum(0)
-        met[group].wait(10)
+        met[group].wait(LONG_S)
         if len(group) > 1:
             vectors[d].copy_(total)
 
@@ -261,15 +262,7 @@ def played(
             losses[k] += learner.loss() or 0.0
         outbox.finish()
 
-    threads = [threading.Thread(target=run, args=(d,), daemon=True) for d in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    failure.check()
-    for end in ends.values():
-        end.close()
+    all_run(run, n, ends, failure)
     return learners, records, losses
 
 
@@ -348,10 +341,10 @@ def test_what_was_begun_is_noted_before_the_host_waits_for_a_message() -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     # F has ended, and B waits for a gradient that was not sent
-    assert first.wait(10) and thread.is_alive()
+    assert first.wait(LONG_S) and thread.is_alive()
     gradient = learner.boundary.write(torch.zeros(learner.boundary.shape), gradient=True)
     theirs.sendall(gradient.numpy().tobytes())
-    thread.join(10)
+    thread.join(LONG_S)
     assert not thread.is_alive()
     failure.check()
     mine.close()
