@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from planner.clock.links import Links
-from planner.network.cluster import Cluster, device_limits
+from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import WHOLE, AveragingGroup, StageAveraging
-from planner.training_plan.shares import fraction_ends, shares_of
+from planner.training_plan.holders import holders, slices
+from planner.training_plan.model import AveragingGroup, StageAveraging
+from planner.training_plan.shares import shares_of
 
 
 def has_levels(cluster: Cluster) -> bool:
@@ -73,46 +73,6 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
         for each, part in zip(members, slices(len(members)), strict=True)
     )
     return tuple(replace(one, phase=Phase.REDUCE) for one in spread), exchange, spread
-
-
-def holders(
-    cluster: Cluster, sites: Sequence[Sequence[int]]
-) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
-    """Who of each site holds which slice between sites: as many as the smallest site can have.
-
-    Parameters
-    ----------
-    cluster
-        N devices.
-    sites
-        Devices of a stage in each; some can sum, or it is one alone.
-
-    Returns
-    -------
-    list[list[int]]
-        By site, the device of each slice: those with most bandwidth.
-    tuple[AveragingGroup, ...]
-        In which they spread their slices.
-    """
-    sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
-    able = [
-        sorted((d for d in here if sums[d] or len(here) == 1), key=lambda d: -min(up[d], down[d]))
-        for here in sites
-    ]
-    count = min(map(len, able))
-    spread = []
-    for here, best in zip(sites, able, strict=True):
-        rest = tuple(d for d in here if d not in set(best[:count]))
-        shares = shares_of(np.ones(count)) + (0.0,) * len(rest)
-        flags = (True,) * len(here)
-        members = (*best[:count], *rest)
-        spread.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
-    return [best[:count] for best in able], tuple(spread)
-
-
-def slices(count: int) -> list[tuple[float, float]]:
-    """The ends of so many equal parts of a vector, as those who spread them have them."""
-    return list(pairwise(fraction_ends(WHOLE, shares_of(np.ones(count)))))
 
 
 def _exchange_shares(

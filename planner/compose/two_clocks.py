@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.compose.levels import holders, slices
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec, Phase
+from planner.training_plan.holders import holders, slices
 from planner.training_plan.model import AveragingGroup, StageAveraging
 
 

@@ -7,7 +7,8 @@ not all take (`commit`). Or it ends after a step, when a device has come that wa
 Where devices update by themselves, a step's own updates and the outer step after it are taken one
 after the other. A generation that ends between the two owes the outer step, and the next one begins
 with it. Delayed, an outer step that a generation has begun and not ended is begun again by the
-next, with the same changes of those who are left.
+next, with the same changes of those who are left. Who comes begins at what all have agreed on; on
+two clocks it takes what another of its region has, with all that went into it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from planner.executor.evaluate import Evaluation, HeldOut
 from planner.executor.handover import hand_over
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner, has_head
+from planner.executor.outer import as_one
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -188,6 +190,8 @@ class Elastic:
         self.ranks = self._roll.ranks(now.members.index(self._roll.name))
         self._connect()
         self._owes = now.owes
+        if self._learner is not None:
+            self._learner.follow(self.plan, self.ranks.rank)
         self._hand_over(now)
         self._tell_before()
         if self._checkpoints is not None:
@@ -267,13 +271,15 @@ class Elastic:
             taker = now.members.index(name)
             stage = self.plan.stage_of.get(taker)
             if stage is not None:
-                group = self.plan.assignment.groups[stage]
-                givers = [d for d in group if now.members[d] not in now.new]
-                if not givers:
+                # best one with whom it is as one
+                near = set(as_one(self.plan, taker))
+                group = sorted(self.plan.assignment.groups[stage], key=lambda d: d not in near)
+                giver = next((d for d in group if now.members[d] not in now.new), None)
+                if giver is None:
                     said = f"stage {stage} has no device left that has its parameters"
                     raise EmptyStageError(_because(now, said))
-                hand_over(self.ranks, givers[0], taker, self._learner, now.step)
-                if taker == self.ranks.rank and self._learner is not None:
+                hand_over(self.ranks, giver, taker, self._learner, now.step)
+                if taker == self.ranks.rank and giver not in near and self._learner is not None:
                     self._learner.begin_as_agreed()
             if taker == self.ranks.rank:
                 self._step = now.step

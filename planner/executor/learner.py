@@ -196,7 +196,7 @@ class Learner:
         self._vector = _joined_gradients(self._as_averaged())
         self._samples: LocalSamples | CountedSamples = LocalSamples(plan, rank)
         if counted or plan.wiring is Wiring.STOCHASTIC:
-            self._samples = CountedSamples(plan)
+            self._samples = CountedSamples(plan, rank)
         self._on_host = False
         self.outer = Outer(plan, self.named()) if plan.sync.local_steps else None
         self.kept = Kept()
@@ -233,7 +233,7 @@ class Learner:
         self._step = step
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
-        self._samples.begin()
+        self._samples.begin(schedule)
         self._loss = None
         if self.head is not None:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -290,6 +290,18 @@ class Learner:
         self.optimizing.set_rate(self.optimizer, self._step)
         self.optimizer.step()
         self._updated()
+
+    def follow(self, plan: TrainingPlan, rank: int) -> None:
+        """Go on in another plan of the same stage, of those who are there.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+        rank
+            This process in it.
+        """
+        self._samples.follow(plan, rank)
 
     def samples(self) -> int:
         """Microbatches of the change, where they are counted."""

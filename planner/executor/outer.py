@@ -20,11 +20,30 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from planner.training_plan.model import TrainingPlan, within
+from planner.training_plan.model import Schedule, TrainingPlan, within
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
-SAMPLES = "outer/samples"
+SAMPLES, CHANGED = "outer/samples", "outer/changed"
 """Names in checkpoints."""
+
+
+def as_one(plan: TrainingPlan, rank: int) -> tuple[int, ...]:
+    """Devices that average gradients in every step where others do not, and so stay equal.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        A device with a stage.
+
+    Returns
+    -------
+    tuple[int, ...]
+        The device alone, unless the plan averages on two clocks.
+    """
+    groups = (group for groups in within(plan.averaging[plan.stage_of[rank]]) for group in groups)
+    return next((group.members for group in groups if rank in group.members), (rank,))
 
 
 class LocalSamples:
@@ -44,11 +63,9 @@ class LocalSamples:
         self._cycle, self._every = plan.cycle, plan.sync.every_steps
         j = plan.stage_of[rank]
         stage = plan.assignment.groups[j]
-        groups = (group for groups in within(plan.averaging[j]) for group in groups)
-        as_one = next((group.members for group in groups if rank in group.members), (rank,))
         done = [[sum(kind == "B" for kind, _ in ops) for ops in s.order] for s in plan.schedules]
         self._all = [len(s.paths) for s in plan.schedules]
-        self._own = [sum(counts[d] for d in as_one) for counts in done]
+        self._own = [sum(counts[d] for d in as_one(plan, rank)) for counts in done]
         self._stage = [sum(counts[d] for d in stage) for counts in done]
 
     @property
@@ -56,7 +73,10 @@ class LocalSamples:
         """None: nobody counts."""
         return 0
 
-    def begin(self) -> None:
+    def follow(self, plan: TrainingPlan, rank: int) -> None:
+        """There is no other plan."""
+
+    def begin(self, schedule: Schedule) -> None:
         """A step begins."""
 
     def did(self) -> None:
@@ -122,28 +142,45 @@ class CountedSamples:
     """The same where no plan says what a device does: its microbatches are counted as it does them.
 
     Where all are routed through every stage nobody need be asked how many others had. Where
-    devices are lost others are asked, since those that were lost do not count.
+    devices are lost others are asked, since those that were lost do not count. On two clocks what
+    those have done with whom a device is as one counts as its own, also when they are lost later:
+    their gradients are in its parameters.
 
     Parameters
     ----------
     plan
         With stochastic wiring, or of a run that goes on without devices.
+    rank
+        A device with a stage.
     """
 
-    def __init__(self, plan: TrainingPlan) -> None:
+    def __init__(self, plan: TrainingPlan, rank: int) -> None:
         self._cycle, self._every = plan.cycle, plan.sync.every_steps
         self._all = [len(s.paths) for s in plan.schedules]
         # of this step, of those whose update was taken since, of a change to be averaged
         self._step = self._since = self._changed = 0
+        self.follow(plan, rank)
 
     @property
     def changed(self) -> int:
         """Microbatches of the change that is averaged, or was last."""
         return self._changed
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step = 0
+    def follow(self, plan: TrainingPlan, rank: int) -> None:
+        """The plan of those who are there from now on.
+
+        Parameters
+        ----------
+        plan
+            With as many microbatches a step.
+        rank
+            The device's among them.
+        """
+        self._beside = set(as_one(plan, rank)) - {rank}
+
+    def begin(self, schedule: Schedule) -> None:
+        """A step begins, in which others do what the schedule says."""
+        self._step = sum(kind == "B" for d in self._beside for kind, _ in schedule.order[d])
 
     def did(self) -> None:
         """A microbatch has gone through the device."""
@@ -178,13 +215,15 @@ class CountedSamples:
         return self._changed / samples if samples else 0.0
 
     def state(self) -> dict[str, Tensor]:
-        """Samples since the last change, for a checkpoint."""
-        return {SAMPLES: torch.tensor(float(self._since))}
+        """Samples since the last change, and of one whose outer step is to come."""
+        counts = {SAMPLES: self._since} | ({CHANGED: self._changed} if self._changed else {})
+        return {name: torch.tensor(float(count)) for name, count in counts.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """What `state` gave; other plans, and those of fixed paths, count none."""
-        self._since = round(float(state[SAMPLES])) if SAMPLES in state else 0
-        self._changed = 0
+        self._since, self._changed = (
+            round(float(state[name])) if name in state else 0 for name in (SAMPLES, CHANGED)
+        )
 
     def forget(self) -> None:
         """Nothing was done by this device."""

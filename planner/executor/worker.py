@@ -27,6 +27,7 @@ from planner.executor.failure import Failure
 from planner.executor.forecast import Forecast
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
+from planner.executor.outer import as_one
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -358,7 +359,9 @@ class Worker:
             told = self.ranks.share(f"samples/{step}", str(self._compute.samples()))
             stage = self.plan.stage_of.get(self.rank)
             group = () if stage is None else self.plan.assignment.groups[stage]
-            samples = sum(int(told[d]) for d in group)
+            # of those who are as one, the first speaks
+            speak = {as_one(self.plan, d)[0] for d in group}
+            samples = sum(int(told[d]) for d in speak)
         return self._compute.change(samples)
 
     def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:

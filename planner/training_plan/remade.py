@@ -6,15 +6,24 @@ So all devices come to the same plan by themselves when one of them moves, is lo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from planner.training_plan.choices import Head, Phase
-from planner.training_plan.model import AveragingGroup, Operation, Schedule, TrainingPlan
+from planner.training_plan.error import PlanError
+from planner.training_plan.holders import holders, slices
+from planner.training_plan.model import (
+    AveragingGroup,
+    Operation,
+    Schedule,
+    StageAveraging,
+    TrainingPlan,
+)
 
 
 def one_round(
-    plan: TrainingPlan, stage: int, holders: Sequence[int], gone: Collection[int] = ()
+    plan: TrainingPlan, stage: int, devices: Sequence[int], gone: Collection[int] = ()
 ) -> tuple[tuple[AveragingGroup, ...], ...]:
     """All of a stage at once, and who helps it; shares as they were where that can be.
 
@@ -24,7 +33,7 @@ def one_round(
         As it was.
     stage
         Which.
-    holders
+    devices
         Who holds it now.
     gone
         Devices that are not there any more, helpers too.
@@ -36,23 +45,98 @@ def one_round(
     """
     rounds = plan.averaging[stage]
     helpers = sorted({d for groups in rounds for g in groups for d in g.helpers} - set(gone))
-    members = (*holders, *helpers)
+    members = (*devices, *helpers)
     alone = len(rounds) == 1 and len(rounds[0]) == 1 and rounds[0][0].phase is Phase.ALL
+    known = dict(zip(rounds[0][0].members, rounds[0][0].shares, strict=True)) if alone else {}
+    shares = _shares(plan, members, known, helpers)
+    contributes = (True,) * len(devices) + (False,) * len(helpers)
+    return ((AveragingGroup(members, shares, contributes, contributes),),)
+
+
+def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> StageAveraging:
+    """Rounds within regions, between them and back, of those who are left.
+
+    Shares are in the proportions that they had, those of regions too. Slices are equal, and held by
+    those with most bandwidth, as `planner.training_plan.holders` has it.
+
+    Parameters
+    ----------
+    plan
+        As it was: the stage averages gradients within regions in every step.
+    stage
+        Which.
+    gone
+        Devices that are not there any more.
+
+    Returns
+    -------
+    StageAveraging
+        Regions that have lost all are left out; within alone where one region is left.
+
+    Raises
+    ------
+    PlanError
+        Several devices of a region are left, and none that can sum.
+    """
+    inner, *between = plan.averaging[stage]
     able = np.asarray(plan.cluster.devices.can_aggregate)
-    shares = [float(able[d]) for d in holders] + [0.0] * len(helpers)
-    if alone:
-        (group,) = rounds[0]
+    each, regions, parts = [], [], []
+    for group in inner:
+        left = tuple(d for d in group.members if d not in gone)
+        if not left:
+            continue
+        if len(left) > 1 and not able[list(left)].any():
+            names = ", ".join(repr(plan.cluster.network.ids[d]) for d in left)
+            raise PlanError(f"stage {stage}: none of {names} can sum (can_aggregate)")
         known = dict(zip(group.members, group.shares, strict=True))
+        each.append(replace(_all(left, _shares(plan, left, known)), phase=Phase.WITHIN))
+        regions.append(left)
+        parts.append(_part(between, group.members))
+    if len(each) == 1:
+        return (tuple(each),)
+    held, spread = holders(plan.cluster, regions)
+    exchange = []
+    for members, part in zip(zip(*held, strict=True), slices(len(held[0])), strict=True):
+        shares = _shares(plan, members, dict(zip(members, parts, strict=True)))
+        exchange.append(replace(_all(members, shares), slice=part, phase=Phase.EXCHANGE))
+    return tuple(each), tuple(exchange), spread
+
+
+def _all(members: tuple[int, ...], shares: tuple[float, ...]) -> AveragingGroup:
+    return AveragingGroup(members, shares, (True,) * len(members))
+
+
+def _part(rounds: Sequence[Sequence[AveragingGroup]], region: Collection[int]) -> float:
+    """Of what regions exchange, how much a region sums."""
+    return sum(
+        share * group.width
+        for groups in rounds
+        for group in groups
+        if group.phase is Phase.EXCHANGE
+        for d, share in zip(group.members, group.shares, strict=True)
+        if d in region
+    )
+
+
+def _shares(
+    plan: TrainingPlan,
+    members: Sequence[int],
+    known: Mapping[int, float],
+    helpers: Collection[int] = (),
+) -> tuple[float, ...]:
+    """In the proportions of those that are known; who has none gets their mean, if it can sum."""
+    able = np.asarray(plan.cluster.devices.can_aggregate)
+    if known:
         mean = sum(known.values()) / len(known)
-        shares = [known.get(d, mean * float(able[d])) for d in members]
-        if sum(shares) <= 0:
-            shares = [float(able[d]) for d in members]
+        shares = [known.get(d, mean) * float(able[d]) for d in members]
+    else:
+        shares = [float(able[d]) * (d not in helpers) for d in members]
+    if sum(shares) <= 0:
+        shares = [float(able[d]) for d in members]
     if sum(shares) <= 0:  # nobody can sum; a device that is alone need not
         shares = [1.0] * len(members)
     total = sum(shares)
-    contributes = (True,) * len(holders) + (False,) * len(helpers)
-    parts = tuple(share / total for share in shares)
-    return ((AveragingGroup(members, parts, contributes, contributes),),)
+    return tuple(share / total for share in shares)
 
 
 def shared_out(each: Mapping[int, float], microbatches: int) -> list[int]:

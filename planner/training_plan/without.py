@@ -12,7 +12,7 @@ from dataclasses import replace
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import Schedule, StageAveraging, TrainingPlan, within
-from planner.training_plan.remade import one_round, ordered
+from planner.training_plan.remade import on_two_clocks, one_round, ordered
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
@@ -30,8 +30,7 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
     Raises
     ------
     PlanError
-        Averaging is on two clocks, or paths swap stages; or no plan but that of those who are left
-        could go on from a checkpoint.
+        Paths swap stages; or no plan but that of those who are left could go on from a checkpoint.
     """
     if checkpoints_every is not None and plan.sync.delayed:
         raise PlanError(
@@ -51,12 +50,6 @@ def require_elastic(plan: TrainingPlan, checkpoints_every: int | None = None) ->
             "every_steps 1, so that a loss between the two is not mended; plan with --sync-every "
             "2 or more, or leave --elastic out"
         )
-    if any(within(rounds) for rounds in plan.averaging):
-        raise PlanError(
-            "--elastic: averaging: gradients are averaged within regions in every step, and "
-            f"parameters every {plan.sync.every_steps}; plan without --within, or leave --elastic "
-            "out"
-        )
     stage_of = plan.stage_of
     for k, schedule in enumerate(plan.schedules):
         for b, path in enumerate(schedule.paths):
@@ -74,8 +67,8 @@ def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
 
     Each microbatch that a lost device would have done goes to the device of its stage that would
     be done with it first, and all others stay where they were. Devices hold no more microbatches
-    at a time than before. Stages that have lost a device average in one round, shares in the
-    proportions that they had. Predicted times are the old plan's.
+    at a time than before. Stages that have lost a device average in one round, or on two clocks as
+    they did, shares in the proportions that they had. Predicted times are the old plan's.
 
     Parameters
     ----------
@@ -133,8 +126,11 @@ def _averaging(
 ) -> StageAveraging:
     rounds = plan.averaging[stage]
     if any(d in gone for groups in rounds for group in groups for d in group.members):
-        holders = [d for d in plan.averaged_by(stage) if d not in gone]
-        rounds = one_round(plan, stage, holders, gone)
+        if within(rounds):
+            rounds = on_two_clocks(plan, stage, gone)
+        else:
+            left = [d for d in plan.averaged_by(stage) if d not in gone]
+            rounds = one_round(plan, stage, left, gone)
     return tuple(
         tuple(replace(g, members=tuple(number[d] for d in g.members)) for g in groups)
         for groups in rounds

@@ -80,7 +80,8 @@ def train_apart(
     loss is divided by the samples that went through it, changes are weighted by such samples.
     Delayed, the outer step follows the inner one of the next step, or the last one. Devices whose
     gradients are averaged in every step are each a model of its own too, with the same gradient.
-    What a device that is lost has done since the last outer step is lost with it.
+    What a device that is lost has done since the last outer step is lost with it, but for what such
+    others have in their parameters.
     """
     arch = require_executable(plan)
     w, sync = plan.workload, plan.sync
@@ -157,8 +158,8 @@ def train_apart(
             total += float(loss.detach()) / w.batch_samples
         made = {d: [p.grad.clone() for p in own if p.grad is not None] for d, own in held.items()}
         for d, own in held.items():
-            seen[d] += local[d]
             together = sum(local[e] for e in team[d])
+            seen[d] += together
             if not together:
                 continue
             for k, parameter in enumerate(own):
@@ -169,7 +170,9 @@ def train_apart(
         if left:
             outer_step()
         if (step + 1) % sync.every_steps == 0:
-            for stage, holders in enumerate(groups_after(step)):
+            for stage, left_of in enumerate(groups_after(step)):
+                # one of each team: they have the same, of the samples of all
+                holders = sorted({min(set(team[d]) & set(left_of)) for d in left_of})
                 samples = sum(seen[d] for d in holders)
                 for k, old in enumerate(agreed[stage]):
                     parts = (

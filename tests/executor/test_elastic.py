@@ -47,6 +47,7 @@ from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 from tests.executor.forks import Done, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
 from tests.executor.test_evaluate import bytes_workload  # noqa: E402
+from tests.executor.test_two_clocks import flow, straight  # noqa: E402
 
 GRID = [[0, 1, 2], [3, 4, 5]]
 IDS = ("0", "1", "2", "3", "4", "5")
@@ -107,11 +108,12 @@ def require_equal(losses: dict[int, float], plan: TrainingPlan, **settings: Any)
 
 
 def _settings() -> list[str]:
-    return [
-        word
-        for name, value in SETTINGS.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    return _words(SETTINGS)
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+    return [word for pair in named.items() for word in pair]
 
 
 NORMAL = {("0", "averaging")}
@@ -221,6 +223,43 @@ def test_devices_that_update_by_themselves(phase: str, kind: str, tmp_path: Path
         steps = train_apart(plan, STEPS, Optimizing(**SETTINGS), lost)
         expected = [loss for loss, _ in steps]
         np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
+
+
+TWO_CLOCKS = {
+    # the step is done again by those who are left, with the region's mean gradient of these
+    ("another", "backward", 5): (3, 3),
+    ("alone", "backward", 5): (3, 3),
+    # gradients of the region were being averaged
+    ("another", "averaging", 5): (3, 3),
+    # its updates were taken, and only the outer step is done again
+    ("another", OUTER, 4): (4, 3),
+    ("alone", OUTER, 4): (4, 3),
+}
+"""Whether there is another of the lost one's region and stage; phase and H."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "every"),
+    [
+        pytest.param(*p, marks=() if p[:2] == ("another", OUTER) else pytest.mark.slow)
+        for p in TWO_CLOCKS
+    ],
+)
+def test_regions_average_in_every_step(kind: str, phase: str, every: int, tmp_path: Path) -> None:
+    """What a lost device's gradients did to others of its region counts, as they have it."""
+    plan = straight(batch=7) if kind == "another" else flow()
+    plan = plan.replace(sync=Sync(every, OuterOptimizer()))
+    alone = [g.members[0] for j in range(2) for g in plan.averaging[j][0] if len(g.members) == 1]
+    ids = plan.cluster.network.ids
+    lost = ids[alone[-1] if alone else 4]
+    settings = SETTINGS | {"eps": 1e-5}
+    done = hurt(plan, tmp_path, lost, phase, *_words(settings))
+    assert done.codes == [KILLED if d == lost else 0 for d in ids], done.error
+    losses, changes = told(done)
+    assert [change["devices"] for change in changes] == [[lost]]
+    when = Lost(lost, *TWO_CLOCKS[kind, phase, every])
+    expected = [loss for loss, _ in train_apart(plan, STEPS, Optimizing(**settings), when)]
+    np.testing.assert_allclose([losses[t] for t in range(STEPS)], expected, rtol=TOLERANCE)
 
 
 DELAYED = {
@@ -415,24 +454,25 @@ def test_a_stages_last_device(tmp_path: Path) -> None:
 
 
 def come_back(
-    plan: TrainingPlan, steps: int, folder: Path, *more: str
+    plan: TrainingPlan, steps: int, folder: Path, *more: str, device: str = "4"
 ) -> tuple[int, dict[int, float]]:
     """Killed in its fourth step and started again; when it came, and losses."""
     save_plan(plan, folder / "plan.json")
-    given = {"device": "4", "fault": "kill", "phase": "backward", "step": 3}
+    ids = plan.cluster.network.ids
+    given = {"device": device, "fault": "kill", "phase": "backward", "step": 3}
     words = [sys.executable, "-m", "planner.bench._fault_rank"]
     words += [json.dumps(given | {"folder": str(folder)})]
-    words += [str(folder / "plan.json"), "--devices", *IDS, "--device", "cpu", "--events"]
+    words += [str(folder / "plan.json"), "--devices", *ids, "--device", "cpu", "--events"]
     words += ["--elastic", "--steps", str(steps), "--patience", "20", *more]
     lines: list[str] = []
     said: list[str] = []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    code, reason = run_local(words, IDS, environment, lines.append, said.append, restarts=1)
+    code, reason = run_local(words, ids, environment, lines.append, said.append, restarts=1)
     assert (code, reason) == (0, None), said
     losses, changes = told(Done(0, "\n".join(lines), "", []))
-    assert [(c["event"], c["devices"]) for c in changes] == [("lost", ["4"]), ("came", ["4"])]
-    assert said == ["planner run: device '4' has ended by SIGKILL and is started again"]
-    assert changes[1]["go_on"] == list(IDS) and sorted(losses) == list(range(steps))
+    assert [(c["event"], c["devices"]) for c in changes] == [("lost", [device]), ("came", [device])]
+    assert said == [f"planner run: device {device!r} has ended by SIGKILL and is started again"]
+    assert changes[1]["go_on"] == list(ids) and sorted(losses) == list(range(steps))
     return changes[1]["step"], losses
 
 
@@ -459,6 +499,30 @@ def test_a_device_comes_back_between_outer_steps(tmp_path: Path) -> None:
         shards = [read_shard(kept, steps, d, plan) for d in group]
         for name in (name for name in shards[0] if name.startswith("parameter/")):
             assert all(torch.equal(shards[0][name], shard[name]) for shard in shards[1:]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_device_comes_back_into_a_region(alone: bool, tmp_path: Path) -> None:
+    """With what another of its region has, or else with what all have agreed on."""
+    sync = Sync(200, OuterOptimizer())
+    plan, steps, kept = flow().replace(sync=sync), 800, tmp_path / "kept"
+    regions = [group.members for rounds in plan.averaging for group in rounds[0]]
+    lost = next(members[-1] for members in regions if (len(members) == 1) is alone)
+    name = plan.cluster.network.ids[lost]
+    more = ("--checkpoint", str(kept), "--every", "400")
+    came, losses = come_back(plan, steps, tmp_path, *more, device=name)
+    assert 3 < came < steps
+    assert losses[steps - 1] < losses[came] - 0.1
+    shards = [read_shard(kept, steps, d, plan) for d in range(len(plan.cluster))]
+    for group in plan.assignment.groups:
+        one, *others = (shards[d] for d in group)
+        for key in (key for key in one if key.startswith("parameter/")):
+            assert all(torch.equal(one[key], other[key]) for other in others), key
+    for members in regions:
+        one, *others = (shards[d] for d in members)
+        for key, tensor in one.items():
+            assert all(torch.equal(tensor, other[key]) for other in others), key
 
 
 @pytest.mark.slow

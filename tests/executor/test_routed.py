@@ -124,27 +124,27 @@ def test_samples_are_counted_as_they_are_done() -> None:
     """Batches of 8, H = 2; a checkpoint within a period keeps the count."""
     plan = routed(make_plan([[0], [1]], workload=tiny_workload(batch_samples=8)))
     plan = plan.replace(sync=Sync(2))
-    samples, again = CountedSamples(plan), CountedSamples(plan)
-    samples.begin()
+    samples, again = CountedSamples(plan, 0), CountedSamples(plan, 0)
+    samples.begin(plan.schedules[0])
     assert samples.scale(0) is None
     for _ in range(5):
         samples.did()
     assert samples.scale(0) == 8 / 5
-    samples.begin()  # it was not taken, and is done again
+    samples.begin(plan.schedules[0])  # it was not taken, and is done again
     for _ in range(4):
         samples.did()
     assert samples.scale(0) == 2
     samples.taken()
     again.load_state(samples.state())
     for one in (samples, again):
-        one.begin()
+        one.begin(plan.schedules[0])
         one.did()
         assert one.scale(1) == 8
         one.taken()
         one.leave()
         assert one.weight(1) == one.weight(1) == 5 / 16
         # of the next period, where the outer step is taken a step later
-        one.begin()
+        one.begin(plan.schedules[0])
         one.did()
         one.taken()
         assert one.changed == 5 and one.weight(1) == 5 / 16

@@ -17,6 +17,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.without import without
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.executor.forks import losses_by_step
 from tests.executor.test_local_steps import apart, require_equal
@@ -25,7 +26,7 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 torch = pytest.importorskip("torch")
 
 from planner.executor.connections import Purpose  # noqa: E402
-from planner.executor.outer import LocalSamples  # noqa: E402
+from planner.executor.outer import SAMPLES, CountedSamples, LocalSamples  # noqa: E402
 from planner.executor.wiring import Wiring, averaging_of  # noqa: E402
 
 RARE = Sync(5, OuterOptimizer())
@@ -134,6 +135,43 @@ def test_whose_samples_count() -> None:
     for group in plan.assignment.groups:
         assert [samples[d].scale(0) for d in group] == pytest.approx([7 / 4, 7 / 4, 7 / 3, 7 / 3])
         assert [samples[d].weight(4) for d in group] == pytest.approx([4 / 7, 4 / 7, 3 / 7, 3 / 7])
+
+
+def test_samples_of_devices_that_are_as_one() -> None:
+    """All count what all of the region do, also of those that are lost or come later."""
+    plan = straight(batch=7)
+    ranks = plan.assignment.groups[0]
+    counts = [CountedSamples(plan, rank) for rank in ranks]
+
+    def step(plan: TrainingPlan, of: dict[int, CountedSamples]) -> None:
+        for rank, count in of.items():
+            count.begin(plan.schedules[0])
+            for path in plan.schedules[0].paths:
+                if rank in path:
+                    count.did()
+        for count in of.values():
+            count.taken()
+
+    step(plan, dict(zip(ranks, counts, strict=True)))
+    left = without(plan, [plan.cluster.network.ids[ranks[3]]])
+    there = dict(zip(left.assignment.groups[0], counts[:3], strict=True))
+    for rank, count in there.items():
+        count.follow(left, rank)
+    step(left, there)
+    # the region of three microbatches has lost one device, which did one of them in the first step
+    others = sum(
+        d in path for path in left.schedules[0].paths for d in left.assignment.groups[0][:2]
+    )
+    assert others > 4
+    for count in counts[:3]:
+        count.leave()
+    assert [c.changed for c in counts[:3]] == [4 + others, 4 + others, 3 + 7 - others]
+    assert [c.weight(4, 14) for c in counts[:3]] == [c.changed / 14 for c in counts[:3]]
+    # who comes has what the one has that it is as one with
+    counts[3].load_state(counts[2].state())
+    assert counts[3].changed == counts[2].changed
+    counts[3].agreed()
+    assert counts[3].state().keys() == {SAMPLES}
 
 
 def test_what_a_rank_does_when() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,19 +26,15 @@ from planner.training_plan.without import require_elastic, without
 from tests.conftest import levels, make_plan, tiny_workload
 
 GRID = [[0, 1, 2], [3, 4, 5]]
-REGIONS = tuple(
-    (levels([(d,), (d + 3,)], (0.5, 0.5), Phase.WITHIN)[0], levels([(d, d + 3)], (1.0,))[0])
-    for d in range(3)
-)
-"""Gradients within regions of one device each."""
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
+def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]]:
     """Any paths through the stages, any shares, several schedules; and who is lost."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     grid = [[k * stages + j for j in range(stages)] for k in range(pipelines)]
-    work = tiny_workload(tied=draw(st.booleans()), batch_samples=draw(st.integers(pipelines, 12)))
+    tied = tied and draw(st.booleans())
+    work = tiny_workload(tied=tied, batch_samples=draw(st.integers(pipelines, 12)))
     plan = make_plan(
         grid,
         workload=work,
@@ -136,6 +132,64 @@ def test_shares_keep_their_proportions() -> None:
     assert [[g.phase for g in groups] for groups in made.averaging[0]] == [[Phase.ALL]]
 
 
+@st.composite
+def in_regions(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
+    """The same on two clocks: gradients within some regions, their changes between them."""
+    plan, lost = draw(plans(tied=False))
+    averaging = []
+    for group in plan.assignment.groups:
+        ends = sorted(draw(st.sets(st.integers(1, len(group) - 1), max_size=2)))
+        sites = [group[a:b] for a, b in pairwise([0, *ends, len(group)])]
+        weights = [draw(st.integers(0, 3)) for _ in sites]
+        parts = np.array(weights) / sum(weights) if any(weights) else np.eye(len(sites))[0]
+        rounds = levels(sites, tuple(parts), Phase.WITHIN)
+        averaging.append(rounds if len(sites) > 1 else rounds[:1])
+    plan = plan.replace(averaging=tuple(averaging), sync=Sync(5, OuterOptimizer()), clip=None)
+    assert list(contradictions(plan)) == []
+    return plan, lost
+
+
+@settings(max_examples=60)
+@given(in_regions())
+def test_regions_stay(drawn: tuple[TrainingPlan, set[str]]) -> None:
+    """Who averaged in every step does, and no others; every change reaches all who are left."""
+    plan, lost = drawn
+    made = without(plan, lost)
+    ids, left = plan.cluster.network.ids, made.cluster.network.ids
+    assert list(contradictions(made)) == []
+    for before, after in zip(plan.averaging, made.averaging, strict=True):
+        was = [tuple(ids[d] for d in g.members if ids[d] not in lost) for g in before[0]]
+        now = [tuple(left[d] for d in g.members) for g in after[0]]
+        assert now == [members for members in was if members]
+        phases = [g.phase for groups in after for g in groups[:1]]
+        assert phases == [Phase.WITHIN, Phase.EXCHANGE, Phase.SPREAD][: 3 if len(now) > 1 else 1]
+    assert made.content_hash == without(plan, lost).content_hash
+
+
+def test_parts_of_regions_keep_their_proportions() -> None:
+    """Three regions that sum 0.1, 0.3 and 0.6; one is lost, and one has a device that cannot."""
+    plan = make_plan([[d] for d in range(6)], workload=tiny_workload(batch_samples=6))
+    rounds = levels([(0, 1), (2, 3), (4, 5)], (0.1, 0.3, 0.6), Phase.WITHIN)
+    plan = plan.replace(averaging=(rounds,), sync=Sync(5, OuterOptimizer()))
+    each, between, back = without(plan, ["4", "5"]).averaging[0]
+    assert [g.members for g in each] == [(0, 1), (2, 3)]
+    assert [g.shares for g in between] == [pytest.approx((0.25, 0.75))] * 2
+    assert [g.slice for g in between] == [(0.0, 0.5), (0.5, 1.0)]
+    assert [g.shares for g in back] == [(0.5, 0.5)] * 2
+    # one device of a region left: regions exchange in one slice, which it spreads to nobody
+    each, between, back = without(plan, ["5"]).averaging[0]
+    assert [len(g.members) for g in each] == [2, 2, 1] and len(between) == 1
+    assert between[0].shares == pytest.approx((0.1, 0.3, 0.6))
+    able = replace(plan.cluster.devices, can_aggregate=[True, True, True, True, True, False])
+    some = plan.replace(cluster=Cluster(plan.cluster.network, able))
+    ((within,), *rest) = without(some, ["0", "1", "2", "3"]).averaging[0]
+    assert within.shares == (1.0, 0.0) and not rest
+    able = replace(able, can_aggregate=[False, False, True, True, False, False])
+    some = plan.replace(cluster=Cluster(plan.cluster.network, able))
+    with pytest.raises(PlanError, match="stage 0: none of '0', '1' can sum"):
+        without(some, ["2"])
+
+
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
@@ -150,19 +204,13 @@ def test_what_cannot_be(lost: list[str], message: str) -> None:
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sync": Sync(1, OuterOptimizer(), delayed=True)}, "found every_steps 1, so that"),
-        ({"averaging": REGIONS, "sync": Sync(5)}, "every 5; plan without --within"),
-    ],
-)
-def test_plans_that_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_delayed_in_every_step_is_refused() -> None:
     """Before anything runs."""
     require_elastic(make_plan(GRID))
-    with pytest.raises(PlanError) as caught:
-        require_elastic(make_plan(GRID).replace(**changes))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    sync = Sync(1, OuterOptimizer(), delayed=True)
+    with pytest.raises(PlanError, match="found every_steps 1, so that") as caught:
+        require_elastic(make_plan(GRID).replace(sync=sync))
+    assert "\n" not in str(caught.value)
 
 
 def test_checkpoints_within_a_period_are_refused() -> None:

@@ -1,0 +1,53 @@
+"""Who holds which slice of a vector between sites, or between regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from planner.network.cluster import Cluster, device_limits
+from planner.training_plan.choices import Phase
+from planner.training_plan.model import WHOLE, AveragingGroup
+from planner.training_plan.shares import fraction_ends, shares_of
+
+
+def holders(
+    cluster: Cluster, sites: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], tuple[AveragingGroup, ...]]:
+    """Who of each site holds which slice between sites: as many as the smallest site can have.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    sites
+        Devices of a stage in each; some can sum, or it is one alone.
+
+    Returns
+    -------
+    list[list[int]]
+        By site, the device of each slice: those with most bandwidth.
+    tuple[AveragingGroup, ...]
+        In which they spread their slices.
+    """
+    sums, (up, down) = np.asarray(cluster.devices.can_aggregate), device_limits(cluster)
+    able = [
+        sorted((d for d in here if sums[d] or len(here) == 1), key=lambda d: -min(up[d], down[d]))
+        for here in sites
+    ]
+    count = min(map(len, able))
+    spread = []
+    for here, best in zip(sites, able, strict=True):
+        rest = tuple(d for d in here if d not in set(best[:count]))
+        shares = shares_of(np.ones(count)) + (0.0,) * len(rest)
+        flags = (True,) * len(here)
+        members = (*best[:count], *rest)
+        spread.append(AveragingGroup(members, shares, flags, flags, phase=Phase.SPREAD))
+    return [best[:count] for best in able], tuple(spread)
+
+
+def slices(count: int) -> list[tuple[float, float]]:
+    """The ends of so many equal parts of a vector, as those who spread them have them."""
+    return list(pairwise(fraction_ends(WHOLE, shares_of(np.ones(count)))))
