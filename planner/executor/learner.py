@@ -184,6 +184,8 @@ class Learner:
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
         reads = self.stage.stem is not None or self.head is not None
         self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
+        # a head reads what its stage has read just before
+        self._read: tuple[tuple[int, int], Tensor] | None = None
         self.batch_tokens = w.batch_samples * arch.sequence
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
@@ -234,6 +236,7 @@ class Learner:
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
         self._samples.begin(schedule)
+        self._read = None
         self._loss = None
         if self.head is not None:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -260,7 +263,10 @@ class Learner:
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        return self.side.enter(self.data.tokens(step, microbatch))
+        key = (step, microbatch)
+        if self._read is None or self._read[0] != key:
+            self._read = key, self.side.enter(self.data.tokens(step, microbatch))
+        return self._read[1]
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""

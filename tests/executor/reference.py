@@ -153,9 +153,10 @@ def train_apart(
                 x = _computed(modules[d][0], plan, x)
                 before = d
             x = _sent(x, before, end, plan)
-            loss = _computed(modules[end][1], plan, x, tokens[:, 1:]) / arch.sequence
+            loss = _computed(modules[end][1], plan, x, tokens[:, 1:])
+            loss = loss / (w.batch_samples * arch.sequence)
             torch.autograd.backward(loss)
-            total += float(loss.detach()) / w.batch_samples
+            total += float(loss.detach())
         made = {d: [p.grad.clone() for p in own if p.grad is not None] for d, own in held.items()}
         for d, own in held.items():
             together = sum(local[e] for e in team[d])
@@ -164,7 +165,7 @@ def train_apart(
                 continue
             for k, parameter in enumerate(own):
                 total_of = sum((made[e][k] for e in team[d]), torch.zeros_like(parameter))
-                parameter.grad = total_of / together
+                parameter.grad = total_of * (w.batch_samples / together)
             optimizing.set_rate(inner[d], step)
             inner[d].step()
         if left:
