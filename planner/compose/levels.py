@@ -17,7 +17,7 @@ from planner.clock.links import Links
 from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem
 from planner.training_plan.choices import Phase
-from planner.training_plan.holders import holders, slices
+from planner.training_plan.holders import exchanged, holders
 from planner.training_plan.model import AveragingGroup, StageAveraging
 from planner.training_plan.shares import shares_of
 
@@ -66,12 +66,8 @@ def two_levels(cluster: Cluster, group: Sequence[int]) -> StageAveraging | None:
         return None
     held, spread = holders(cluster, list(at.values()))
     between = _exchange_shares(cluster, list(at), held)
-    members = list(zip(*held, strict=True))
     flags = (True,) * len(at)
-    exchange = tuple(
-        AveragingGroup(each, between, flags, flags, part, Phase.EXCHANGE)
-        for each, part in zip(members, slices(len(members)), strict=True)
-    )
+    exchange = exchanged(held, lambda members: AveragingGroup(members, between, flags))
     return tuple(replace(one, phase=Phase.REDUCE) for one in spread), exchange, spread
 
 

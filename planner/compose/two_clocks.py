@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec, Phase
-from planner.training_plan.holders import holders, slices
+from planner.training_plan.holders import exchanged, holders
 from planner.training_plan.model import AveragingGroup, StageAveraging
 
 
@@ -52,10 +52,5 @@ def on_two_clocks(
     if len(at) == 1:
         return (every_step,)
     held, spread = holders(cluster, list(at.values()))
-    members = list(zip(*held, strict=True))
-    size = vector_bytes * codec.wire_ratio / len(members)
-    exchange = tuple(
-        replace(make(each, size), slice=part, phase=Phase.EXCHANGE)
-        for each, part in zip(members, slices(len(members)), strict=True)
-    )
-    return every_step, exchange, spread
+    size = vector_bytes * codec.wire_ratio / len(held[0])
+    return every_step, exchanged(held, lambda members: make(members, size)), spread

@@ -64,7 +64,7 @@ class Compute(Operations, Protocol):
         """
 
     def samples(self) -> int:
-        """Microbatches of this device in `change`, where they are counted."""
+        """Microbatches of this device, or of all that are as one, in `change`; where counted."""
 
     def leave(self) -> None:
         """What this device did since the last outer step is what `change` gives from now on."""

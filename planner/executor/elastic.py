@@ -29,14 +29,13 @@ from planner.executor.evaluate import Evaluation, HeldOut
 from planner.executor.handover import hand_over
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner, has_head
-from planner.executor.outer import as_one
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
 from planner.executor.roll import MOST_TORN, NEW, Generation, LostError, Roll
 from planner.executor.worker import Worker
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, as_one
 from planner.training_plan.without import without
 
 CAUSE_S = 3.0

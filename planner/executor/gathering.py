@@ -3,7 +3,8 @@
 Parts of the model lie where that plan had them: a rank finds each of its own, the embedding, a
 layer or the head, in the shard of a device that held it. What is averaged is the same on all of
 those. What is not, the moments of devices that update by themselves, comes from one of them: the
-n-th device of a stage takes those of the part's n-th holder, and again from the first.
+n-th device of a stage takes those of the part's n-th holder, and again from the first. Devices that
+are as one take what the first of them takes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from planner.executor.hf_names import EMBEDDING, PROJECTION
 from planner.executor.learner import has_head
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, as_one
 
 LAYER = re.compile(r"stage\.layers\.(\d+)\.")
 HEAD = "head."
@@ -109,7 +110,8 @@ def sources(
     except (AttributeError, TypeError):
         raise ValueError("no layers of devices") from None
     stage = plan.stage_of[rank]
-    start, turn = plan.stage_layers[stage][0], plan.assignment.groups[stage].index(rank)
+    start = plan.stage_layers[stage][0]
+    turn = plan.assignment.groups[stage].index(as_one(plan, rank)[0])
     arch = plan.workload.architecture
     copied = PROJECTION if arch is not None and arch.tied else None
     found: dict[int, dict[str, str]] = {}

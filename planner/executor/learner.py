@@ -184,8 +184,6 @@ class Learner:
             self.head = build_head(arch, plan.seed, self.stage.stem).to(device)
         reads = self.stage.stem is not None or self.head is not None
         self.data: Microbatches | None = microbatches_of(plan, data) if reads else None
-        # a head reads what its stage has read just before
-        self._read: tuple[tuple[int, int], Tensor] | None = None
         self.batch_tokens = w.batch_samples * arch.sequence
         if weights is not None:
             load_weights(weights, arch, *plan.stage_layers[stage], self.named())
@@ -236,7 +234,7 @@ class Learner:
         self._kept: dict[int, _Kept] = {}
         self._head_gradients: dict[int, Tensor] = {}
         self._samples.begin(schedule)
-        self._read = None
+        self._tokens: dict[int, Tensor] = {}
         self._loss = None
         if self.head is not None:
             self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -263,10 +261,7 @@ class Learner:
     def tokens(self, step: int, microbatch: int) -> Tensor:
         """``int64[samples, sequence + 1]``: a microbatch and, one further, its targets."""
         assert self.data is not None
-        key = (step, microbatch)
-        if self._read is None or self._read[0] != key:
-            self._read = key, self.side.enter(self.data.tokens(step, microbatch))
-        return self._read[1]
+        return self.side.enter(self.data.tokens(step, microbatch))
 
     def buffer(self, message: Message) -> Tensor:
         """Memory for activations or their gradient."""
@@ -459,7 +454,13 @@ class Learner:
 
     def _through(self, b: int, kept: Tensor | None) -> Tensor:
         """From what another stage gave or, on the first, from the data."""
-        return self.run_stage(self.tokens(self._step, b)[:, :-1] if kept is None else kept)
+        if kept is not None:
+            return self.run_stage(kept)
+        tokens = self.tokens(self._step, b)
+        if self.head is not None:
+            # they are its targets, too
+            self._tokens[b] = tokens
+        return self.run_stage(tokens[:, :-1])
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
         assert self._loss is not None
@@ -470,7 +471,8 @@ class Learner:
         if self.recompute:
             self._kept[b] = kept._replace(output=None)
         activations = received.requires_grad_()
-        targets = self.tokens(self._step, b)[:, 1:]
+        tokens = self._tokens.pop(b, None)
+        targets = (self.tokens(self._step, b) if tokens is None else tokens)[:, 1:]
         loss = self.run_loss(activations, targets) / self.batch_tokens
         torch.autograd.backward(loss)
         assert activations.grad is not None

@@ -20,30 +20,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from planner.training_plan.model import Schedule, TrainingPlan, within
+from planner.training_plan.model import Schedule, TrainingPlan, as_one
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
 SAMPLES, CHANGED = "outer/samples", "outer/changed"
 """Names in checkpoints."""
-
-
-def as_one(plan: TrainingPlan, rank: int) -> tuple[int, ...]:
-    """Devices that average gradients in every step where others do not, and so stay equal.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rank
-        A device with a stage.
-
-    Returns
-    -------
-    tuple[int, ...]
-        The device alone, unless the plan averages on two clocks.
-    """
-    groups = (group for groups in within(plan.averaging[plan.stage_of[rank]]) for group in groups)
-    return next((group.members for group in groups if rank in group.members), (rank,))
 
 
 class LocalSamples:

@@ -27,7 +27,6 @@ from planner.executor.failure import Failure
 from planner.executor.forecast import Forecast
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
-from planner.executor.outer import as_one
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -39,7 +38,7 @@ from planner.executor.wiring import Wiring
 from planner.swarm.routing import Router
 from planner.training_plan.choices import Wiring as Kind
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import TrainingPlan
+from planner.training_plan.model import TrainingPlan, as_one
 
 HEAD_START_S = 0.2
 """From the agreement on a moment to it, beyond the way to the farthest rank."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -48,6 +49,27 @@ def holders(
     return [best[:count] for best in able], tuple(spread)
 
 
-def slices(count: int) -> list[tuple[float, float]]:
-    """The ends of so many equal parts of a vector, as those who spread them have them."""
-    return list(pairwise(fraction_ends(WHOLE, shares_of(np.ones(count)))))
+def exchanged(
+    held: Sequence[Sequence[int]], make: Callable[[tuple[int, ...]], AveragingGroup]
+) -> tuple[AveragingGroup, ...]:
+    """Groups of those who hold the same slice, which are equal parts of the vector.
+
+    Parameters
+    ----------
+    held
+        By site, the device of each slice.
+    make
+        A group of members, one of every site.
+
+    Returns
+    -------
+    tuple[AveragingGroup, ...]
+        One a slice.
+    """
+    members = list(zip(*held, strict=True))
+    # their ends are those that the sites' shares have
+    ends = fraction_ends(WHOLE, shares_of(np.ones(len(members))))
+    return tuple(
+        replace(make(each), slice=part, phase=Phase.EXCHANGE)
+        for each, part in zip(members, pairwise(ends), strict=True)
+    )

@@ -860,6 +860,25 @@ class TrainingPlan:
         }
 
 
+def as_one(plan: TrainingPlan, device: int) -> tuple[int, ...]:
+    """Devices that average gradients in every step where others do not, and so stay equal.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    device
+        With a stage.
+
+    Returns
+    -------
+    tuple[int, ...]
+        The device alone, unless the plan averages on two clocks.
+    """
+    groups = (group for groups in within(plan.averaging[plan.stage_of[device]]) for group in groups)
+    return next((group.members for group in groups if device in group.members), (device,))
+
+
 def hash_of(content: Mapping[str, Any]) -> str:
     """SHA-256 of JSON-ready content, the same for the same values in any order of fields.
 

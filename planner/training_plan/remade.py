@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.error import PlanError
-from planner.training_plan.holders import holders, slices
+from planner.training_plan.holders import exchanged, holders
 from planner.training_plan.model import (
     AveragingGroup,
     Operation,
@@ -76,18 +76,15 @@ def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> Stag
     Raises
     ------
     PlanError
-        Several devices of a region are left, and none that can sum.
+        Several devices of a region, or of a slice, are left, and none that can sum.
     """
     inner, *between = plan.averaging[stage]
-    able = np.asarray(plan.cluster.devices.can_aggregate)
     each, regions, parts = [], [], []
     for group in inner:
         left = tuple(d for d in group.members if d not in gone)
         if not left:
             continue
-        if len(left) > 1 and not able[list(left)].any():
-            names = ", ".join(repr(plan.cluster.network.ids[d]) for d in left)
-            raise PlanError(f"stage {stage}: none of {names} can sum (can_aggregate)")
+        _require_sums(plan, stage, left)
         known = dict(zip(group.members, group.shares, strict=True))
         each.append(replace(_all(left, _shares(plan, left, known)), phase=Phase.WITHIN))
         regions.append(left)
@@ -95,11 +92,22 @@ def on_two_clocks(plan: TrainingPlan, stage: int, gone: Collection[int]) -> Stag
     if len(each) == 1:
         return (tuple(each),)
     held, spread = holders(plan.cluster, regions)
-    exchange = []
-    for members, part in zip(zip(*held, strict=True), slices(len(held[0])), strict=True):
-        shares = _shares(plan, members, dict(zip(members, parts, strict=True)))
-        exchange.append(replace(_all(members, shares), slice=part, phase=Phase.EXCHANGE))
-    return tuple(each), tuple(exchange), spread
+    for members in zip(*held, strict=True):
+        _require_sums(plan, stage, members)
+    exchange = exchanged(
+        held,
+        lambda members: _all(
+            members, _shares(plan, members, dict(zip(members, parts, strict=True)))
+        ),
+    )
+    return tuple(each), exchange, spread
+
+
+def _require_sums(plan: TrainingPlan, stage: int, members: Sequence[int]) -> None:
+    able = np.asarray(plan.cluster.devices.can_aggregate)
+    if len(members) > 1 and not able[list(members)].any():
+        names = ", ".join(repr(plan.cluster.network.ids[d]) for d in members)
+        raise PlanError(f"stage {stage}: none of {names} can sum (can_aggregate)")
 
 
 def _all(members: tuple[int, ...], shares: tuple[float, ...]) -> AveragingGroup:

@@ -86,7 +86,7 @@ def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
     Raises
     ------
     PlanError
-        There is no such device, or a stage has none left.
+        There is no such device, or a stage has none left, or none that can sum.
     """
     ids = plan.cluster.network.ids
     for name in lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -64,11 +65,19 @@ def train_single(
 
 
 class Lost(NamedTuple):
-    """A device, the first step that goes without it, and the first such outer step's step."""
+    """A device, the first step that goes without it, and the first such outer step's step.
+
+    And the first step that it does again, if it comes back.
+    """
 
     device: str
     step: int
     outer: int
+    came: int | None = None
+
+    def away(self, step: int, first: int) -> bool:
+        """Whether a step from a first one on goes without it."""
+        return first <= step and (self.came is None or step < self.came)
 
 
 def train_apart(
@@ -114,7 +123,7 @@ def train_apart(
     def paths_of(step: int) -> list[tuple[tuple[int, ...], int]]:
         """Devices that a microbatch visits, and the one with its head."""
         own, names = plan, list(range(len(ids)))
-        if lost is not None and step >= lost.step:
+        if lost is not None and lost.away(step, lost.step):
             own, names = left_plan, left_ids
         schedule = own.schedules[own.cycle[step % len(own.cycle)]]
         return [
@@ -123,7 +132,8 @@ def train_apart(
         ]
 
     def groups_after(step: int) -> list[list[int]]:
-        gone = {ids.index(lost.device)} if lost is not None and step >= lost.outer else set()
+        out = lost is not None and lost.away(step, lost.outer)
+        gone = {ids.index(lost.device)} if lost is not None and out else set()
         return [[d for d in group if d not in gone] for group in plan.assignment.groups]
 
     def outer_step() -> None:
@@ -138,7 +148,21 @@ def train_apart(
                         new.data.copy_(old.data)
         left.clear()
 
+    def come(d: int) -> None:
+        """With what another of its team has, or all agreed on and another's moments."""
+        stage = plan.stage_of[d]
+        others = [e for e in plan.assignment.groups[stage] if e != d]
+        near = [e for e in others if e in team[d]]
+        giver = (near or others)[0]
+        given = held[giver] if near else agreed[stage]
+        for own, other in zip(held[d], given, strict=True):
+            own.data.copy_(other.data)
+        inner[d].load_state_dict(copy.deepcopy(inner[giver].state_dict()))
+        seen[d] = seen[giver] if near else 0
+
     for step in range(count):
+        if lost is not None and step == lost.came:
+            come(ids.index(lost.device))
         paths = paths_of(step)
         local = {d: w.microbatch_samples * sum(d in path for path, _ in paths) for d in held}
         for own in held.values():

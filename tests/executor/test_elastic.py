@@ -44,7 +44,7 @@ from planner.executor.roll import MOST_TORN, LeftError, LostError, Roll  # noqa:
 from planner.executor.tensor_file import read_tensors  # noqa: E402
 from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
-from tests.executor.forks import Done, run_ranks  # noqa: E402
+from tests.executor.forks import Done, losses_by_step, run_ranks  # noqa: E402
 from tests.executor.reference import Lost, train_apart  # noqa: E402
 from tests.executor.test_evaluate import bytes_workload  # noqa: E402
 from tests.executor.test_two_clocks import flow, straight  # noqa: E402
@@ -517,6 +517,40 @@ def test_a_device_comes_back_into_a_region(alone: bool, tmp_path: Path) -> None:
     assert [len({kept[d] for d in members}) for members in regions] == [1] * len(regions)
     for group in plan.assignment.groups:
         assert len({kept[d] for d in group}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [False, True])
+def test_outer_steps_after_a_device_came_into_a_region(alone: bool, tmp_path: Path) -> None:
+    """Its change counts as that of its region, or begins with it: as in one process."""
+    plan, steps, beyond = flow().replace(sync=Sync(50, OuterOptimizer())), 600, 120
+    regions = [group.members for rounds in plan.averaging for group in rounds[0]]
+    lost = next(members[0] for members in regions if (len(members) == 1) is alone)
+    name, settings = plan.cluster.network.ids[lost], {"eps": 1e-5}
+    came, losses = come_back(plan, steps, tmp_path, *_words(settings), device=name)
+    when, count = Lost(name, 3, 3, came), min(came + beyond, steps)
+    expected = [x for x, _ in train_apart(plan, count, Optimizing(**settings), when)]
+    found = [losses[t] for t in range(count)]
+    np.testing.assert_allclose(found[:STEPS], expected[:STEPS], rtol=TOLERANCE)
+    # rounding adds up
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_regions_stay_equal_from_a_checkpoint_of_those_who_are_left(tmp_path: Path) -> None:
+    """Moments differ between regions: the whole plan takes one region's for all of one."""
+    plan, kept = straight(), tmp_path / "kept"
+    ids, path = plan.cluster.network.ids, tmp_path / "plan.json"
+    more = (*_settings(), "--checkpoint", str(kept), "--every")
+    done = hurt(plan, tmp_path, ids[4], "forward", *more, str(STEPS))
+    assert done.codes == [KILLED if d == ids[4] else 0 for d in ids], done.error
+    words = (*more, "5", "--resume", str(kept), "--steps", str(STEPS + 5))
+    code, losses, said = losses_by_step(path, ids, *words)
+    assert code == 0 and sorted(losses) == list(range(STEPS, STEPS + 5)), said
+    for rounds in plan.averaging:
+        for group in rounds[0]:
+            one, other = (read_shard(kept, STEPS + 5, d, plan) for d in group.members)
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.without import without
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.gathering import says, sources  # noqa: E402
 from tests.executor.forks import losses_by_step  # noqa: E402
+from tests.executor.test_two_clocks import straight  # noqa: E402
 
 HALF, ALL = 4, 8
 """Steps before the checkpoint that is gone on from, and with those after it."""
@@ -74,6 +76,23 @@ def test_losses_are_those_of_the_plan_before(tmp_path: Path, head: dict[str, Any
         assert code == 0 and f"goes on after {HALF} steps of plan" in said[0], said
         assert sorted(found) == sorted(rest)
         np.testing.assert_allclose([found[t] for t in rest], list(rest.values()), rtol=1e-5)
+
+
+def test_devices_that_are_as_one_go_on_from_the_same() -> None:
+    """A region's devices, whoever wrote the checkpoint: all of its plan, or those who were left."""
+    plan = straight()
+    for wrote in (plan, without(plan, [plan.cluster.network.ids[3]])):
+        holds = says(wrote)["holds"]
+        for rounds in plan.averaging:
+            for group in rounds[0]:
+                one, other = (
+                    sources(holds, plan, d, ["stage.layers.0.attention.weight"])
+                    for d in group.members
+                )
+                assert one == other
+        # regions go on from different ones
+        first = [sources(holds, plan, d, ["stage.layers.0.x"]) for d in plan.assignment.groups[0]]
+        assert len({next(iter(found)) for found in first}) == 2
 
 
 @pytest.mark.slow
