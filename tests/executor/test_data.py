@@ -22,6 +22,8 @@ from planner.executor.data.microbatches import microbatches_of  # noqa: E402
 from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
 from planner.executor.data.tokenizer import Bytes  # noqa: E402
+from planner.executor.learner import Learner  # noqa: E402
+from planner.executor.optimizing import Optimizing  # noqa: E402
 
 SEQUENCE, BATCH, BUFFER = 8, 6, 10
 
@@ -158,6 +160,27 @@ def test_samples_of_a_step_in_any_order_are_read_once(buffer: int) -> None:
             np.testing.assert_array_equal(samples.sample(step * count + k), want[step * count + k])
         assert len(samples._blocks) <= -(-count // buffer) + 1
     assert read == list(range(len(read)))
+
+
+@pytest.mark.parametrize("schedule", ["eager-1f1b", "gpipe"])
+def test_a_stage_and_its_head_read_once(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes between the two; in the next step, and of the same step again, anew."""
+    plan = make_plan([[0]], schedule=schedule)
+    learner = Learner(plan, 0, torch.device("cpu"), Optimizing())
+    assert learner.data is not None
+    read, usual = [], learner.data.tokens
+
+    def tokens(step: int, microbatch: int) -> Any:
+        read.append((step, microbatch))
+        return usual(step, microbatch)
+
+    monkeypatch.setattr(learner.data, "tokens", tokens)
+    (each,) = plan.schedules
+    for step in (0, 1, 1):
+        learner.begin(step, each)
+        for kind, b in each.order[0]:
+            learner.operate(kind, b, None)
+    assert sorted(read) == sorted((t, b) for t in (0, 1, 1) for b in range(len(each.paths)))
 
 
 def test_python_iterables(tmp_path: Path) -> None:

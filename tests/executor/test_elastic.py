@@ -526,7 +526,8 @@ def test_outer_steps_after_a_device_came_into_a_region(alone: bool, tmp_path: Pa
     plan, steps, beyond = flow().replace(sync=Sync(50, OuterOptimizer())), 600, 120
     regions = [group.members for rounds in plan.averaging for group in rounds[0]]
     lost = next(members[0] for members in regions if (len(members) == 1) is alone)
-    name, settings = plan.cluster.network.ids[lost], {"eps": 1e-5}
+    name = plan.cluster.network.ids[lost]
+    settings: dict[str, Any] = {"eps": 1e-5}
     came, losses = come_back(plan, steps, tmp_path, *_words(settings), device=name)
     when, count = Lost(name, 3, 3, came), min(came + beyond, steps)
     expected = [x for x, _ in train_apart(plan, count, Optimizing(**settings), when)]

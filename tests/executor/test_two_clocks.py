@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.compose.flow_plan import Prepared
 from planner.compose.layout import Layout
@@ -16,7 +18,13 @@ from planner.compose.request import PlanRequest, Question
 from planner.network.cluster import Cluster, Devices
 from planner.training_plan.choices import Phase
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import (
+    AveragingGroup,
+    OuterOptimizer,
+    Sync,
+    TrainingPlan,
+    as_one,
+)
 from planner.training_plan.without import without
 from tests.conftest import levels, make_plan, regional_network, tiny_workload
 from tests.executor.forks import losses_by_step
@@ -26,7 +34,7 @@ from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, single
 torch = pytest.importorskip("torch")
 
 from planner.executor.connections import Purpose  # noqa: E402
-from planner.executor.outer import SAMPLES, CountedSamples, LocalSamples  # noqa: E402
+from planner.executor.outer import CHANGED, SAMPLES, CountedSamples, LocalSamples  # noqa: E402
 from planner.executor.wiring import Wiring, averaging_of  # noqa: E402
 
 RARE = Sync(5, OuterOptimizer())
@@ -172,6 +180,85 @@ def test_samples_of_devices_that_are_as_one() -> None:
     assert counts[3].changed == counts[2].changed
     counts[3].agreed()
     assert counts[3].state().keys() == {SAMPLES}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
+    """Every sample is in one region's count, but for those of regions of which all are lost."""
+    plan = straight(batch=7)
+    ids, stage = plan.cluster.network.ids, plan.assignment.groups[0]
+    regions = [{ids[d] for d in group.members} for group in plan.averaging[0][0]]
+    counts = {ids[d]: CountedSamples(plan, d) for d in stage}
+    there = set(counts)
+    expected = [0, 0]
+
+    def follow() -> TrainingPlan:
+        left = without(plan, set(counts) - there)
+        for name in there:
+            counts[name].follow(left, left.cluster.network.ids.index(name))
+        return left
+
+    def step(left: TrainingPlan, taken: bool) -> None:
+        (schedule,) = left.schedules
+        for name in there:
+            counts[name].begin(schedule)
+            rank = left.cluster.network.ids.index(name)
+            for _ in range(sum(rank in path for path in schedule.paths)):
+                counts[name].did()
+            if taken:
+                counts[name].taken()
+        names = left.cluster.network.ids
+        for k, region in enumerate(regions):
+            done = [d for path in schedule.paths for d in path if names[d] in region]
+            expected[k] += taken * len(done)
+
+    def come(name: str) -> None:
+        near = next((region for region in regions if name in region), set()) & there
+        giver = min(near or there)
+        counts[name].load_state(counts[giver].state())
+        if not near:
+            counts[name].forget()
+        there.add(name)
+
+    def lose_or_come() -> None:
+        name = data.draw(st.sampled_from(sorted(counts)))
+        if name not in there:
+            come(name)
+        elif len(there) > 1:
+            there.remove(name)
+            for k, region in enumerate(regions):
+                if not region & there:
+                    expected[k] = 0
+
+    def outer(left: TrainingPlan) -> None:
+        names, group = left.cluster.network.ids, left.assignment.groups[0]
+        speak = [counts[names[d]] for d in {as_one(left, d)[0] for d in group}]
+        samples = sum(count.changed for count in speak)
+        assert samples == sum(expected)
+        if samples:
+            assert sum(count.weight(0, samples) for count in speak) == pytest.approx(1)
+
+    for _ in range(data.draw(st.integers(1, 12))):
+        what = data.draw(st.sampled_from(["step", "again", "members", "outer"]))
+        if what == "members":
+            lose_or_come()
+        elif what == "outer":
+            follow()
+            for name in there:
+                counts[name].leave()
+            if data.draw(st.booleans()):  # it is owed
+                lose_or_come()
+            outer(follow())
+            for name in there:
+                counts[name].agreed()
+            expected[:] = [0, 0]
+        else:
+            step(follow(), what == "step")
+        for k, region in enumerate(regions):
+            states = [counts[name].state() for name in region & there]
+            assert all(float(state[SAMPLES]) == expected[k] for state in states)
+            assert all(CHANGED not in state for state in states)
 
 
 def test_what_a_rank_does_when() -> None:
