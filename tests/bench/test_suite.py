@@ -259,6 +259,16 @@ def _row(method: str, objective: float | None, seed: int = 0, **changes: Any) ->
     return replace(row, **changes)
 
 
+def test_a_better_seed_of_its_own_costs_no_win() -> None:
+    """Only other methods count, each with its best seed."""
+    rows = [_row("ours", 1.9), _row("ours", 1.8, 1), _row("other", 1.9), _row("other", 2.5, 1)]
+    wins = {s.method: s.wins for s in summarise(rows, {}).families[Family.ASSIGNMENT]}
+    assert wins == {"ours": 1, "other": 0}
+    rows.append(_row("other", 1.85, 2))
+    wins = {s.method: s.wins for s in summarise(rows, {}).families[Family.ASSIGNMENT]}
+    assert wins == {"ours": 0, "other": 0}
+
+
 def test_figures_by_hand() -> None:
     """Gaps are means over seeds; a win is one in every seed; what failed has no gap."""
     rows = [

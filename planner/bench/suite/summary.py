@@ -76,7 +76,7 @@ class Standing:
     asked, solved
         Instances that it ran on, and those where an answer was accepted.
     wins
-        Instances where no method of the run was better than it with any of its seeds.
+        Instances where no other method of the run was better than it with any of its seeds.
     gaps, bound_gaps
         By instance, means over seeds: to the best known, and to the best bound.
     seconds
@@ -184,10 +184,11 @@ def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
 
 def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) -> list[Standing]:
     methods = {row.method: row.kind for row in rows}
-    best: dict[str, float] = {}
+    best: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row.objective is not None and family.better(row.objective, best.get(row.instance)):
-            best[row.instance] = row.objective
+        by_method = best.setdefault(row.instance, {})
+        if row.objective is not None and family.better(row.objective, by_method.get(row.method)):
+            by_method[row.method] = row.objective
     seconds = {
         method: {name: fmean(r.seconds for r in of) for name, of in _by_instance(rows, method)}
         for method in methods
@@ -206,7 +207,8 @@ def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) 
             if bound is not None and not known[name].contradicted:
                 bound_gaps[name] = fmean(max(0.0, family.gap(x, bound)) for x in reached)
             # in all seeds, or a method with more of them would win more
-            wins += not any(family.better(best[name], x) for x in reached)
+            others = [b for m, b in best[name].items() if m != method]
+            wins += not any(family.better(b, x) for b in others for x in reached)
         ours = seconds.get(OURS, {})
         ratios = [s / ours[name] for name, s in seconds[method].items() if ours.get(name)]
         found.append(

@@ -17,10 +17,10 @@ HEADS = (
     "median",
 )
 NOTE = (
-    "Solved: instances with an answer that the checker accepts. Wins: no method of the run was "
-    "better, in any of its seeds. Gap to the best known, and to the best bound known: so much more "
-    "time, or so much less rate (half the rate is 100%); means over seeds, then over the instances "
-    "solved. Gaps to a bound say as much about the bound."
+    "Solved: instances with an answer that the checker accepts. Wins: no other method of the run "
+    "was better, in any of its seeds. Gap to the best known, and to the best bound known: so much "
+    "more time, or so much less rate (half the rate is 100%); means over seeds, then over the "
+    "instances solved. Gaps to a bound say as much about the bound."
 )
 SPEED = (
     "Median, over the instances, of the method's seconds over those of `ours` in the same run. "
