@@ -66,10 +66,16 @@ def change_line(event: Mapping[str, Any]) -> str:
     head, count = f"step {event['step']:4d}  ", len(event["go_on"])
     tail = f"{count} devices go on, {event['lost_s']:.1f} s lost"
     if event["event"] == "came":
-        return f"{head}device {_named(event['devices'])} has come and takes its part: {tail}"
+        named = _named(event["devices"])
+        came = f"device {named} has come and takes its part"
+        if len(event["devices"]) > 1:
+            came = f"devices {named} have come and take their parts"
+        return f"{head}{came}: {tail}"
     if event["event"] == "torn":
         return f"{head}{event['why']}, and is connected anew: {tail}"
-    return f"{head}{event['why']}; {_named(event['taken_over_by'])} takes over: {tail}"
+    others = event["taken_over_by"]
+    do = "takes" if len(others) == 1 else "take"
+    return f"{head}{event['why']}; {_named(others)} {do} over: {tail}"
 
 
 def _others(gone: list[str], now: Generation, plan: TrainingPlan) -> list[str]:

@@ -33,7 +33,7 @@ torch = pytest.importorskip("torch")
 
 from planner.bench._fault_rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
 from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
-from planner.executor.changes import CHANGES  # noqa: E402
+from planner.executor.changes import CHANGES, change_line  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
 from planner.executor.commit import Commit  # noqa: E402
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
@@ -856,6 +856,33 @@ def test_who_comes_in_vain() -> None:
         late(run, 60.0, 0.2).come()
     run.rolls[0].close()
     assert not late(run, 60.0).come()
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            {"event": "lost", "why": "device 'a' is gone", "taken_over_by": ["b"]},
+            "step    3  device 'a' is gone; 'b' takes over: 2 devices go on, 0.5 s lost",
+        ),
+        (
+            {"event": "lost", "why": "device 'a' is gone", "taken_over_by": ["b", "c"]},
+            "step    3  device 'a' is gone; 'b', 'c' take over: 2 devices go on, 0.5 s lost",
+        ),
+        (
+            {"event": "came", "devices": ["a"]},
+            "step    3  device 'a' has come and takes its part: 2 devices go on, 0.5 s lost",
+        ),
+        (
+            {"event": "came", "devices": ["a", "b"]},
+            "step    3  devices 'a', 'b' have come and take their parts: 2 devices go on, "
+            "0.5 s lost",
+        ),
+    ],
+)
+def test_one_and_several_are_told_apart(event: dict[str, Any], line: str) -> None:
+    """As people read it."""
+    assert change_line(event | {"step": 3, "go_on": ["b", "c"], "lost_s": 0.5}) == line
 
 
 def test_what_goes_without(tmp_path: Path) -> None:
