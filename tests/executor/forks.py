@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "planner.bench._fault_rank",
     "planner.executor.__main__",
+    # PyTorch's optimizers import it, which takes a second of each rank
+    "torch._dynamo",
     "planner.executor.probe.__main__",
     "tests.executor.rank_main",
 )
