@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 
+from planner.executor.connections import ConnectionLost
+from planner.executor.failure import Failure
 from planner.executor.ranks import Ranks
-from planner.executor.roll import AGAIN, NEW, LostError, Roll
+from planner.executor.roll import AGAIN, CAUSE_S, NEW, LostError, Roll
 
 GO, GROW = "go", "grow"
 """Take the update; and then begin anew, with those who wait to come in."""
@@ -44,6 +47,33 @@ class Commit:
         self.grows = False
         self.taken = self.agreed = NEW
         self._outer: list[int] = []
+        self._failure: Failure | None = None
+        self._asked = ""
+
+    def heed(self, failure: Failure) -> None:
+        """Have a connection that ends end a vote, too: others may wait for what was to be sent.
+
+        Parameters
+        ----------
+        failure
+            Of the steps that are voted on.
+        """
+        self._failure = failure
+        failure.on_failure(self._noticed)
+
+    def _noticed(self) -> None:
+        error, asked = self._failure and self._failure.error, self._asked
+        if not asked or not isinstance(error, ConnectionLost):
+            return
+
+        def report() -> None:
+            if self._asked == asked and self._roll.loss.error is None:
+                self._roll.report(error)
+
+        # it may only follow from a loss that is told soon
+        later = threading.Timer(CAUSE_S, report)
+        later.daemon = True
+        later.start()
 
     def decide(self, step: int, loss: float | None) -> None:
         """Wait for the decision on a step, whose gradients this rank has.
@@ -108,10 +138,17 @@ class Commit:
     def _vote(self, name: str, grows: bool) -> bool:
         """Whether those who wait come in: what the last of all to vote has said."""
         store = self._ranks.store
-        self._votes += 1
-        if store.add("votes", 1) == self._votes * self._ranks.world:
-            store.compare_set(name, "", GROW if grows else GO)
-        answer = self._roll.answer(name)
+        # before the look, so that one of the two sees what fails now
+        self._asked = name
+        try:
+            if self._failure is not None and isinstance(self._failure.error, ConnectionLost):
+                raise self._failure.error
+            self._votes += 1
+            if store.add("votes", 1) == self._votes * self._ranks.world:
+                store.compare_set(name, "", GROW if grows else GO)
+            answer = self._roll.answer(name)
+        finally:
+            self._asked = ""
         if answer == AGAIN:
             raise self._roll.loss.error or LostError(f"{name} is done again")
         return answer == GROW

@@ -32,14 +32,12 @@ from planner.executor.learner import Learner, has_head
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
-from planner.executor.roll import MOST_TORN, NEW, Generation, LostError, Roll
+from planner.executor.roll import CAUSE_S, NEW, Generation, LostError, Roll
 from planner.executor.worker import Worker
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan, as_one
 from planner.training_plan.without import without
 
-CAUSE_S = 3.0
-"""A connection that closes only follows from something: so long may it take to be told."""
 LOOK_S = 0.05
 
 
@@ -339,15 +337,7 @@ class Elastic:
                 if loss.error is not None:
                     return
                 time.sleep(LOOK_S)
-            known = bool(error.device) or self._roll.now.tears < MOST_TORN
-            if isinstance(error, TornError) and known:
-                # neither end need be gone, whatever the system says of it here
-                where = f"its connection to {error.device!r}" if error.device else "a connection"
-                why = f"device {self._roll.name!r} lost {where}"
-                self._roll.tear(error.device, why)
-            elif error.device:
-                self._roll.accuse([error.device], str(error))
-            else:
+            if not self._roll.report(error):
                 break
         raise error
 

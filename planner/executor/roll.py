@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from planner.executor.connections import ConnectionLost, TornError
 from planner.executor.failure import Failure
 from planner.executor.pulse import beat_key
 from planner.executor.ranks import WATCHED, Ranks
@@ -34,6 +35,8 @@ AGAIN = "again"
 NEW = -1
 """Steps of a device that has no parameters yet."""
 LOOK_S = 0.05
+CAUSE_S = 3.0
+"""A connection that closes only follows from something: so long may it take to be told."""
 MOST_TORN = 3
 """Generations that begin a step again for connections that ended; then somebody is missed."""
 DOUBT_S = 2.0
@@ -323,6 +326,29 @@ class Roll:
         key = f"lost/{self.now.number}"
         text = json.dumps({"by": self.name, "lost": [], "torn": name, "why": why}) + "\n"
         self._watch.pulse.later(lambda store: _append(store, key, text))
+
+    def report(self, error: ConnectionLost) -> bool:
+        """Say what a connection's end means for all, when no cause of it has been told.
+
+        Parameters
+        ----------
+        error
+            What ended.
+
+        Returns
+        -------
+        bool
+            False: there is nobody to name.
+        """
+        if isinstance(error, TornError) and (error.device or self.now.tears < MOST_TORN):
+            # neither end need be gone, whatever the system says of it here
+            where = f"its connection to {error.device!r}" if error.device else "a connection"
+            self.tear(error.device, f"device {self.name!r} lost {where}")
+        elif error.device:
+            self.accuse([error.device], str(error))
+        else:
+            return False
+        return True
 
     @contextmanager
     def waiting(self, keys: Sequence[str]) -> Iterator[None]:

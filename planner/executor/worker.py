@@ -215,6 +215,8 @@ class Worker:
         connections: Connections,
         failure: Failure,
     ) -> Iterator[StepRecord]:
+        if self._commit is not None:
+            self._commit.heed(failure)
         pipeline = self._streams[Purpose.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
         outbox = Outbox(pipeline.to, failure, *ways, self._compute.side)

@@ -36,7 +36,9 @@ from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E40
 from planner.executor.changes import CHANGES, change_line  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
 from planner.executor.commit import Commit  # noqa: E402
+from planner.executor.connections import TornError  # noqa: E402
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED, Ending  # noqa: E402
+from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
@@ -682,6 +684,30 @@ def test_an_update_is_taken_by_all_or_none() -> None:
     vote(2, 8)  # it was alive after all, and is the last to vote
     assert answers == dict.fromkeys(range(3), "again")
     assert [commit.taken for commit in commits] == [7, 7, 7]
+
+
+def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to send is missed by one that does not vote: the step is done again by all."""
+    monkeypatch.setattr("planner.executor.commit.CAUSE_S", 0.05)
+    run = Threads(("a", "b"))
+    a, b = (Commit(roll, roll.ranks(rank), {0}, 99) for rank, roll in enumerate(run.rolls))
+    failure = Failure()
+    a.heed(failure)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(a.decide, 7, 0.5)
+        time.sleep(0.2)
+        failure(TornError("device 'b' closed its connection", "b"))
+        until = time.monotonic() + 10
+        while not waits.done() and time.monotonic() < until:
+            run.look()
+            time.sleep(0.05)
+        assert isinstance(waits.exception(10), LostError)
+    assert str(run.rolls[1].loss.error) == "device 'a' lost its connection to 'b'"
+    # noticed before the vote, it is told by whoever takes the step
+    with pytest.raises(TornError):
+        a.decide(7, 0.5)
+    with pytest.raises(LostError):
+        b.decide(7, None)
 
 
 def test_an_outer_step_is_taken_by_all_or_none() -> None:
