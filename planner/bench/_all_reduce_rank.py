@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -18,6 +16,7 @@ from planner.executor.connections import Purpose, both_ways, connections_to, str
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
 from planner.executor.pace import Pace
+from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.network.line_parser import LineParser
 from planner.training_plan.model import AveragingGroup
@@ -90,8 +89,5 @@ def _status(field: str) -> float:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
-    os._exit(code)
+    leave(main())

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from planner.executor.arguments import arguments
 from planner.executor.commit import Commit
 from planner.executor.evaluate import Evaluation
 from planner.executor.learner import Learner
+from planner.executor.process import leave
 from planner.executor.ranks import Ranks
 
 PHASES = ("join", "forward", "backward", "averaging", "update")
@@ -188,8 +188,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    with suppress(OSError):  # nobody may read any more
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    leave(main(sys.argv[1:]))

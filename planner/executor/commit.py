@@ -59,10 +59,10 @@ class Commit:
             Of the steps that are voted on.
         """
         self._failure = failure
-        failure.on_failure(self._noticed)
+        failure.on_failure(lambda: self._noticed(failure.error))
 
-    def _noticed(self) -> None:
-        error, asked = self._failure and self._failure.error, self._asked
+    def _noticed(self, error: Exception | None) -> None:
+        asked = self._asked
         if not asked or not isinstance(error, ConnectionLost):
             return
 

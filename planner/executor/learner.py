@@ -436,8 +436,15 @@ class Learner:
 
     def _forward(self, b: int, received: Tensor | None) -> Tensor:
         kept = None if received is None else received.requires_grad_()
+        inputs = kept
+        if inputs is None:
+            tokens = self.tokens(self._step, b)
+            inputs = tokens[:, :-1]
+            if self.head is not None:
+                # they are its targets, too
+                self._tokens[b] = tokens
         with torch.set_grad_enabled(not self.recompute):
-            output = self._through(b, kept)
+            output = self.run_stage(inputs)
         # without a graph the output is of use to H alone
         of_use = not self.recompute or self.head is not None
         self._kept[b] = _Kept(kept, output if of_use else None)
@@ -451,16 +458,6 @@ class Learner:
         """The head's loss, summed over tokens."""
         assert self.computed_head is not None
         return self.computed_head(activations, targets)
-
-    def _through(self, b: int, kept: Tensor | None) -> Tensor:
-        """From what another stage gave or, on the first, from the data."""
-        if kept is not None:
-            return self.run_stage(kept)
-        tokens = self.tokens(self._step, b)
-        if self.head is not None:
-            # they are its targets, too
-            self._tokens[b] = tokens
-        return self.run_stage(tokens[:, :-1])
 
     def _run_head(self, b: int, received: Tensor | None) -> Tensor:
         assert self._loss is not None
@@ -483,7 +480,8 @@ class Learner:
     def _backward(self, b: int, received: Tensor | None) -> Tensor:
         kept, output = self._kept.pop(b)
         if self.recompute:
-            output = self._through(b, kept)
+            inputs = self.tokens(self._step, b)[:, :-1] if kept is None else kept
+            output = self.run_stage(inputs)
         assert output is not None
         own = self._head_gradients.pop(b, None)
         gradient = own if received is None else received

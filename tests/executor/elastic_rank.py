@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from planner.bench._fault_rank import main
 from planner.executor.elastic import Elastic
+from planner.executor.process import leave
 
 
 def _note_parameters(folder: Path) -> None:
@@ -34,7 +34,4 @@ def _note_parameters(folder: Path) -> None:
 
 if __name__ == "__main__":
     _note_parameters(Path(json.loads(sys.argv[1])["folder"]))
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main(sys.argv[1:]))

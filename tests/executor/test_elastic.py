@@ -695,7 +695,8 @@ def test_a_connection_that_ends_while_votes_are_awaited(monkeypatch: pytest.Monk
     a.heed(failure)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(a.decide, 7, 0.5)
-        time.sleep(0.2)
+        while not run.store.check(["generation/0/votes"]):
+            time.sleep(0.01)
         failure(TornError("device 'b' closed its connection", "b"))
         until = time.monotonic() + 10
         while not waits.done() and time.monotonic() < until:

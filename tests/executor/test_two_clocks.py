@@ -145,27 +145,29 @@ def test_whose_samples_count() -> None:
         assert [samples[d].weight(4) for d in group] == pytest.approx([4 / 7, 4 / 7, 3 / 7, 3 / 7])
 
 
+def count_a_step(plan: TrainingPlan, of: dict[int, CountedSamples], *, taken: bool = True) -> None:
+    """By rank in the plan, what counts; not taken: it is to be done again."""
+    (schedule,) = plan.schedules
+    for rank, count in of.items():
+        count.begin(schedule)
+        for _ in range(sum(rank in path for path in schedule.paths)):
+            count.did()
+        if taken:
+            count.taken()
+
+
 def test_samples_of_devices_that_are_as_one() -> None:
     """All count what all of the region do, also of those that are lost or come later."""
     plan = straight(batch=7)
     ranks = plan.assignment.groups[0]
     counts = [CountedSamples(plan, rank) for rank in ranks]
 
-    def step(plan: TrainingPlan, of: dict[int, CountedSamples]) -> None:
-        for rank, count in of.items():
-            count.begin(plan.schedules[0])
-            for path in plan.schedules[0].paths:
-                if rank in path:
-                    count.did()
-        for count in of.values():
-            count.taken()
-
-    step(plan, dict(zip(ranks, counts, strict=True)))
+    count_a_step(plan, dict(zip(ranks, counts, strict=True)))
     left = without(plan, [plan.cluster.network.ids[ranks[3]]])
     there = dict(zip(left.assignment.groups[0], counts[:3], strict=True))
     for rank, count in there.items():
         count.follow(left, rank)
-    step(left, there)
+    count_a_step(left, there)
     # the region of three microbatches has lost one device, which did one of them in the first step
     others = sum(
         d in path for path in left.schedules[0].paths for d in left.assignment.groups[0][:2]
@@ -201,14 +203,8 @@ def test_regions_count_alike_whoever_is_there(data: st.DataObject) -> None:
 
     def step(left: TrainingPlan, taken: bool) -> None:
         (schedule,) = left.schedules
-        for name in there:
-            counts[name].begin(schedule)
-            rank = left.cluster.network.ids.index(name)
-            for _ in range(sum(rank in path for path in schedule.paths)):
-                counts[name].did()
-            if taken:
-                counts[name].taken()
         names = left.cluster.network.ids
+        count_a_step(left, {names.index(name): counts[name] for name in there}, taken=taken)
         for k, region in enumerate(regions):
             done = [d for path in schedule.paths for d in path if names[d] in region]
             expected[k] += taken * len(done)

@@ -29,6 +29,14 @@ GRID = [[0, 1, 2], [3, 4, 5]]
 
 
 @st.composite
+def parts(draw: st.DrawFn, count: int) -> tuple[float, ...]:
+    """That sum to 1, some of them 0."""
+    weights = [draw(st.integers(0, 3)) for _ in range(count)]
+    found = np.array(weights) / sum(weights) if any(weights) else np.eye(count)[0]
+    return tuple(found)
+
+
+@st.composite
 def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]]:
     """Any paths through the stages, any shares, several schedules; and who is lost."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(2, 4))
@@ -53,9 +61,8 @@ def plans(draw: st.DrawFn, *, tied: bool = True) -> tuple[TrainingPlan, set[str]
     averaging = []
     for j in range(len(plan.averaging)):
         group = plan.averaged_by(j)
-        weights = [draw(st.integers(0, 3)) for _ in group]
-        shares = np.array(weights) / sum(weights) if any(weights) else np.eye(len(group))[0]
-        averaging.append(((AveragingGroup(group, tuple(shares), (True,) * len(group)),),))
+        shares = draw(parts(len(group)))
+        averaging.append(((AveragingGroup(group, shares, (True,) * len(group)),),))
     flags = tuple(k % len(schedules) for k in range(draw(st.integers(1, 3))))
     plan = plan.replace(schedules=tuple(schedules), averaging=tuple(averaging), cycle=flags)
     assert list(contradictions(plan)) == []
@@ -140,9 +147,7 @@ def in_regions(draw: st.DrawFn) -> tuple[TrainingPlan, set[str]]:
     for group in plan.assignment.groups:
         ends = sorted(draw(st.sets(st.integers(1, len(group) - 1), max_size=2)))
         sites = [group[a:b] for a, b in pairwise([0, *ends, len(group)])]
-        weights = [draw(st.integers(0, 3)) for _ in sites]
-        parts = np.array(weights) / sum(weights) if any(weights) else np.eye(len(sites))[0]
-        rounds = levels(sites, tuple(parts), Phase.WITHIN)
+        rounds = levels(sites, draw(parts(len(sites))), Phase.WITHIN)
         averaging.append(rounds if len(sites) > 1 else rounds[:1])
     plan = plan.replace(averaging=tuple(averaging), sync=Sync(5, OuterOptimizer()), clip=None)
     assert list(contradictions(plan)) == []
