@@ -228,7 +228,8 @@ def played(
                 ends[d, other], ends[other, d] = socket.socketpair()
     learners = [Learner(plan, d, CPU, Optimizing(), side=sides[d]) for d in range(n)]
     records: list[list[StepRecord]] = [[] for _ in range(n)]
-    losses: list[float] = [0.0] * steps
+    # each device's own: two threads that add to one sum may lose a part
+    losses: list[list[float]] = [[] for _ in range(n)]
     failure = Failure()
     vectors: dict[int, Tensor] = {}
     met = {g: threading.Barrier(len(g)) for g in plan.assignment.groups}
@@ -259,11 +260,11 @@ def played(
             run_operations(order, traffic[d], learner, inbox, outbox, k, d, record)
             average(d)
             learner.update()
-            losses[k] += learner.loss() or 0.0
+            losses[d].append(learner.loss() or 0.0)
         outbox.finish()
 
     all_run(run, n, ends, failure)
-    return learners, records, losses
+    return learners, records, [sum(each) for each in zip(*losses, strict=True)]
 
 
 @pytest.mark.parametrize("head", ["last", "first"])
