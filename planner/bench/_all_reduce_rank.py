@@ -12,9 +12,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.codec import Wire
-from planner.executor.connections import Purpose, both_ways, connections_to, streams_of
+from planner.executor.connections import Purpose, both_ways, streams_of
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
+from planner.executor.opening import connections_to
 from planner.executor.pace import Pace
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks

@@ -23,9 +23,10 @@ import torch
 import planner.executor.__main__ as entry
 import planner.executor.binding as binding
 import planner.executor.checkpoint as checkpoint
-import planner.executor.connections as connections
+import planner.executor.opening as opening
 from planner.executor.arguments import arguments
 from planner.executor.commit import Commit
+from planner.executor.connections import Connections, Purpose
 from planner.executor.evaluate import Evaluation
 from planner.executor.learner import Learner
 from planner.executor.process import leave
@@ -59,7 +60,7 @@ class Fault:
         self._given, self._folder = given, Path(given["folder"])
         self._steps = -1
         self._done = False
-        self._open: connections.Connections = {}
+        self._open: Connections = {}
 
     def prepare(self) -> None:
         """Let it happen in its phase."""
@@ -117,14 +118,14 @@ class Fault:
         setattr(Ranks, "share", share)  # noqa: B010
 
     def _keep_connections(self) -> None:
-        usual = connections._open
+        usual = opening._open
 
-        def opened(*args: Any, **more: Any) -> connections.Connections:
+        def opened(*args: Any, **more: Any) -> Connections:
             found = usual(*args, **more)
             self._open |= found
             return found
 
-        connections._open = opened
+        opening._open = opened
 
     def _count(self, *_: Any) -> bool:
         self._steps += 1
@@ -143,7 +144,7 @@ class Fault:
             while not (self._folder / "cut").exists():
                 time.sleep(LOOK_S)
         elif fault == "tear":  # one connection, and both processes live
-            purpose = connections.Purpose[self._given.get("purpose", "PIPELINE")]
+            purpose = Purpose[self._given.get("purpose", "PIPELINE")]
             torn = next(c for (what, _), c in self._open.items() if what is purpose)
             torn.shutdown(socket.SHUT_RDWR)
         elif fault == "hold":

@@ -52,12 +52,15 @@ class Case:
         The model.
     samples, microbatch
         Of a step, and of a microbatch.
+    times
+        As many runs for one of the largest model: small ones are short, and as noisy.
     """
 
     name: str
     architecture: Architecture
     samples: int
     microbatch: int
+    times: int = 1
 
     def plan(self, precision: str, devices: int = 1, stages: int = 1) -> TrainingPlan:
         """Stages of as many devices each.
@@ -90,9 +93,15 @@ class Case:
 
 CASES = {
     "cpu": (
-        Case("llama, 4 layers of 64", Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 64), 16, 4),
         Case(
-            "llama, 4 layers of 256", Architecture(Family.LLAMA, 4, 256, 8, 8, 688, 2048, 128), 8, 2
+            "llama, 4 layers of 64",
+            *(Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 64), 16, 4),
+            times=6,
+        ),
+        Case(
+            "llama, 4 layers of 256",
+            *(Architecture(Family.LLAMA, 4, 256, 8, 8, 688, 2048, 128), 8, 2),
+            times=3,
         ),
         Case(
             "gpt2, 6 layers of 384", Architecture(Family.GPT2, 6, 384, 6, 6, 1536, 8192, 256), 8, 2
@@ -131,10 +140,11 @@ class Row:
     losses: dict[str, list[float]]
 
     @property
-    def ratio(self) -> float:
-        """Executor over plain: the median of pairs."""
+    def ratios(self) -> tuple[float, float, float]:
+        """Executor over plain, of pairs: the first quartile, the median and the third."""
         pairs = zip(self.seconds["executor"], self.seconds["plain"], strict=True)
-        return statistics.median(ours / plain for ours, plain in pairs)
+        found = np.quantile([ours / plain for ours, plain in pairs], (0.25, 0.5, 0.75))
+        return float(found[0]), float(found[1]), float(found[2])
 
 
 def measure(case: Case, device: str, repeats: int) -> Row:
@@ -147,7 +157,7 @@ def measure(case: Case, device: str, repeats: int) -> Row:
     device
         ``"cpu"`` or ``"cuda"``.
     repeats
-        Of each.
+        Of each, so many times as the case says.
 
     Returns
     -------
@@ -160,7 +170,7 @@ def measure(case: Case, device: str, repeats: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
-        for k in range(repeats):
+        for k in range(case.times * repeats):
             # first the one, then the other
             ways = ("plain", "executor") if k % 2 == 0 else ("executor", "plain")
             for way in ways:
@@ -262,7 +272,7 @@ def report(
     device
         Where.
     repeats
-        Of each way.
+        Of each way with the largest model.
     before
         The load when the benchmark began.
 
@@ -288,14 +298,14 @@ def report(
     ]
     for row in rows:
         plain, ours = (statistics.median(row.seconds[way]) for way in ("plain", "executor"))
-        each = [a / b for a, b in zip(row.seconds["executor"], row.seconds["plain"], strict=True)]
+        low, middle, high = row.ratios
         pairs = zip(row.losses["plain"], row.losses["executor"], strict=True)
         off = max(abs(a - b) / abs(a) for a, b in pairs)
         size = row.case.plan("fp32").workload.parameters / 1e6
         lines.append(
             f"| {row.case.name}, {row.case.samples} samples in {row.case.microbatch}s | "
-            f"{size:.1f}M | {1e3 * plain:.1f} ms | {1e3 * ours:.1f} ms | "
-            f"{row.ratio:.3f} ({min(each):.3f} to {max(each):.3f}) | {off:.1e} |"
+            f"{size:.1f}M | {len(row.seconds['plain'])} | {1e3 * plain:.1f} ms | "
+            f"{1e3 * ours:.1f} ms | {middle:.3f} ({low:.3f} to {high:.3f}) | {off:.1e} |"
         )
     lines += [
         "",
@@ -343,13 +353,13 @@ def main(argv: Sequence[str]) -> int:
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-overhead-{today}.md")
     parser.add_argument("--device", choices=list(CASES), default="cpu")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="of the largest model")
     args = parser.parse_args(argv)
     before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     for case in CASES[args.device]:
         rows.append(measure(case, args.device, args.repeats))
-        print(f"{case.name}: {rows[-1].ratio:.3f}", flush=True)
+        print(f"{case.name}: {rows[-1].ratios[1]:.3f}", flush=True)
     shared = []
     for case in CASES[args.device][-2:]:
         for stages in (1, 2, SHARED):

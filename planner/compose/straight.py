@@ -118,15 +118,44 @@ def fixed_schedule(
     Schedule
         One order a device.
     """
-    paths = straight_paths(grid, microbatches)
+    stages = len(grid[0])
+    flight = {
+        int(d): microbatches if order is Order.GPIPE else stages - j
+        for row in grid
+        for j, d in enumerate(row)
+    }
+    blank = Schedule(order, head, straight_paths(grid, microbatches), ())
+    return taken_in_turn(blank, flight, devices)
+
+
+def taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
+    """The schedule's paths with every device's microbatches in turn, so many of them in flight.
+
+    Parameters
+    ----------
+    schedule
+        Its order is not looked at; paths visit every stage.
+    flight
+        Per device on a path, how often F comes before the first B.
+    devices
+        N.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
+    """
+    paths = schedule.paths
     orders: list[tuple[Operation, ...]] = [()] * devices
-    pipelines, stages = len(grid), len(grid[0])
-    for i, row in enumerate(grid):
-        mine = list(range(i, microbatches, pipelines))
-        for j, d in enumerate(row):
-            flight = len(mine) if order is Order.GPIPE else stages - j
-            orders[int(d)] = _device_order(mine, flight, _head_here(j, stages, head))
-    return Schedule(order, head, paths, tuple(orders))
+    stages = len(paths[0])
+    for j in range(stages):
+        mine: dict[int, list[int]] = {}
+        for b, path in enumerate(paths):
+            mine.setdefault(path[j], []).append(b)
+        head = _head_here(j, stages, schedule.head)
+        for d, its in mine.items():
+            orders[d] = _device_order(its, flight[d], head)
+    return replace(schedule, order=tuple(orders))
 
 
 def _head_here(stage: int, stages: int, head: Head) -> str | None:

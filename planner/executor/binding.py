@@ -18,8 +18,9 @@ import numpy as np
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from planner.executor.connections import Purpose, connections_to
+from planner.executor.connections import Purpose
 from planner.executor.ending import Ending
+from planner.executor.opening import connections_to
 from planner.executor.ranks import Ranks
 from planner.executor.secret import Secret
 from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError

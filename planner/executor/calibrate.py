@@ -18,17 +18,12 @@ from typing import Any
 
 import torch
 
-from planner.executor.connections import (
-    Purpose,
-    as_bytes,
-    connections_to,
-    receive_into,
-    send_all,
-)
+from planner.executor.connections import Purpose, as_bytes, receive_into, send_all
 from planner.executor.failure import Failure
 from planner.executor.learner import Learner
 from planner.executor.memory import gpu_of, machine
 from planner.executor.messages import Message, Traffic
+from planner.executor.opening import connections_to
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord

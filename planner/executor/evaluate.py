@@ -17,12 +17,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from planner.executor.connections import Purpose, both_ways, connections_to, streams_of
+from planner.executor.connections import Purpose, both_ways, streams_of
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.microbatches import Microbatches, microbatches_of
 from planner.executor.data.options import Data
 from planner.executor.learner import Learner
 from planner.executor.messages import Traffic
+from planner.executor.opening import connections_to
 from planner.executor.pipeline import run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord

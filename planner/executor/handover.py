@@ -12,15 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner.executor.connections import (
-    Connection,
-    Purpose,
-    as_bytes,
-    connections_to,
-    receive_into,
-    send_all,
-)
+from planner.executor.connections import Connection, Purpose, as_bytes, receive_into, send_all
 from planner.executor.learner import Learner
+from planner.executor.opening import connections_to
 from planner.executor.ranks import Ranks
 
 LENGTH = struct.Struct("!Q")

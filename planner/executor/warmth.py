@@ -8,6 +8,7 @@ for the run where that is allowed, put back afterwards, and both are said.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +96,8 @@ def leaves_the_machine(connections: Connections) -> bool:
     bool
         False where all are between processes of one machine.
     """
-    addresses = (connection.getpeername()[0] for connection in connections.values())
+    ways = (c for c in connections.values() if c.family != socket.AF_UNIX)
+    addresses = (connection.getpeername()[0] for connection in ways)
     return any(not ipaddress.ip_address(address).is_loopback for address in addresses)
 
 

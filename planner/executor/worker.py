@@ -13,20 +13,13 @@ from planner.executor.averaging import Averaging
 from planner.executor.beside import Beside
 from planner.executor.commit import Commit
 from planner.executor.compute import Compute
-from planner.executor.connections import (
-    BACK,
-    Connection,
-    Connections,
-    Purpose,
-    Streams,
-    connections_to,
-    streams_of,
-)
+from planner.executor.connections import BACK, Connection, Connections, Purpose, Streams, streams_of
 from planner.executor.exchange import Peers
 from planner.executor.failure import Failure
 from planner.executor.forecast import Forecast
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
+from planner.executor.opening import connections_to
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord

@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.executor.connections import ConnectionLost, _ready  # noqa: E402
+from planner.executor.connections import ConnectionLost  # noqa: E402
 from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.messages import Message, Traffic  # noqa: E402
+from planner.executor.opening import _ready  # noqa: E402
 from planner.executor.transport import Expected, Inbox, Outbox  # noqa: E402
 from planner.executor.warmth import kept_warm  # noqa: E402
 from tests.conftest import make_plan, tiny_workload  # noqa: E402

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,10 @@ import pytest
 import torch
 
 from planner.cli.main import main
-from planner.executor import connections
-from planner.executor.connections import (
-    HELLO,
-    MAGIC,
-    ConnectionLost,
-    Door,
-    Purpose,
-    connections_to,
-    own_address,
-)
+from planner.executor import opening
+from planner.executor.connections import ConnectionLost, Purpose, receive_into, send_all
 from planner.executor.ending import FAILED, REFUSED
+from planner.executor.opening import HELLO, MAGIC, Door, connections_to, own_address
 from planner.executor.ranks import Ranks
 from planner.executor.secret import (
     NONCE_BYTES,
@@ -45,6 +40,8 @@ from tests.executor.forks import losses_by_step
 
 KNOWN, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
 ENDS = ("a", "b", "ring 4")
+NEAR = sys.platform == "linux"
+needs_near = pytest.mark.skipif(not NEAR, reason="this system has no names of Unix sockets")
 
 
 def test_a_secret_is_in_a_file_of_its_owner(
@@ -216,7 +213,7 @@ def opened(ranks: Ranks) -> dict[tuple[Purpose, int], str]:
 
 def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret changes nothing for them; another one opens none, and the line says whose it is."""
-    monkeypatch.setattr(connections, "CONNECT_S", 0.5)
+    monkeypatch.setattr(opening, "CONNECT_S", 0.5)
     for secret in (None, KNOWN):
         with ThreadPoolExecutor(3) as pool:
             found = list(pool.map(opened, threads(3, [secret] * 3)))
@@ -232,26 +229,79 @@ def test_connections_are_of_those_who_know_it(monkeypatch: pytest.MonkeyPatch) -
             said.append(str(error.value))
     assert "who answers for device 'b' at" in said[0] and "does not know the secret" in said[0]
     assert "device 'a' did not connect to 'b'" in said[1]
-    assert "1 others were refused, the last from 127.0.0.1" in said[1]
+    last = "this machine" if NEAR else "127.0.0.1"
+    assert f"1 others were refused, the last from {last}" in said[1]
 
 
+def family(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Of the connections between ranks at these addresses; a byte goes each way."""
+    here = threading.local()
+    monkeypatch.setattr(opening, "own_address", lambda: here.address)
+
+    def one(ranks: Ranks) -> set[int]:
+        here.address = addresses[ranks.rank]
+        wanted = [(Purpose.STATE, other) for other in range(ranks.world) if other != ranks.rank]
+        with connections_to(ranks, wanted, "test") as found:
+            for connection in found.values():
+                send_all(connection, memoryview(bytes([ranks.rank])))
+            for (_, other), connection in found.items():
+                came = bytearray(1)
+                receive_into(connection, memoryview(came))
+                assert came[0] == other
+            return {connection.family for connection in found.values()}
+
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        ranks = threads(len(addresses), [KNOWN] * len(addresses))
+        return set().union(*pool.map(one, ranks))
+
+
+@needs_near
+def test_ranks_at_one_address_connect_without_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it where addresses differ, or where the same one is another machine's."""
+    assert family(["127.0.0.1"] * 3, monkeypatch) == {socket.AF_UNIX}
+    assert family(["127.0.0.1", "127.0.0.2"], monkeypatch) == {socket.AF_INET}
+    listen = opening._listen
+
+    def elsewhere(host: str, backlog: int) -> tuple[list[socket.socket], str]:
+        servers, told = listen(host, backlog)
+        servers.pop().close()
+        return servers, told
+
+    monkeypatch.setattr(opening, "_listen", elsewhere)
+    assert family(["127.0.0.1"] * 2, monkeypatch) == {socket.AF_INET}
+
+
+@pytest.mark.parametrize("near", [False, pytest.param(True, marks=needs_near)])
 @pytest.mark.parametrize("secret", [None, KNOWN])
-def test_a_stranger_holds_up_nobody(secret: Secret | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_holds_up_nobody(
+    secret: Secret | None, near: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that says nothing, one that says what is wrong, one that comes twice."""
-    monkeypatch.setattr(connections, "CONNECT_S", 600.0)  # on a busy machine as on an idle one
+    monkeypatch.setattr(opening, "CONNECT_S", 600.0)  # on a busy machine as on an idle one
     ranks = threads(2, [secret, secret])[0]
     asked = (Purpose.PIPELINE, 1)
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        door = Door(server, ranks, {asked}, "test")
+    with ThreadPoolExecutor(1) as pool, ExitStack() as held:
+        servers, told = opening._listen("127.0.0.1", 8)
+        for server in servers:
+            held.enter_context(server)
+
+        def knock() -> socket.socket:
+            if near:
+                one = socket.socket(socket.AF_UNIX)
+                one.connect("\0" + told.split()[2])
+                return one
+            return socket.create_connection(servers[0].getsockname())
+
+        door = Door(servers, ranks, {asked}, "test")
         opened = pool.submit(door.open, 120.0)
-        strangers = [socket.create_connection(server.getsockname()) for _ in range(4)]
+        strangers = [knock() for _ in range(4)]
         strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
         strangers[2].sendall(HELLO.pack(MAGIC, Purpose.STATE, 1))
         strangers[3].sendall(HELLO.pack(MAGIC, 77, 1))
         if secret is not None:
-            strangers.append(socket.create_connection(server.getsockname()))
+            strangers.append(knock())
             strangers[4].sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1) + bytes(200))
-        client = socket.create_connection(server.getsockname())
+        client = knock()
         client.settimeout(60.0)
         client.sendall(HELLO.pack(MAGIC, Purpose.PIPELINE, 1))
         if secret is not None:
@@ -391,10 +441,10 @@ def test_a_run_on_this_machine_makes_a_secret_of_its_own(
 
 def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says nothing is given up after a while."""
-    monkeypatch.setattr(connections, "CONNECT_S", 0.05)
+    monkeypatch.setattr(opening, "CONNECT_S", 0.05)
     ranks = threads(2, [KNOWN, KNOWN])[0]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        door = Door(server, ranks, {(Purpose.PIPELINE, 1)}, "test")
+        door = Door([server], ranks, {(Purpose.PIPELINE, 1)}, "test")
         before = set(threading.enumerate())
         silent = socket.create_connection(server.getsockname())
         with pytest.raises(TimeoutError):

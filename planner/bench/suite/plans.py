@@ -11,6 +11,7 @@ from planner.bench.suite.problem import Family, Instance, PlanProblem
 from planner.bench.suite.world import mixed_world
 from planner.compose.dtfm_rule import dtfm_rule
 from planner.compose.fixed_trials import MOST_EVENTS, FixedPlan
+from planner.compose.metis_rule import metis_rule
 from planner.compose.planning import plan
 from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_region
 from planner.compose.request import PlanRequest, Question
@@ -90,13 +91,13 @@ def ours(problem: PlanProblem, seed: int, effort: float) -> Any:
     return plan(problem.cluster, problem.workload, stop=Effort(effort), seed=seed)
 
 
-Rule = Callable[[Question, float], FixedPlan]
+Rule = Callable[[Question, float], TrainingPlan]
 
 
 def _rule(rule: Rule) -> Any:
     def run(problem: PlanProblem, seed: int, effort: float) -> TrainingPlan:
         question = Question.of(problem.cluster, problem.workload, PlanRequest(), seed, {})
-        made = rule(question, effort).plan()
+        made = rule(question, effort)
         used = set(made.cluster.network.ids)
         rest = tuple(name for name in problem.cluster.network.ids if name not in used)
         return made.replace(left_out=rest)
@@ -108,18 +109,18 @@ def _events(effort: float) -> int:
     return int(min(MOST_EVENTS, EVENTS_PER_EFFORT * effort))
 
 
-def _given(found: FixedPlan | None) -> FixedPlan:
+def _given(found: FixedPlan | None) -> TrainingPlan:
     if found is None:
         raise ProblemError("nothing fits")
-    return found
+    return found.plan()
 
 
-def _dtfm(question: Question, effort: float) -> FixedPlan:
-    return dtfm_rule(question, Effort(effort)).plan
+def _dtfm(question: Question, effort: float) -> TrainingPlan:
+    return dtfm_rule(question, Effort(effort)).plan.plan()
 
 
-def _dtfm_tried(question: Question, effort: float) -> FixedPlan:
-    return dtfm_rule(question, Effort(effort)).tried
+def _dtfm_tried(question: Question, effort: float) -> TrainingPlan:
+    return dtfm_rule(question, Effort(effort)).tried.plan()
 
 
 def _method(name: str, rule: Rule, kind: Kind, about: str, seeded: bool = False) -> Method:
@@ -138,9 +139,15 @@ METHODS = (
     ),
     _method(
         "SAILOR's rule",
-        lambda question, _: sailor_rule(question).plan,
+        lambda question, _: sailor_rule(question).plan.plan(),
         Kind.PAPER,
         "rebuilt from paper and code",
+    ),
+    _method(
+        "Metis' rule",
+        lambda question, _: metis_rule(question).plan,
+        Kind.PAPER,
+        "rebuilt from paper and code, without tensor parallelism",
     ),
     _method(
         "ranks, a stage near",
@@ -156,13 +163,13 @@ METHODS = (
     ),
     _method(
         "ranks, nearest next",
-        lambda q, e: ranks_by_neighbour(q, most_events=_events(e))[0],
+        lambda q, e: _given(ranks_by_neighbour(q, most_events=_events(e))[0]),
         Kind.RULE,
         "the best of ten orders",
     ),
     _method(
         "one region",
-        lambda q, e: one_region(q, _events(e)).plan,
+        lambda q, e: _given(one_region(q, _events(e)).plan),
         Kind.RULE,
         "the fastest region alone",
     ),

@@ -23,8 +23,9 @@ import torch
 
 from planner.executor.arguments import add_trust, trust_of
 from planner.executor.binding import WAIT_S, join_by_name, own_name
-from planner.executor.connections import Connections, Purpose, connections_to
+from planner.executor.connections import Connections, Purpose
 from planner.executor.ending import Ending
+from planner.executor.opening import connections_to
 from planner.executor.probe.flows import Rate
 from planner.executor.probe.measure import (
     STREAMS,

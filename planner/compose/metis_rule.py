@@ -1,0 +1,317 @@
+"""Metis' rule as a planner of its own: stages of unlike widths, loads by speed, its estimate."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise, permutations
+
+import numpy as np
+
+from planner.clock.links import Links
+from planner.compose.fixed_trials import ORDERS
+from planner.compose.layer_split import least_largest
+from planner.compose.pricing import compute_times, priced
+from planner.compose.rank_order import open_question, region_order
+from planner.compose.request import Order, Question
+from planner.compose.shape import Layers, Shape, memory_room, sent_bytes
+from planner.compose.straight import eagerly_ordered, taken_in_turn
+from planner.problems import ProblemError
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.choices import Head
+from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.shares import integer_parts
+from planner.workload.costs import StageCosts, stage_costs
+
+MOST_PARTS = 6
+"""Groups of devices whose orders are tried; equal ones go together until so many are left."""
+MOST_KINDS = 4
+"""Kinds of devices up to which all their orders are tried; further ones follow in their own."""
+MOST_REFUSED = 50
+"""Placements that memory may turn out not to hold before it is given up."""
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class MetisRule:
+    """What Metis' rule decides, priced on the clock.
+
+    Attributes
+    ----------
+    plan
+        Of the least estimate that memory holds.
+    estimated_s
+        By the rule itself.
+    rounds
+        Parts of the batch that go through the stages one after the other, each spread over all
+        devices of a stage.
+    """
+
+    plan: TrainingPlan
+    estimated_s: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Stages of groups of devices, and samples of a round for each device of a group."""
+
+    groups: Groups
+    layers: Layers
+    rounds: int
+    samples: tuple[tuple[int, ...], ...]
+
+    @property
+    def microbatch_samples(self) -> int:
+        """The most that divides what every device has of a round."""
+        return math.gcd(*(count for row in self.samples for count in row))
+
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Of a step: in every round the first samples go to a stage's first device, and so on."""
+        each = self.microbatch_samples
+        columns = [
+            np.repeat(group, [count // each for count in row])
+            for group, row in zip(self.groups, self.samples, strict=True)
+        ]
+        return tuple(map(tuple, np.stack(columns, axis=1).tolist())) * self.rounds
+
+    def flight(self) -> dict[int, int]:
+        """Microbatches of 1F1B before the first goes back: a round more than the next stage."""
+        each, stages = self.microbatch_samples, len(self.groups)
+        return {
+            d: (stages - j) * (count // each)
+            for j, (group, row) in enumerate(zip(self.groups, self.samples, strict=True))
+            for d, count in zip(group, row, strict=True)
+        }
+
+
+def metis_rule(question: Question) -> MetisRule:
+    """Stages whose numbers of devices are powers of two, and whose layers follow their speed.
+
+    Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
+    tensor parallelism. All devices take part, those of a kind next to each other, in all orders of
+    kinds. Stages take consecutive ones, no fewer than devices over stages; layers by the speed of
+    all of a stage together, samples by that of each device. The batch is cut into every number of
+    rounds that divides it. Decided by an estimate: compute of all stages, the slowest stage for
+    every further round, one message over the narrowest link between each two stages, and the
+    slowest stage's ring. Its settings are the published ones. Kinds are told apart by speed and
+    memory, bandwidths are those of the links in question (its code takes the one inside a node).
+    Ours are the price, the order (the faster of 1F1B and eager 1F1B), recomputation where memory is
+    short, and how layers follow speed: exactly, and as memory holds them.
+
+    Parameters
+    ----------
+    question
+        What is asked, of what; its shape and order are left aside.
+
+    Returns
+    -------
+    MetisRule
+        The same for the same arguments.
+
+    Raises
+    ------
+    ProblemError
+        Nothing fits.
+
+    References
+    ----------
+    T. Um et al., "Metis: Fast Automatic Distributed Training on Heterogeneous GPUs" (USENIX ATC
+    2024); planner at https://github.com/SamsungLabs/Metis.
+    """
+    able = np.flatnonzero(np.asarray(question.cluster.devices.can_compute)).tolist()
+    asked = open_question(replace(question, cluster=question.cluster.subset(able)))
+    search = _Search(asked)
+    found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
+    refusal = "the devices make no groups of powers of two, or the batch is too small for them"
+    for estimated_s, placement in found:
+        plans: list[TrainingPlan] = []
+        for recompute in (False, True):
+            try:
+                made, short = _plans(asked, placement, recompute)
+            except ProblemError as error:
+                refusal = str(error)
+                continue
+            plans += made
+            if not short:
+                break
+        if plans:
+            best = min(plans, key=lambda plan: plan.predicted.step_s)
+            return MetisRule(best, estimated_s, placement.rounds)
+    raise ProblemError(f"no placement of Metis' rule fits: {refusal}")
+
+
+class _Search:
+    """All placements that the rule allows, each with its estimate."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.flops, self.memory = question.cluster.flops, question.cluster.memory_bytes
+        bandwidth = question.cluster.network.bandwidth_bytes_per_s
+        self.slower = np.minimum(bandwidth, bandwidth.T)
+        # a sample at a time
+        self.workload = question.workload.replace(microbatch_samples=1)
+        self.batch = self.workload.batch_samples
+        # many placements have the same stages in them
+        self.cost, self.dealt = cache(self._cost), cache(self._dealt)
+        self.between, self.within = cache(self._between), cache(self._within)
+        self.split, self.speed = cache(self._split), cache(self._speed)
+
+    def placements(self) -> Iterator[tuple[float, _Placement]]:
+        """In the order in which Metis goes through them."""
+        devices, layers = len(self.flops), len(self.workload.layers)
+        for ranks in _sequences(self.question):
+            for stages in range(1, min(devices, layers) + 1):
+                for sizes in group_sizes(devices, stages):
+                    ends = [0, *accumulate(sizes)]
+                    yield from self.of(tuple(tuple(ranks[a:b]) for a, b in pairwise(ends)))
+
+    def of(self, groups: Groups) -> Iterator[tuple[float, _Placement]]:
+        """Of all numbers of rounds."""
+        layers = self.split(tuple(map(self.speed, groups)))
+        if layers is None:
+            return
+        costs = [self.cost(*part, k == len(layers) - 1) for k, part in enumerate(layers)]
+        busy = [cost.busy_s(1.0) for cost in costs]
+        there_s = sum(
+            self.batch // len(here) * cost.output_bytes / self.between(here, there)
+            for cost, (here, there) in zip(costs, pairwise(groups), strict=False)
+        )
+        rings = zip(costs, groups, strict=True)
+        ring_s = max(cost.gradient_bytes * self.within(group) for cost, group in rings)
+        most = self.batch // max(map(len, groups))
+        for rounds in (n for n in range(1, most + 1) if self.batch % n == 0):
+            dealt = [self.dealt(group, self.batch // rounds) for group in groups]
+            samples = tuple(row for row, _ in dealt)
+            if min(map(min, samples)) == 0:
+                continue
+            took = [each * work for each, (_, work) in zip(busy, dealt, strict=True)]
+            estimate = sum(took) + (rounds - 1) * max(took) + there_s / rounds + ring_s
+            yield float(estimate), _Placement(groups, layers, rounds, samples)
+
+    def _cost(self, start: int, stop: int, with_head: bool) -> StageCosts:
+        """Of one sample."""
+        return stage_costs(self.workload, start, stop, with_head=with_head)
+
+    def _dealt(self, group: tuple[int, ...], samples: int) -> tuple[tuple[int, ...], float]:
+        """Samples of each device, and how long the slowest is with them for a FLOP of each."""
+        speeds = self.flops[list(group)]
+        row = integer_parts(speeds, samples)
+        return tuple(row.tolist()), float((row / speeds).max())
+
+    def _between(self, here: tuple[int, ...], there: tuple[int, ...]) -> float:
+        """Bytes per second of the narrowest link."""
+        return float(self.slower[np.ix_(here, there)].min())
+
+    def _within(self, group: tuple[int, ...]) -> float:
+        """Seconds of a ring's bytes over its narrowest link."""
+        if len(group) == 1:
+            return 0.0
+        off = ~np.eye(len(group), dtype=bool)
+        narrow = float(self.slower[np.ix_(group, group)][off].min())
+        return 2 * (1 - 1 / len(group)) / narrow
+
+    def _speed(self, group: tuple[int, ...]) -> tuple[float, float]:
+        """FLOP/s of all together, and the least memory."""
+        return float(self.flops[list(group)].sum()), float(self.memory[list(group)].min())
+
+    def _split(self, stages: tuple[tuple[float, float], ...]) -> Layers | None:
+        """So that the slowest stage is fastest; None where memory holds none."""
+
+        def seconds(stage: int, start: int, stop: int) -> float:
+            speed, memory = stages[stage]
+            cost = self.cost(start, stop, stage == len(stages) - 1)
+            return cost.busy_s(speed) if cost.state_bytes <= memory else math.inf
+
+        return least_largest(len(stages), len(self.workload.layers), seconds)
+
+
+def _sequences(question: Question) -> Iterator[list[int]]:
+    """Devices by kind, in every order of kinds; those of a kind by region."""
+    cluster = question.cluster
+    kinds: dict[tuple[float, float], list[int]] = {}
+    for d in region_order(cluster.network):
+        kinds.setdefault((float(cluster.flops[d]), float(cluster.memory_bytes[d])), []).append(d)
+    members = list(kinds.values())
+    for order in permutations(range(min(len(members), MOST_KINDS))):
+        rest = members[MOST_KINDS:]
+        yield [d for kind in (*(members[k] for k in order), *rest) for d in kind]
+
+
+def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Devices of every stage: powers of two, at least devices over stages rounded down.
+
+    All multisets; of each all orders of its parts, where equal sizes stay next to each other in
+    pairs, and pairs in pairs of pairs, until there are no more than `MOST_PARTS`.
+
+    Parameters
+    ----------
+    devices, stages
+        N and S.
+
+    Yields
+    ------
+    tuple[int, ...]
+        S sizes with the sum N; each once.
+    """
+    sizes = [1 << k for k in range(devices.bit_length()) if 1 << k >= devices // stages]
+    for chosen in _sums(sizes, devices, stages):
+        orders = sorted(set(permutations(_parts([(size,) for size in chosen]))))
+        yield from dict.fromkeys(tuple(x for part in order for x in part) for order in orders)
+
+
+def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ascending, with repetition."""
+    if count == 0:
+        if total == 0:
+            yield ()
+        return
+    for k, size in enumerate(sizes):
+        if size * count > total:
+            return
+        for rest in _sums(sizes[k:], total - size, count - 1):
+            yield (size, *rest)
+
+
+def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Fewer, by putting together the two smallest that are equal, as long as there are many."""
+    while len(parts) > MOST_PARTS:
+        twins = [k for k, (a, b) in enumerate(pairwise(parts)) if a == b]
+        if not twins:
+            return parts
+        k = twins[0]
+        merged = parts[k] + parts[k + 1]
+        parts = sorted([*parts[:k], merged, *parts[k + 2 :]], key=lambda part: (sum(part), part))
+    return parts
+
+
+def _plans(
+    question: Question, placement: _Placement, recompute: bool
+) -> tuple[list[TrainingPlan], bool]:
+    """In either order that memory holds, and whether it does not hold all microbatches at once."""
+    each, stages = placement.microbatch_samples, len(placement.groups)
+    asked = replace(question, workload=question.workload.replace(microbatch_samples=each))
+    cluster, workload, groups = asked.cluster, asked.workload, placement.groups
+    paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
+    shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)
+    assignment = AssignmentPlan(groups, None)
+    room = memory_room(cluster, workload, shape, groups)
+    times = compute_times(asked, shape, assignment)
+    plans = []
+    for order in ORDERS:
+        blank = Schedule(order, shape.head, paths, ())
+        if order is Order.EAGER_1F1B:
+            sent = sent_bytes(shape.costs(workload), groups, len(cluster))
+            made = eagerly_ordered(blank, times, sent, Links.of(cluster), room)
+        else:
+            made = taken_in_turn(blank, placement.flight(), len(cluster))
+            if any(held > room[d] for d, held in enumerate(made.most_live())):
+                continue
+        plans.append(priced(asked, shape, assignment, times, (made,)))
+    through = Counter(d for path in paths for d in path)
+    return plans, any(room[d] < count for d, count in through.items())

@@ -1,0 +1,156 @@
+"""Metis' rule: stages of powers of two, loads by speed, its own estimate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner as pl
+from planner.compose.metis_rule import _Placement, _plans, _Search, group_sizes, metis_rule
+from planner.compose.rank_order import open_question
+from planner.compose.request import PlanRequest, Question
+from planner.problems import ProblemError
+from planner.workload.costs import stage_costs
+from tests.conftest import regional_network, tiny_workload
+
+FLOPS = 1e9
+
+
+def kinds(sizes: list[int], flops: list[float], batch: int = 8) -> Question:
+    """A region of each kind of devices."""
+    speeds = [speed for count, speed in zip(sizes, flops, strict=True) for _ in range(count)]
+    cluster = pl.Cluster(regional_network(sizes), pl.Devices(speeds, 16e9))
+    workload = tiny_workload(batch_samples=batch)
+    return open_question(Question.of(cluster, workload, PlanRequest(), 0, {}))
+
+
+@given(st.integers(1, 20), st.integers(1, 6))
+def test_all_sizes_of_few_stages(devices: int, stages: int) -> None:
+    """Against all products, each once."""
+    powers = [1 << k for k in range(5) if 1 << k >= devices // stages]
+    every = [one for one in product(powers, repeat=stages) if sum(one) == devices]
+    assert sorted(group_sizes(devices, stages)) == sorted(every)
+
+
+def test_equal_sizes_of_many_stages_stay_together() -> None:
+    """Seven of one and one of two are six parts: 1, four times; and 1, 1, ... by hand."""
+    found = list(group_sizes(9, 8))
+    assert all(Counter(one) == {1: 7, 2: 1} for one in found)
+    # pairs from the left until six parts are left: (1 1) (1 1) 1 1 1 2
+    assert len(set(found)) == len(found) == 8
+    found = list(group_sizes(10, 9))
+    # (1 1) (1 1) (1 1) 1 1 2: the two never follows an odd number of ones beyond two
+    assert Counter(one.index(2) for one in found) == dict.fromkeys((0, 1, 2, 3, 4, 5, 6, 7, 8), 1)
+
+
+def test_samples_go_to_devices_one_after_the_other() -> None:
+    """By hand: what a device has of a round, and how much before the first comes back."""
+    layers = ((0, 2), (2, 4))
+    one = _Placement(((0, 1), (2,)), layers, 2, ((2, 2), (4,)))
+    assert one.microbatch_samples == 2
+    assert one.paths() == ((0, 2), (1, 2)) * 2
+    assert one.flight() == {0: 2, 1: 2, 2: 2}
+    unlike = _Placement(((0, 1), (2, 3)), layers, 1, ((3, 1), (2, 2)))
+    assert unlike.paths() == ((0, 2), (0, 2), (0, 3), (1, 3))
+    assert unlike.flight() == {0: 6, 1: 2, 2: 2, 3: 2}
+
+
+def test_the_estimate_by_hand() -> None:
+    """Two fast devices before a slow one: loads by speed, one message, one ring."""
+    question = kinds([2, 1], [3 * FLOPS, FLOPS])
+    found = {
+        placement: seconds
+        for seconds, placement in _Search(question).placements()
+        if placement.groups == ((0, 1), (2,)) and placement.rounds == 2
+    }
+    ((placement, seconds),) = found.items()
+    # six sevenths of the work are the first stage's, whose devices take two samples each
+    assert placement.layers == ((0, 3), (3, 4)) and placement.samples == ((2, 2), (4,))
+    workload = question.workload
+    first, last = (
+        stage_costs(workload, *part, with_head=j == 1) for j, part in enumerate(placement.layers)
+    )
+    took = 2 * first.busy_s(3 * FLOPS), 4 * last.busy_s(FLOPS)
+    bandwidth = question.cluster.network.bandwidth_bytes_per_s
+    slower = np.minimum(bandwidth, bandwidth.T)
+    message = 2 * first.output_bytes / slower[0, 2]
+    ring = first.gradient_bytes / slower[0, 1]
+    assert seconds == pytest.approx(sum(took) + max(took) + message + ring)
+
+
+def test_kinds_come_in_all_orders() -> None:
+    """And every device takes part."""
+    question = kinds([2, 1, 1], [FLOPS, 2 * FLOPS, 3 * FLOPS])
+    groups = {placement.groups for _, placement in _Search(question).placements()}
+    orders = {tuple(d for group in one for d in group) for one in groups}
+    assert orders == {
+        (0, 1, 2, 3),
+        (0, 1, 3, 2),
+        (2, 0, 1, 3),
+        (2, 3, 0, 1),
+        (3, 0, 1, 2),
+        (3, 2, 0, 1),
+    }
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_any_placement_makes_plans_that_the_checker_accepts(data: st.DataObject) -> None:
+    """Neither order waits for itself, whatever devices a stage has and however unlike they are."""
+    stages = data.draw(st.integers(1, 4))
+    widths = data.draw(st.lists(st.sampled_from([1, 2, 4]), min_size=stages, max_size=stages))
+    speeds = [data.draw(st.sampled_from([FLOPS, 2 * FLOPS, 3 * FLOPS])) for _ in range(sum(widths))]
+    question = kinds([1] * len(speeds), speeds, batch=8 * data.draw(st.integers(1, 3)))
+    ends = np.cumsum([0, *widths]).tolist()
+    groups = tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+    search = _Search(question)
+    made = [one for _, one in search.of(groups)]
+    for placement in made:
+        plans, short = _plans(question, placement, recompute=False)
+        assert len(plans) == 2 and not short
+        for plan in plans:
+            assert not pl.check(plan)
+            counts = Counter(d for path in plan.schedules[0].paths for d in path)
+            each = placement.microbatch_samples
+            for group, row in zip(placement.groups, placement.samples, strict=True):
+                dealt = [counts[d] * each for d in group]
+                assert dealt == [count * placement.rounds for count in row]
+
+
+def test_the_least_estimate_is_taken_and_priced() -> None:
+    """Deterministic; no plan of ours is slower."""
+    question = kinds([4, 2], [FLOPS, 2 * FLOPS])
+    found = metis_rule(question)
+    again = metis_rule(question)
+    assert found.estimated_s == again.estimated_s and found.plan == again.plan
+    least = min(seconds for seconds, _ in _Search(question).placements())
+    assert found.estimated_s == least
+    best = pl.plan(question.cluster, question.workload, stop=pl.Effort(2))
+    assert best.objective is not None and best.objective <= found.plan.predicted.step_s * 1.02
+
+
+def test_short_memory_recomputes_or_is_refused() -> None:
+    """In one line."""
+    question = kinds([2, 2], [FLOPS, FLOPS])
+
+    def with_memory(size: float) -> Question:
+        devices = pl.Devices(FLOPS, size)
+        return replace(question, cluster=pl.Cluster(question.cluster.network, devices))
+
+    kept = metis_rule(question).plan
+    assert len(kept.stage_layers) == 1 and kept.recompute == (False,)
+    need, less = (
+        stage_costs(kept.workload, 0, 4, with_head=True, recompute=again).need_bytes(1)
+        for again in (False, True)
+    )
+    assert less < need
+    scarce = metis_rule(with_memory((need + less) / 2)).plan
+    assert scarce.recompute == (True,) and not pl.check(scarce)
+    with pytest.raises(ProblemError, match="no placement of Metis' rule fits"):
+        metis_rule(with_memory(1e3))
