@@ -291,10 +291,10 @@ def report(
         "lines of PyTorch whose tokens are made beforehand, in turns; "
         + ("fp32. " if device == "cpu" else "bf16, the loop under autocast. ")
         + f"A run's figure is the median of {STEPS} steps after {WARM}; the ratio is the median of "
-        "the runs' ratios, with the least and the most. Losses: the largest relative difference.",
+        "the pairs' ratios, with their quartiles. Losses: the largest relative difference.",
         "",
-        "| model | parameters | plain | executor | ratio | losses |",
-        "|---|---|---|---|---|---|",
+        "| model | parameters | pairs | plain | executor | ratio | losses |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         plain, ours = (statistics.median(row.seconds[way]) for way in ("plain", "executor"))

@@ -39,6 +39,8 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
+NEAR_BYTES = 1 << 22
+"""Asked for, to be on the way between two ranks of one machine."""
 GET_ADDRESS = 0x8915
 """ioctl SIOCGIFADDR of Linux."""
 
@@ -322,6 +324,8 @@ def _ready(opened: socket.socket) -> Connection:
     connection = Connection(fileno=opened.detach())
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
+        # as much as the system allows, twice what it gives by itself
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a host that vanished is noticed after a few minutes; systems by themselves ask after two hours
