@@ -183,8 +183,8 @@ def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
         opened.settimeout(limit_s)
         try:
             opened.connect("\0" + near[0])
-        except ConnectionRefusedError:
-            # the same address in another namespace or on another machine
+        except (ConnectionRefusedError, BlockingIOError):
+            # the same address in another namespace or on another machine, or strangers crowd there
             opened.close()
         else:
             return opened
