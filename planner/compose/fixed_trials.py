@@ -22,6 +22,9 @@ from planner.training_plan.model import TrainingPlan
 MOST_EVENTS = 1_000_000
 """Operations and messages of all steps that are priced; so many take 15 to 50 s of a core."""
 
+MOST_REFUSED = 50
+"""Placements of a rule that memory may turn out not to hold before it is given up."""
+
 ORDERS = (Order.EAGER_1F1B, Order.ONE_F_ONE_B)
 """Ours, and the one that trainers ship."""
 

@@ -8,22 +8,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, pairwise, permutations
+from itertools import accumulate, chain, pairwise, permutations
 
 import numpy as np
 
-from planner.clock.links import Links
-from planner.compose.fixed_trials import ORDERS
+from planner.compose.fixed_trials import MOST_REFUSED, ORDERS
 from planner.compose.layer_split import least_largest
 from planner.compose.pricing import compute_times, priced
 from planner.compose.rank_order import open_question, region_order
-from planner.compose.request import Order, Question
-from planner.compose.shape import Layers, Shape, memory_room, sent_bytes
-from planner.compose.straight import eagerly_ordered, taken_in_turn
+from planner.compose.request import Question
+from planner.compose.shape import Layers, Shape, memory_room
+from planner.compose.straight import path_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import integer_parts
 from planner.workload.costs import StageCosts, stage_costs
 
@@ -31,8 +30,6 @@ MOST_PARTS = 6
 """Groups of devices whose orders are tried; equal ones go together until so many are left."""
 MOST_KINDS = 4
 """Kinds of devices up to which all their orders are tried; further ones follow in their own."""
-MOST_REFUSED = 50
-"""Placements that memory may turn out not to hold before it is given up."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -261,8 +258,8 @@ def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
     """
     sizes = [1 << k for k in range(devices.bit_length()) if 1 << k >= devices // stages]
     for chosen in _sums(sizes, devices, stages):
-        orders = sorted(set(permutations(_parts([(size,) for size in chosen]))))
-        yield from dict.fromkeys(tuple(x for part in order for x in part) for order in orders)
+        orders = permutations(_parts([(size,) for size in chosen]))
+        yield from sorted({tuple(chain(*order)) for order in orders})
 
 
 def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -299,19 +296,16 @@ def _plans(
     cluster, workload, groups = asked.cluster, asked.workload, placement.groups
     paths, sizes, flags = placement.paths(), tuple(map(len, groups)), (recompute,) * stages
     shape = Shape(placement.layers, sizes, len(paths), Head.LAST, flags)
-    assignment = AssignmentPlan(groups, None)
+    assignment, flight = AssignmentPlan(groups, None), placement.flight()
     room = memory_room(cluster, workload, shape, groups)
     times = compute_times(asked, shape, assignment)
     plans = []
     for order in ORDERS:
-        blank = Schedule(order, shape.head, paths, ())
-        if order is Order.EAGER_1F1B:
-            sent = sent_bytes(shape.costs(workload), groups, len(cluster))
-            made = eagerly_ordered(blank, times, sent, Links.of(cluster), room)
-        else:
-            made = taken_in_turn(blank, placement.flight(), len(cluster))
-            if any(held > room[d] for d, held in enumerate(made.most_live())):
-                continue
-        plans.append(priced(asked, shape, assignment, times, (made,)))
+        ordered = replace(asked, request=asked.request.replace(schedule=order))
+        try:
+            made = path_schedule(ordered, shape, assignment, times, paths, flight)
+        except ProblemError:
+            continue  # memory does not hold what 1F1B keeps
+        plans.append(priced(ordered, shape, assignment, times, (made,)))
     through = Counter(d for path in paths for d in path)
     return plans, any(room[d] < count for d, count in through.items())

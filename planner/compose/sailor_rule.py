@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.compose.degrees import NO_SHAPE
-from planner.compose.fixed_trials import ORDERS, FixedPlan, Start, best_of
+from planner.compose.fixed_trials import MOST_REFUSED, ORDERS, FixedPlan, Start, best_of
 from planner.compose.rank_order import open_question
 from planner.compose.request import Question
 from planner.problems import ProblemError
@@ -19,8 +19,6 @@ from planner.workload.costs import StageCosts, split_costs
 MOST_REGIONS = 12
 """Up to which all sets of regions are looked at."""
 MOST_STAGES = 24
-MOST_REFUSED = 50
-"""Placements that memory may turn out not to hold before it is given up."""
 
 Floats = NDArray[np.float64]
 Grid = NDArray[np.int64]

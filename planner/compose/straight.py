@@ -55,15 +55,54 @@ def straight_schedule(
         Memory does not hold what the order keeps.
     """
     assert assignment.grid is not None
+    grid, gpipe = assignment.grid.tolist(), question.request.schedule == Order.GPIPE
+    # S - j fill a pipeline whose transfers are free
+    flight = {
+        d: shape.microbatches if gpipe else shape.stages - j
+        for row in grid
+        for j, d in enumerate(row)
+    }
+    paths = straight_paths(grid, shape.microbatches)
+    return path_schedule(question, shape, assignment, times, paths, flight)
+
+
+def path_schedule(
+    question: Question,
+    shape: Shape,
+    assignment: AssignmentPlan,
+    times: ComputeTimes,
+    paths: Paths,
+    flight: Mapping[int, int],
+) -> Schedule:
+    """Microbatches along paths that visit every stage, in the order that was asked for.
+
+    Parameters
+    ----------
+    question, shape, assignment, times
+        As in `straight_schedule`; the assignment needs no grid.
+    paths
+        One a microbatch.
+    flight
+        Per device on a path, how often F comes before the first B; for eager 1F1B memory says it.
+
+    Returns
+    -------
+    Schedule
+        One order a device.
+
+    Raises
+    ------
+    ProblemError
+        Memory does not hold what the order keeps.
+    """
     cluster, workload, request = question.cluster, question.workload, question.request
-    room = memory_room(cluster, workload, shape, assignment.groups, request.in_flight)
-    grid = assignment.grid.tolist()
-    if request.schedule == Order.EAGER_1F1B:
-        sent = sent_bytes(shape.costs(workload), assignment.groups, len(cluster))
-        links = Links.of(cluster)
-        return eager_schedule(grid, shape.microbatches, shape.head, times, sent, links, room)
-    order = Order(request.schedule)
-    made = fixed_schedule(order, grid, shape.microbatches, shape.head, len(cluster))
+    order, groups = Order(request.schedule), assignment.groups
+    room = memory_room(cluster, workload, shape, groups, request.in_flight)
+    blank = Schedule(order, shape.head, paths, ())
+    if order is Order.EAGER_1F1B:
+        sent = sent_bytes(shape.costs(workload), groups, len(cluster))
+        return eagerly_ordered(blank, times, sent, Links.of(cluster), room)
+    made = _taken_in_turn(blank, flight, len(cluster))
     for d, held in enumerate(made.most_live()):
         if d in room and held > room[d]:
             raise ProblemError(
@@ -92,59 +131,8 @@ def straight_paths(grid: Sequence[Sequence[int]], microbatches: int) -> Paths:
     return tuple(rows[b % len(rows)] for b in range(microbatches))
 
 
-def fixed_schedule(
-    order: Order, grid: Sequence[Sequence[int]], microbatches: int, head: Head, devices: int
-) -> Schedule:
-    """GPipe or 1F1B over the pipelines of a grid.
-
-    1F1B lets ``S - j`` microbatches be in flight at stage j, what fills a pipeline whose transfers
-    are free.
-
-    Parameters
-    ----------
-    order
-        GPipe or 1F1B.
-    grid
-        ``int[pipelines, stages]``.
-    microbatches
-        Microbatches of an iteration.
-    head
-        The place of head and loss.
-    devices
-        N.
-
-    Returns
-    -------
-    Schedule
-        One order a device.
-    """
-    stages = len(grid[0])
-    flight = {
-        int(d): microbatches if order is Order.GPIPE else stages - j
-        for row in grid
-        for j, d in enumerate(row)
-    }
-    blank = Schedule(order, head, straight_paths(grid, microbatches), ())
-    return taken_in_turn(blank, flight, devices)
-
-
-def taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
-    """The schedule's paths with every device's microbatches in turn, so many of them in flight.
-
-    Parameters
-    ----------
-    schedule
-        Its order is not looked at; paths visit every stage.
-    flight
-        Per device on a path, how often F comes before the first B.
-    devices
-        N.
-
-    Returns
-    -------
-    Schedule
-        One order a device.
-    """
+def _taken_in_turn(schedule: Schedule, flight: Mapping[int, int], devices: int) -> Schedule:
+    """Every device's microbatches by number, so many of them in flight."""
     paths = schedule.paths
     orders: list[tuple[Operation, ...]] = [()] * devices
     stages = len(paths[0])
@@ -184,10 +172,8 @@ def _backward(b: int, head: str | None) -> list[Operation]:
     return [("H", b), ("B", b)] if head == "before" else [("B", b)]
 
 
-def eager_schedule(
-    grid: Sequence[Sequence[int]],
-    microbatches: int,
-    head: Head,
+def eagerly_ordered(
+    schedule: Schedule,
     times: ComputeTimes,
     sent_bytes: NDArray[np.float64],
     links: Links,
@@ -197,12 +183,8 @@ def eager_schedule(
 
     Parameters
     ----------
-    grid
-        ``int[pipelines, stages]``.
-    microbatches
-        Microbatches of an iteration.
-    head
-        The place of head and loss.
+    schedule
+        Its order is not looked at.
     times
         Seconds of every device on its stage.
     sent_bytes
@@ -215,32 +197,7 @@ def eager_schedule(
     Returns
     -------
     Schedule
-        One order a device.
-    """
-    blank = Schedule(Order.EAGER_1F1B, head, straight_paths(grid, microbatches), ())
-    return eagerly_ordered(blank, times, sent_bytes, links, room)
-
-
-def eagerly_ordered(
-    schedule: Schedule,
-    times: ComputeTimes,
-    sent_bytes: NDArray[np.float64],
-    links: Links,
-    room: Mapping[int, int],
-) -> Schedule:
-    """The schedule's paths in the order of devices that serve B before H before F as they come.
-
-    Parameters
-    ----------
-    schedule
-        Its order is not looked at.
-    times, sent_bytes, links, room
-        As in `eager_schedule`.
-
-    Returns
-    -------
-    Schedule
-        The same paths.
+        The same paths in this order.
     """
     return eagerly_served(schedule, times, sent_bytes, links, room)[0]
 

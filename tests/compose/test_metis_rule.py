@@ -39,13 +39,13 @@ def test_all_sizes_of_few_stages(devices: int, stages: int) -> None:
 
 
 def test_equal_sizes_of_many_stages_stay_together() -> None:
-    """Seven of one and one of two are six parts: 1, four times; and 1, 1, ... by hand."""
+    """In pairs, from the left, until six parts are left."""
     found = list(group_sizes(9, 8))
     assert all(Counter(one) == {1: 7, 2: 1} for one in found)
-    # pairs from the left until six parts are left: (1 1) (1 1) 1 1 1 2
+    # (1 1) (1 1) 1 1 1 2
     assert len(set(found)) == len(found) == 8
     found = list(group_sizes(10, 9))
-    # (1 1) (1 1) (1 1) 1 1 2: the two never follows an odd number of ones beyond two
+    # (1 1) (1 1) (1 1) 1 1 2: the two may follow any number of ones
     assert Counter(one.index(2) for one in found) == dict.fromkeys((0, 1, 2, 3, 4, 5, 6, 7, 8), 1)
 
 
