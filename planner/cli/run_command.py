@@ -15,6 +15,7 @@ import numpy as np
 from planner.checker.dispatch import check
 from planner.cli.arguments import count, positive, seconds
 from planner.cli.output import INTERRUPTED
+from planner.cli.progress import PROGRESS
 from planner.clock.local_machine import as_executed, predict, require_memory
 from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
@@ -247,7 +248,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = asked.calibrate or Path(folder) / "calibration.json"
-        steps = _Steps(plan, workload, path, predicted, as_json)
+        steps = _Steps(plan, workload, path, predicted, as_json, asked.steps)
         ids = plan.cluster.network.ids
         try:
             code, reason = run_local(
@@ -256,12 +257,13 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
                 # in its name only: a command line and an environment can be read by others
                 threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
                 steps.take,
-                lambda line: print(line, file=sys.stderr, flush=True),
+                _warn,
                 restarts=RESTARTS if asked.elastic else None,
             )
         except KeyboardInterrupt as error:
             # the steps that were done are told all the same
             code, reason, stopped = INTERRUPTED, "interrupted", error
+    PROGRESS.clear()
     _summary(plan, steps, reason, as_json)
     if stopped is not None:
         raise stopped
@@ -278,22 +280,29 @@ class _Steps:
         calibration: Path,
         predicted: list[float] | None,
         as_json: bool,
+        of: int,
     ) -> None:
         self.done: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
         self.evaluated: list[dict[str, Any]] = []
         self.changes: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
-        self._predicted, self._as_json = predicted, as_json
+        self._predicted, self._as_json, self._of = predicted, as_json, of
+        self._doing = f"starting {len(plan.cluster.network.ids)} processes"
+        if predicted is None:
+            self._doing += " and measuring their operations"
+        PROGRESS.start(self._doing)
 
     def take(self, line: str) -> None:
         """A line of a rank's standard output."""
         if not line.startswith('{"event"'):
-            print(line, file=sys.stderr)
+            _warn(line)
             return
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
+            self._doing = "the first step"
+            PROGRESS.start(self._doing)
         elif event["event"] == "evaluated":
             self.evaluated.append({name: event[name] for name in event if name != "event"})
             self._say(
@@ -307,7 +316,7 @@ class _Steps:
             self.changes.append(event)
             self._say(decision.said(event["why_not"]))
         elif event["event"] == "loss":
-            self._of(event["step"])["loss"] = event["loss"]
+            self._step(event["step"])["loss"] = event["loss"]
             self._say(f"loss of step {event['step']}: {_number(event['loss'], '.4f')}")
         elif event["event"] in CHANGES:
             self.changes.append(event)
@@ -329,16 +338,26 @@ class _Steps:
             )
             # losses come late and belong to the step they are of
             if event["loss_step"] is not None:
-                self._of(event["loss_step"])["loss"] = event["loss"]
+                self._step(event["loss_step"])["loss"] = event["loss"]
+            self._doing = f"step {event['step'] + 2} of {self._of}"
+            if event["step"] + 1 == self._of:
+                self._doing = "ending"
             self._say(_line(event, self.done[-1]["predicted_s"]))
 
-    def _of(self, step: int) -> dict[str, Any]:
+    def _step(self, step: int) -> dict[str, Any]:
         # a step may never have been told, where whoever would tell it was lost
         return next((one for one in reversed(self.done) if one["step"] == step), {})
 
     def _say(self, text: str) -> None:
         if not self._as_json:
+            PROGRESS.clear()
             print(text, flush=True)
+        PROGRESS.start(self._doing)
+
+
+def _warn(line: str) -> None:
+    PROGRESS.clear()
+    print(line, file=sys.stderr, flush=True)
 
 
 def _number(value: float | None, shape: str) -> str:

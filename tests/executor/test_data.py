@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -261,3 +264,47 @@ def test_tokens_that_occur_are_those_the_model_must_know(tmp_path: Path) -> None
     (tmp_path / "text").write_text("a b z " * 20)
     with pytest.raises(DataError, match="text has tokens from 1 to 999, the model knows 0 to 255"):
         rows_of(data, 1)
+
+
+def test_next_block_is_read_while_one_is_in_use() -> None:
+    """One block ahead and no further; nothing before the first is asked for."""
+    asked: SimpleQueue[int] = SimpleQueue()
+
+    class Counted:
+        def __iter__(self) -> Iterator[str]:
+            for number in count():
+                asked.put(number)
+                yield "x" * SEQUENCE
+
+    before = set(threading.enumerate())
+    made = microbatches_of(plan_of(), Data(Counted(), buffer=BATCH))
+    (reader,) = set(threading.enumerate()) - before
+    assert asked.empty()
+    made.tokens(0, 0)
+    # a block is BATCH items and the first token of the next one
+    assert [asked.get(timeout=60) for _ in range(2 * BATCH + 1)] == list(range(2 * BATCH + 1))
+    made.tokens(0, 2)
+    assert asked.empty()
+    made.tokens(1, 0)
+    assert [asked.get(timeout=60) for _ in range(BATCH)][-1] == 3 * BATCH
+    made.seek(made.position(0))
+    reader.join(timeout=60)
+    assert not reader.is_alive()
+
+
+def test_error_ahead_is_told_when_its_block_is_needed() -> None:
+    """And again to who asks again."""
+
+    def texts() -> Iterator[str]:
+        yield "x" * (SEQUENCE * BATCH + 1)
+        raise OSError("the disk is gone")
+
+    class Torn:
+        def __iter__(self) -> Iterator[str]:
+            return texts()
+
+    made = microbatches_of(plan_of(), Data(Torn(), buffer=BATCH))
+    made.tokens(0, 2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            made.tokens(1, 0)

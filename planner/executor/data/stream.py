@@ -2,7 +2,8 @@
 
 All tokens, one after the other and again from the beginning, are cut into samples; blocks of as
 many samples as the buffer holds are shuffled, each by itself. So a block follows from its number
-and from where it begins, and a place in the order is a few numbers.
+and from where it begins, and a place in the order is a few numbers. The next block is read and
+tokenized while steps are done with the one before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.executor.data.ahead import Ahead
 from planner.executor.data.sources import BEGIN, DataError, Source
 
 
@@ -52,7 +54,8 @@ class Samples:
     sequence
         Tokens of a sample, without the last target, which is the next sample's first.
     buffer
-        Samples that are shuffled together, and held in memory until `forget`.
+        Samples that are shuffled together, and held in memory until `forget`; as many more are
+        read ahead.
     seed
         Of their order.
     """
@@ -86,7 +89,7 @@ class Samples:
             if block < self._position.block:
                 self.seek(START)
             while (at := self._position.block) <= block:
-                rows = self._read()
+                rows = self._next()
                 # those before it may be asked for later in the step
                 if at >= min(self._first, block):
                     self._blocks[at] = rows
@@ -120,19 +123,32 @@ class Samples:
         self._position = position
         self._begins: dict[int, Position] = {}
         self._blocks.clear()
-        self._tokens = _Tokens(self._source, position, self._sequence + 1)
+        read = _blocks(self._source, position, self._sequence, self._buffer, self._seed)
+        self._ahead = Ahead(read)
 
-    def _read(self) -> NDArray[np.int32]:
+    def _next(self) -> NDArray[np.int32]:
         """The next block."""
-        block, sequence = self._position.block, self._sequence
-        flat = self._tokens.take(self._buffer * sequence)
+        block = self._position.block
+        rows, after = self._ahead.take()
         # a block's begin is of use as long as the block may be
         self._begins = {k: p for k, p in self._begins.items() if k in self._blocks}
         self._begins[block] = self._position
-        self._position = Position(block + 1, *self._tokens.place)
-        starts = np.random.default_rng((self._seed, block)).permutation(self._buffer) * sequence
-        rows: NDArray[np.int32] = flat[starts[:, None] + np.arange(sequence + 1)]
+        self._position = after
         return rows
+
+
+def _blocks(
+    source: Source, position: Position, sequence: int, buffer: int, seed: int
+) -> Iterator[tuple[NDArray[np.int32], Position]]:
+    """Samples of each block from a position on, and where the one after it begins."""
+    tokens = _Tokens(source, position, sequence + 1)
+    block = position.block
+    while True:
+        flat = tokens.take(buffer * sequence)
+        starts = np.random.default_rng((seed, block)).permutation(buffer) * sequence
+        rows: NDArray[np.int32] = flat[starts[:, None] + np.arange(sequence + 1)]
+        block += 1
+        yield rows, Position(block, *tokens.place)
 
 
 class _Tokens:
