@@ -1,10 +1,12 @@
-"""One rank of ``planner bench all_reduce``: averages the same vector in two ways, in turns."""
+"""One rank of ``planner bench all_reduce``: averages the same vector in three ways, in turns."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, both_ways, streams_of
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.failure import Failure
-from planner.executor.opening import connections_to
+from planner.executor.opening import NEAR, connections_to
 from planner.executor.pace import Pace
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
@@ -44,16 +46,21 @@ def main() -> int:
     pace = Pace(args.chunks, args.window)
     vector = torch.empty(args.values)
     wanted = both_ways(Purpose.AVERAGING, set(range(world)) - {rank})
-    with connections_to(ranks, wanted, "averaging") as opened:
-        peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
 
-        def all_reduce() -> None:
-            dist.all_reduce(vector)
+    def all_reduce() -> None:
+        dist.all_reduce(vector)
 
-        def exchange() -> None:
-            Exchange(vector, group, rank, peers, Wire.FP32, pace).run()
+    ways: dict[str, Callable[[], None]] = {"gloo": all_reduce}
+    with ExitStack() as held:
+        for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
+            os.environ[NEAR] = near
+            opened = held.enter_context(connections_to(ranks, wanted, name))
+            peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
 
-        ways = {"gloo": all_reduce, "exchange": exchange}
+            def exchange(peers: Peers = peers) -> None:
+                Exchange(vector, group, rank, peers, Wire.FP32, pace).run()
+
+            ways[name] = exchange
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats + 1):
             for name, way in ways.items():

@@ -1,7 +1,8 @@
 """``planner bench all_reduce``: planned averaging at equal shares against gloo's all-reduce.
 
-All ranks on this machine, over loopback, so that processors and memory are what is compared: a
-network would make both alike. The two take turns; Linux only.
+All ranks on this machine, so that processors and memory are compared: a network would make all
+alike. The executor's ranks connect by Unix sockets, as they do by themselves on one machine, and
+by TCP over loopback, as gloo's do. The three take turns; Linux only.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""
 CASES = ((4, 50_000_000), (8, 50_000_000), (8, 5_000_000), (8, 500_000), (2, 50_000_000))
 """Ranks, and values of the vector."""
+WAYS = ("gloo", "exchange", "exchange, TCP")
 LIMIT_S = 600
 
 
@@ -150,20 +152,24 @@ def report(rows: Sequence[Row], repeats: int, before: str) -> str:
         "",
         stamp(before, ("planner", "numpy", "torch")),
         "",
-        f"Regenerate with `planner bench all_reduce --repeats {repeats}`. Processes of one thread "
-        "over loopback, the two ways in turns; medians of the slowest rank's seconds, and the most "
-        "memory beyond the vector that any rank took. Of the processors nothing is left over: "
-        "what is compared is the work of copying, summing and messages.",
+        f"Regenerate with `planner bench all_reduce --repeats {repeats}`. Processes of one thread, "
+        "the three ways in turns; medians of the slowest rank's seconds with their ratio to "
+        "gloo's, and the most memory beyond the vector that any rank took. Of the processors "
+        "nothing is left over: what is compared is the work of copying, summing and messages. "
+        "The executor by itself has Unix sockets between ranks of one machine; gloo has TCP over "
+        "loopback, and so has the executor where they are closed.",
         "",
-        "| ranks | vector | gloo's all_reduce | executor | ratio | extra memory, gloo | executor |",
-        "|---|---|---|---|---|---|---|",
+        "| ranks | vector | gloo's all_reduce, TCP | executor, Unix sockets | executor, TCP | "
+        "extra memory, gloo | Unix sockets | TCP |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        gloo, ours = row.seconds("gloo"), row.seconds("exchange")
-        extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in ("gloo", "exchange")]
+        gloo, *ours = (row.seconds(way) for way in WAYS)
+        extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in WAYS]
+        cells = [f"{seconds:.3f} s ({seconds / gloo:.2f})" for seconds in ours]
         lines.append(
-            f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {gloo:.3f} s | {ours:.3f} s | "
-            f"{ours / gloo:.2f} | {extra[0]} | {extra[1]} |"
+            f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {gloo:.3f} s | "
+            f"{' | '.join([*cells, *extra])} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -191,8 +197,8 @@ def main(argv: Sequence[str]) -> int:
     for ranks, values in CASES:
         row = measure(ranks, values, args.repeats)
         rows.append(row)
-        gloo, ours = row.seconds("gloo"), row.seconds("exchange")
-        print(f"{ranks} ranks, {values:,} values: {ours:.3f} s, gloo {gloo:.3f} s", flush=True)
+        told = ", ".join(f"{way} {row.seconds(way):.3f} s" for way in WAYS)
+        print(f"{ranks} ranks, {values:,} values: {told}", flush=True)
     write_text(args.out, report(rows, args.repeats, before))
     return 0
 

@@ -223,6 +223,8 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
 def unacknowledged_bytes(connection: socket.socket) -> int:
     """What the other end's system has not confirmed; 0 where this system does not tell.
 
+    Of a Unix socket: the memory of what the other end has not read, somewhat more than its bytes.
+
     Parameters
     ----------
     connection

@@ -1,8 +1,8 @@
 """Opening connections between ranks: who listens where, who comes in, and by which way.
 
-Ranks at the same address of one machine connect without its network stack, by a Unix socket, which
-carries about twice as much; its name is of the network namespace, like the address, so that ranks
-in namespaces of their own take the network between them.
+Ranks of one user at the same address of one machine connect without its network stack, by a Unix
+socket; its name is of the network namespace, like the address, so that ranks in namespaces of their
+own take the network between them. Where that way is closed, whatever closes it, they take it too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ HELLO = struct.Struct("!III")
 CONNECT_S, RANK_S = 10.0, 0.25
 """All ranks are there when connections are opened: who does not answer for so long, and so much
 longer for each of them, cannot be reached."""
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
 LOOK_S, KNOCKING = 0.02, 64
 """Between two looks whether all have come, and how many are greeted side by side."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
@@ -39,6 +41,8 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
+NEAR = "PLANNER_UNIX_SOCKETS"
+"""0 in the environment: ranks of one machine connect over its network as all others do."""
 NEAR_BYTES = 1 << 22
 """Asked for, to be on the way between two ranks of one machine."""
 GET_ADDRESS = 0x8915
@@ -165,30 +169,45 @@ def own_address() -> str:
 def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:
     """What listens, and what others are told of it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.create_server((host, 0), family=family, backlog=backlog)
-    told = [str(word) for word in server.getsockname()[:2]]
-    if sys.platform != "linux":
-        return [server], " ".join(told)
-    near, name = socket.socket(socket.AF_UNIX), f"planner-{secrets.token_hex(16)}"
-    near.bind("\0" + name)
-    near.listen(backlog)
-    return [server, near], " ".join([*told, name])
+    servers = [socket.create_server((host, 0), family=family, backlog=backlog)]
+    told = [str(word) for word in servers[0].getsockname()[:2]]
+    if _near_allowed():
+        name = f"planner-{secrets.token_hex(16)}"
+        with suppress(OSError), ExitStack() as held:
+            near = held.enter_context(socket.socket(socket.AF_UNIX))
+            near.bind("\0" + name)
+            near.listen(backlog)
+            servers.append(near)
+            told.append(name)
+            held.pop_all()
+    return servers, " ".join(told)
 
 
 def _reach(mine: str, others: str, limit_s: float) -> socket.socket:
     """A connection to what listens there, by the shorter way where there is one."""
     host, port, *near = others.split()
-    if near and host == mine.split()[0]:
-        opened = socket.socket(socket.AF_UNIX)
-        opened.settimeout(limit_s)
-        try:
+    if near and host == mine.split()[0] and _near_allowed():
+        # the same address may be in another namespace or on another machine, strangers may crowd
+        # there, and systems have rules of their own for what may be reached so
+        with suppress(OSError), ExitStack() as held:
+            opened = held.enter_context(socket.socket(socket.AF_UNIX))
+            opened.settimeout(limit_s)
             opened.connect("\0" + near[0])
-        except (ConnectionRefusedError, BlockingIOError):
-            # the same address in another namespace or on another machine, or strangers crowd there
-            opened.close()
-        else:
-            return opened
+            if _same_user(opened):
+                held.pop_all()
+                return opened
     return socket.create_connection((host, int(port)), timeout=limit_s)
+
+
+def _near_allowed() -> bool:
+    return sys.platform == "linux" and os.environ.get(NEAR, "1") != "0"
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Whether this process's user holds the other end too; both ends come to the same."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    _, user, _ = CREDENTIALS.unpack(told)
+    return bool(user == os.geteuid())
 
 
 def _connect(
@@ -273,7 +292,7 @@ class Door:
             Not all came in time, or the server was shut.
         """
         until = time.monotonic() + limit_s
-        # side by side: one that is slow, or says nothing, holds up none of the others
+        # side by side: some that are slow, or say nothing, hold up none of the others
         pool = ThreadPoolExecutor(max_workers=KNOCKING)
         try:
             with selectors.DefaultSelector() as knocks:
@@ -287,6 +306,9 @@ class Door:
                         # whoever knocked may be gone again
                         with suppress(BlockingIOError):
                             connection, address = key.data.accept()
+                            if connection.family == socket.AF_UNIX and not _same_user(connection):
+                                self._send_away(connection, "another user of this machine")
+                                continue
                             pool.submit(self._greet, connection, address)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -301,8 +323,12 @@ class Door:
             if asked is not None and asked not in self.found:
                 self.found[asked] = _ready(connection)
                 return
-            near = connection.family == socket.AF_UNIX
-            self._last = "this machine" if near else str(address[0])
+        near = connection.family == socket.AF_UNIX
+        self._send_away(connection, "this machine" if near else str(address[0]))
+
+    def _send_away(self, connection: socket.socket, whence: str) -> None:
+        with self._lock:
+            self._last = whence
             self._sent_away += 1
         connection.close()
 
@@ -324,7 +350,7 @@ def _ready(opened: socket.socket) -> Connection:
     connection = Connection(fileno=opened.detach())
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
-        # as much as the system allows, twice what it gives by itself
+        # the system gives what it allows of it
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planner.executor.connections import Connections, Streams, receive_into, send_all
+from planner.executor.connections import Streams, receive_into, send_all
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
@@ -58,6 +58,9 @@ def kept_warm(
 def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]) -> None:
     """Send and receive as much as fills each connection's way, all at the same time.
 
+    Where `leaves_the_machine` is not so there is nothing to grow. Both ends see that alike of each
+    connection: what else a rank is connected with says nothing of it.
+
     Parameters
     ----------
     streams
@@ -69,36 +72,36 @@ def grow_windows(streams: Collection[Streams], flight_bytes: Mapping[int, float]
         other: int(min(max(2 * flight, LEAST_BYTES), MOST_BYTES))
         for other, flight in flight_bytes.items()
     }
-    ways = sum(len(to) + len(of) for to, of in streams)
-    with ThreadPoolExecutor(max_workers=max(ways, 1)) as pool:
+    to = [one for way in streams for one in way.to.items() if leaves_the_machine(one[1])]
+    of = [one for way in streams for one in way.of.items() if leaves_the_machine(one[1])]
+    with ThreadPoolExecutor(max_workers=max(len(to) + len(of), 1)) as pool:
         tasks = []
-        for to, of in streams:
-            for other, connection in to.items():
-                sent = memoryview(bytes(size[other]))
-                tasks.append(pool.submit(send_all, connection, sent))
-            for other, connection in of.items():
-                taken = memoryview(bytearray(size[other]))
-                tasks.append(pool.submit(receive_into, connection, taken))
+        for other, connection in to:
+            sent = memoryview(bytes(size[other]))
+            tasks.append(pool.submit(send_all, connection, sent))
+        for other, connection in of:
+            taken = memoryview(bytearray(size[other]))
+            tasks.append(pool.submit(receive_into, connection, taken))
         for task in tasks:
             task.result()
 
 
-def leaves_the_machine(connections: Connections) -> bool:
-    """Whether any connection goes over a network.
+def leaves_the_machine(connection: socket.socket) -> bool:
+    """Whether a connection may go over a network.
 
     Parameters
     ----------
-    connections
-        All of this rank.
+    connection
+        Open.
 
     Returns
     -------
     bool
-        False where all are between processes of one machine.
+        False where it surely is between processes of one machine.
     """
-    ways = (c for c in connections.values() if c.family != socket.AF_UNIX)
-    addresses = (connection.getpeername()[0] for connection in ways)
-    return any(not ipaddress.ip_address(address).is_loopback for address in addresses)
+    if connection.family == socket.AF_UNIX:
+        return False
+    return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
 
 
 def _write_zero(file: Path) -> bool:

@@ -189,9 +189,9 @@ class Worker:
             )
             self._streams = {way: streams_of(connections, way, self.rank) for way in BACK}
             held.enter_context(self._watched(_of(connections, Purpose.LIFELINE)))
-            if leaves_the_machine(connections):
+            if any(leaves_the_machine(one) for one in connections.values()):
                 held.enter_context(kept_warm(before_end=self._before_end))
-                grow_windows(self._streams.values(), self.wiring.flight_bytes())
+            grow_windows(self._streams.values(), self.wiring.flight_bytes())
             if owes:
                 del walk[0]
                 first += 1

@@ -267,8 +267,114 @@ def test_ranks_at_one_address_connect_without_its_network(monkeypatch: pytest.Mo
         servers.pop().close()
         return servers, told
 
-    monkeypatch.setattr(opening, "_listen", elsewhere)
+    with monkeypatch.context() as here:
+        here.setattr(opening, "_listen", elsewhere)
+        assert family(["127.0.0.1"] * 2, here) == {socket.AF_INET}
+    monkeypatch.setenv(opening.NEAR, "0")
     assert family(["127.0.0.1"] * 2, monkeypatch) == {socket.AF_INET}
+
+
+@needs_near
+@pytest.mark.parametrize("step", ["make", "bind", "listen", "connect"])
+def test_where_unix_sockets_are_closed_ranks_take_the_network(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the system's rule forbids of them; nothing is left open."""
+
+    class Forbidden(socket.socket):
+        def __init__(self, family: int = -1, *more: Any, **named: Any) -> None:
+            super().__init__(family, *more, **named)
+            if step == "make":
+                self._forbid()
+
+        def _forbid(self) -> None:
+            if self.family == socket.AF_UNIX:
+                self.close()
+                raise PermissionError(1, "Operation not permitted")
+
+        def bind(self, *what: Any) -> None:
+            if step == "bind":
+                self._forbid()
+            super().bind(*what)
+
+        def listen(self, *what: Any) -> None:
+            if step == "listen":
+                self._forbid()
+            super().listen(*what)
+
+        def connect(self, *what: Any) -> None:
+            if step == "connect":
+                self._forbid()
+            super().connect(*what)
+
+    monkeypatch.setattr(socket, "socket", Forbidden)
+    assert family(["127.0.0.1"] * 3, monkeypatch) == {socket.AF_INET}
+
+
+@needs_near
+def test_a_crowd_at_the_unix_socket_leaves_the_port() -> None:
+    """Where no more may wait there."""
+    (port, near), told = opening._listen("127.0.0.1", 1)
+    with port, near, ExitStack() as held:
+        with pytest.raises(BlockingIOError):
+            while True:
+                one = held.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect("\0" + told.split()[2])
+        assert held.enter_context(opening._reach(told, told, 60.0)).family == socket.AF_INET
+
+
+@needs_near
+def test_another_user_of_the_machine_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where it listens nor where it connects; ranks of other users take the network."""
+    ends = threading.local()
+    monkeypatch.setattr(os, "geteuid", lambda: ends.user)
+    servers, told = opening._listen("127.0.0.1", 8)
+    with servers[0], servers[1], ThreadPoolExecutor(1) as pool:
+        ends.user = os.getuid() + 1
+        with opening._reach(told, told, 60.0) as opened:
+            assert opened.family == socket.AF_INET
+        asked, ranks = (Purpose.PIPELINE, 1), threads(2, [None, None])[0]
+        door = Door(servers, ranks, {asked}, "test")
+
+        def taken() -> None:
+            ends.user = os.getuid() + 1
+            door.open(120.0)
+
+        done = pool.submit(taken)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect("\0" + told.split()[2])
+            assert stranger.recv(1) == b""
+        with socket.create_connection(servers[0].getsockname()) as client:
+            client.sendall(HELLO.pack(MAGIC, *asked))
+            done.result()
+        (connection,) = door.found.values()
+        assert connection.family == socket.AF_INET
+        assert "the last from " in door.refused
+        connection.close()
+
+
+def outer_address() -> str:
+    """Of this machine, not for itself alone; empty: it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # sends nothing, it only chooses the way
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+    return "" if address.startswith("127.") else address
+
+
+@pytest.mark.skipif(not outer_address(), reason="this machine has no network")
+def test_some_of_one_machine_and_one_of_another(tmp_path: Path) -> None:
+    """A rank whose neighbours are all near, and one with neighbours of both kinds."""
+    path = saved(make_plan([[0, 1, 2, 3]]), tmp_path / "plan.json")
+    words = ["-m", "planner.executor", str(path), "--steps", "2", "--events"]
+    with Started(tmp_path) as run:
+        for rank, address in enumerate(["127.0.0.1"] * 3 + [outer_address()]):
+            run.start(str(rank), str(rank), words, "--bind", address)
+        assert set(run.codes("0123").values()) == {0}
 
 
 @pytest.mark.parametrize("near", [False, pytest.param(True, marks=needs_near)])
