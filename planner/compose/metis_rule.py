@@ -27,7 +27,8 @@ from planner.training_plan.shares import integer_parts
 from planner.workload.costs import StageCosts, stage_costs
 
 MOST_PARTS = 6
-"""Groups of devices whose orders are tried; equal ones go together until so many are left."""
+"""Groups of devices whose orders are tried, as in Metis' published results; equal ones go together
+until so many are left."""
 MOST_KINDS = 4
 """Kinds of devices up to which all their orders are tried; further ones follow in their own."""
 
@@ -92,14 +93,17 @@ def metis_rule(question: Question) -> MetisRule:
 
     Rebuilt from the paper and its published planner, for one GPU a node, where a stage has no
     tensor parallelism. All devices take part, those of a kind next to each other, in all orders of
-    kinds. Stages take consecutive ones, no fewer than devices over stages; layers by the speed of
-    all of a stage together, samples by that of each device. The batch is cut into every number of
-    rounds that divides it. Decided by an estimate: compute of all stages, the slowest stage for
-    every further round, one message over the narrowest link between each two stages, and the
-    slowest stage's ring. Its settings are the published ones. Kinds are told apart by speed and
-    memory, bandwidths are those of the links in question (its code takes the one inside a node).
-    Ours are the price, the order (the faster of 1F1B and eager 1F1B), recomputation where memory is
-    short, and how layers follow speed: exactly, and as memory holds them.
+    kinds (of the first `MOST_KINDS` of them). Stages take consecutive ones, no fewer than devices
+    over stages; layers by the speed of all of a stage together, samples by that of each device. The
+    batch is cut into every number of rounds that divides it. Decided by an estimate: compute of all
+    stages, the slowest stage for every further round, one message over the narrowest link between
+    each two stages, and the slowest stage's ring. The published planner also reads from its
+    profiles how long a sample takes in batches of each size, and what each round and the update
+    cost beside; here time is as the samples, and so the most rounds are mostly the best. Kinds are
+    told apart by speed and memory, bandwidths are those of the links in question (its code takes
+    the one inside a node). Ours are the price, the order (the faster of 1F1B and eager 1F1B),
+    recomputation where memory is short, and how layers follow speed: exactly, and as memory holds
+    them.
 
     Parameters
     ----------
@@ -126,6 +130,8 @@ def metis_rule(question: Question) -> MetisRule:
     search = _Search(asked)
     found = heapq.nsmallest(MOST_REFUSED, search.placements(), key=lambda one: one[0])
     refusal = "the devices make no groups of powers of two, or the batch is too small for them"
+    if search.refused:
+        refusal = "memory does not hold the weights of any stages; give larger devices or more"
     for estimated_s, placement in found:
         plans: list[TrainingPlan] = []
         for recompute in (False, True):
@@ -151,6 +157,8 @@ class _Search:
         self.flops, self.memory = question.cluster.flops, question.cluster.memory_bytes
         bandwidth = question.cluster.network.bandwidth_bytes_per_s
         self.slower = np.minimum(bandwidth, bandwidth.T)
+        # whether memory held any groups' weights not
+        self.refused = False
         # a sample at a time
         self.workload = question.workload.replace(microbatch_samples=1)
         self.batch = self.workload.batch_samples
@@ -172,6 +180,7 @@ class _Search:
         """Of all numbers of rounds."""
         layers = self.split(tuple(map(self.speed, groups)))
         if layers is None:
+            self.refused = True
             return
         costs = [self.cost(*part, k == len(layers) - 1) for k, part in enumerate(layers)]
         busy = [cost.busy_s(1.0) for cost in costs]
@@ -185,8 +194,6 @@ class _Search:
         for rounds in (n for n in range(1, most + 1) if self.batch % n == 0):
             dealt = [self.dealt(group, self.batch // rounds) for group in groups]
             samples = tuple(row for row, _ in dealt)
-            if min(map(min, samples)) == 0:
-                continue
             took = [each * work for each, (_, work) in zip(busy, dealt, strict=True)]
             estimate = sum(took) + (rounds - 1) * max(took) + there_s / rounds + ring_s
             yield float(estimate), _Placement(groups, layers, rounds, samples)
@@ -243,8 +250,8 @@ def _sequences(question: Question) -> Iterator[list[int]]:
 def group_sizes(devices: int, stages: int) -> Iterator[tuple[int, ...]]:
     """Devices of every stage: powers of two, at least devices over stages rounded down.
 
-    All multisets; of each all orders of its parts, where equal sizes stay next to each other in
-    pairs, and pairs in pairs of pairs, until there are no more than `MOST_PARTS`.
+    All multisets; of each all orders of its parts, where the smallest equal sizes stay next to each
+    other in pairs, and so on with these, until there are no more than `MOST_PARTS`.
 
     Parameters
     ----------
@@ -276,14 +283,23 @@ def _sums(sizes: Sequence[int], total: int, count: int) -> Iterator[tuple[int, .
 
 
 def _parts(parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Fewer, by putting together the two smallest that are equal, as long as there are many."""
-    while len(parts) > MOST_PARTS:
-        twins = [k for k, (a, b) in enumerate(pairwise(parts)) if a == b]
-        if not twins:
-            return parts
-        k = twins[0]
-        merged = parts[k] + parts[k + 1]
-        parts = sorted([*parts[:k], merged, *parts[k + 2 :]], key=lambda part: (sum(part), part))
+    """Fewer, by putting the smallest that are equal together, as long as there are too many.
+
+    All pairs of them at a time, or as many of the first pairs as are too many if that is more.
+    """
+    while (over := len(parts) - MOST_PARTS) > 0:
+        least = parts[0]
+        alike = next((k for k, part in enumerate(parts) if part != least), len(parts) - 1) + 1
+        looked_at = max(over, alike // 2)
+        fewer: list[tuple[int, ...]] = []
+        for k in range(0, len(parts), 2):
+            pair = parts[k : k + 2]
+            together = k // 2 < looked_at and [sum(part) for part in pair] == [sum(least)] * 2
+            fewer += [pair[0] + pair[1]] if together else pair
+        parts = fewer
+        # as many still, or none of them went together
+        if looked_at == len(parts) - MOST_PARTS:
+            break
     return parts
 
 
