@@ -211,6 +211,7 @@ class LocalRun:
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
+    plan = load_plan(asked.plan)
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
     from planner.executor.checkpoint import require_begun
@@ -222,7 +223,6 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.secret import SECRET_FILE, make_secret
     from planner.executor.weights import require_same_model
 
-    plan = load_plan(asked.plan)
     arch = require_executable(plan)
     for text in asked.texts:
         if text is not None:
