@@ -26,8 +26,9 @@ from planner.clock.rounds import bytes_between
 from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
-from planner.network.values import choice, of_kind
+from planner.network.values import choice, count, of_kind
 from planner.training_plan.model import Predicted, TrainingPlan, within
+from planner.training_plan.rules import contradictions
 from planner.workload.workload import Workload
 
 PASSES = 3
@@ -80,11 +81,15 @@ def simulate(
     Raises
     ------
     SimulationError
-        The order of operations deadlocks.
+        The plan contradicts itself, such as by an order of operations that deadlocks, or the
+        workload has another number of layers.
+    ValueError
+        There is no such schedule, or less than one core.
     NetworkError
         The cluster has another number of devices, or lacks a pair.
     """
-    setting = _Setting.of(plan, cluster, workload, links, cores)
+    setting = _Setting.of_any(plan, cluster, workload, links, cores)
+    schedule = count("schedule", schedule, 0, len(plan.schedules) - 1)
     return setting.timeline(schedule, setting.step_s())
 
 
@@ -110,8 +115,13 @@ def simulate_cycle(
         ``step_s`` the mean distance of step ends in the third pass through it.
     tuple of Timeline
         One per schedule, from rest.
+
+    Raises
+    ------
+    SimulationError, NetworkError, ValueError
+        As in `simulate`.
     """
-    setting = _Setting.of(plan, cluster, workload, links, cores)
+    setting = _Setting.of_any(plan, cluster, workload, links, cores)
     step_s = setting.step_s()
     timelines = tuple(setting.timeline(k, step_s) for k in range(len(plan.schedules)))
     cycle = [timelines[k] for k in plan.cycle]
@@ -279,6 +289,30 @@ class _Setting:
     program: Program
     queues: bool
     cores: float
+
+    @classmethod
+    def of_any(
+        cls,
+        plan: TrainingPlan,
+        cluster: Cluster | None,
+        workload: Workload | None,
+        links: str,
+        cores: int | None,
+    ) -> _Setting:
+        """Of a plan that may contradict itself, which compiled loops would not notice."""
+        for contradiction in contradictions(of_kind(TrainingPlan, plan, "plan")):
+            raise SimulationError(contradiction)
+        if cores is not None:
+            cores = count("cores", cores)
+        if workload is not None:
+            workload = of_kind(Workload, workload, "workload")
+        found = len((workload or plan.workload).layers)
+        if found != len(plan.workload.layers):
+            raise SimulationError(
+                f"the plan has {len(plan.workload.layers)} layers, the workload {found}; give one "
+                "with as many"
+            )
+        return cls.of(plan, cluster, workload, links, cores)
 
     @classmethod
     def of(

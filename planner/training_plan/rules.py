@@ -175,8 +175,9 @@ def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int
     if stuck is not None:
         d, (kind, b) = stuck
         yield (
-            f"{where}.order[{d}]: deadlock, {kind}{b} on device {d} waits for itself; reorder so "
-            "that no two devices wait for each other"
+            f"{where}.order: deadlock: device {d} ({plan.cluster.network.ids[d]}) waits for "
+            f"{kind}{b}, which can never start; reorder its operations so that no two devices wait "
+            "for each other"
         )
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
-from planner.clock.simulator import SimulationError, simulate
+from planner.clock.simulator import SimulationError, simulate, simulate_cycle
 from planner.clock.timeline import from_records
 from planner.network.cluster import Cluster, Devices
 from planner.network.error import NetworkError
@@ -170,6 +170,35 @@ def test_deadlock_names_who_waits_for_an_operation() -> None:
     bad = plan.replace(schedules=(replace(s, order=tuple(order)),))
     with pytest.raises(SimulationError, match=r"deadlock: device 2 \(2\) waits for B1"):
         simulate(bad)
+
+
+def test_plans_that_contradict_themselves_are_refused() -> None:
+    """Whatever compiled loops would make of them."""
+    plan = two_stage_plan("1f1b")
+    s = plan.schedules[0]
+    for bad, said in (
+        (plan.replace(cycle=(0, 7)), r"paths.cycle\[1\]: there are 1 schedules, found 7"),
+        (plan.replace(schedules=(replace(s, order=s.order[:1]),)), "order: must have 2 lists"),
+        (plan.replace(schedules=(replace(s, paths=s.paths[:1]),)), "paths: must be 2"),
+        (plan.replace(schedules=(replace(s, paths=((0, 9),) * 2),)), "device 9 holds no stage"),
+    ):
+        for way in (simulate, simulate_cycle):
+            with pytest.raises(SimulationError, match=said):
+                way(bad)
+
+
+def test_what_the_plan_does_not_have_is_refused() -> None:
+    """Schedules, cores and layers."""
+    plan = two_stage_plan("1f1b")
+    for schedule in (1, -1, 0.5, None):
+        with pytest.raises(ValueError, match="schedule is "):
+            simulate(plan, schedule=schedule)  # type: ignore[arg-type]
+    for cores in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="cores is "):
+            simulate(plan, cores=cores)  # type: ignore[arg-type]
+    fewer = plan.workload.replace(layers=plan.workload.layers[:1], architecture=None)
+    with pytest.raises(SimulationError, match=r"layers, the workload 1; give one with as many"):
+        simulate(plan, workload=fewer)
 
 
 def test_other_networks(line4: Network) -> None:
