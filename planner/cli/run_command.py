@@ -214,7 +214,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
     from planner.executor.calibrate import cores
-    from planner.executor.checkpoint import require_begun
+    from planner.executor.checkpoint import require_begun, require_free
     from planner.executor.data.microbatches import microbatches_of
     from planner.executor.hf_export import Export
     from planner.executor.learner import require_executable
@@ -230,6 +230,8 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     pieces_of(plan, asked.moves, asked.steps)
     if asked.resume is not None:
         require_begun(asked.resume)
+    if asked.checkpoint is not None:
+        require_free(asked.checkpoint, asked.resume)
     if asked.elastic:
         require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights

@@ -44,6 +44,33 @@ class MissingError(RuntimeError):
     """Not all ranks came."""
 
 
+def local_rank(devices: Sequence[str]) -> int:
+    """Number of this process on its node, as whoever started it says.
+
+    Parameters
+    ----------
+    devices
+        Names of this node's devices.
+
+    Returns
+    -------
+    int
+        0 where nobody says it, of one device.
+
+    Raises
+    ------
+    BindingError
+        Nobody says it, of several.
+    """
+    said = os.environ.get("LOCAL_RANK")
+    if said is None and len(devices) > 1:
+        raise BindingError(
+            f"--devices names {len(devices)} devices and this is one process; name its own, or "
+            "start all of the node with torchrun"
+        )
+    return int(said or "0")
+
+
 def own_name(devices: Sequence[str]) -> str:
     """What this process is called before it is known whether the plan has such a device.
 
@@ -171,7 +198,7 @@ def join(
     StoreMissingError, MissingError
         The store, or a rank, is not there in time.
     """
-    rank = rank_of(plan, devices, int(os.environ.get("LOCAL_RANK", "0")))
+    rank = rank_of(plan, devices, local_rank(devices))
     names = plan.cluster.network.ids
     world, name = len(names), names[rank]
     started = int(os.environ.get("WORLD_SIZE", world))
@@ -350,7 +377,12 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
     try:
         return address.connect(wait_s), False
     except StoreMissingError as error:
-        where = "" if address.by_starter else f"; device {first!r} serves it: start that one too"
+        where = (
+            ""
+            if address.by_starter
+            else f"; device {first!r} serves it: start that one too, and name its node in "
+            "MASTER_ADDR"
+        )
         raise StoreMissingError(f"{error}{where}") from None
 
 

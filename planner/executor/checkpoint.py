@@ -6,7 +6,9 @@ nodes share, or each node's own: every rank writes the same index beside its sha
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -171,7 +173,9 @@ class Checkpoints:
 
 
 def require_free(folder: Path, resumed: Path | None) -> None:
-    """Refuse to write into a folder of another run's checkpoints, which would be taken away.
+    """Refuse a folder of another run's checkpoints, which would be taken away, or none at all.
+
+    A full disk is no reason: it costs checkpoints, not the run.
 
     Parameters
     ----------
@@ -191,6 +195,16 @@ def require_free(folder: Path, resumed: Path | None) -> None:
             f"--checkpoint {folder}: holds checkpoints, the last after {steps[-1]} steps; go on "
             f"from there with --resume {folder}, or name another folder"
         )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(
+                f"--checkpoint {folder}: cannot be written to ({error.strerror}); name another "
+                "folder"
+            ) from None
 
 
 def resume(

@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -31,6 +32,14 @@ BIND = "PLANNER_BIND"
 """In the environment: the address of this node to listen on."""
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses that stand for all of a node's."""
+BOUND = f"name an address of this node with --bind, or all of them with --bind {EVERYWHERE[0]}"
+UNBOUND = (
+    "name the node of the plan's first device, this one, in MASTER_ADDR everywhere; where that is "
+    "translated on the way, this node's own address with --bind"
+)
+"""What to do about an address that is none of this node."""
+KNOCK_S, LEAST_S = 0.25, 1.0
+"""Between two looks whether the store is served, and how long it is waited for at the least."""
 
 
 class StoreMissingError(RuntimeError):
@@ -70,18 +79,18 @@ class StoreAddress:
         Raises
         ------
         ValueError
-            A variable is missing.
+            A variable is missing, or the port is none.
         """
-        try:
-            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        except (KeyError, ValueError) as error:
+        host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise ValueError(
-                f"MASTER_ADDR and MASTER_PORT must say where the store is, found {error}; start "
-                "with torchrun, or set both on every node"
-            ) from None
+                "MASTER_ADDR and MASTER_PORT must say where the store is, a host and a port from 1 "
+                f"to 65535, found {host!r} and {port!r}; start with torchrun, or set both on every "
+                "node"
+            )
         by_starter = os.environ.get(SERVED) == "True"
         bind = os.environ.get(BIND, "")
-        return cls(host, port, by_starter, os.environ.get(ATTEMPT, "0"), bind)
+        return cls(host, int(port), by_starter, os.environ.get(ATTEMPT, "0"), bind)
 
     def __str__(self) -> str:
         return f"the store at {self.host}:{self.port}"
@@ -107,21 +116,44 @@ class StoreAddress:
             Nobody answers, or it cannot be served.
         """
         if serve:
-            store: Store = served(self.bind or self.host, self.port, timeout_s=timeout_s)
+            remedy = BOUND if self.bind else UNBOUND
+            host = self.bind or self.host
+            store: Store = served(host, self.port, timeout_s=timeout_s, remedy=remedy)
             return PrefixStore(f"planner/{self.attempt}", store)
+        until = time.monotonic() + timeout_s
+        # PyTorch itself asks ever more rarely, and so for up to twice as long as it is told
+        self._knock(until, timeout_s)
         try:
             store = TCPStore(
                 self.host,
                 self.port,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=max(until - time.monotonic(), LEAST_S)),
                 wait_for_workers=False,
             )
         except DistError:
             raise StoreMissingError(f"{self} did not answer within {timeout_s:g} s") from None
+        store.set_timeout(timedelta(seconds=timeout_s))
         return PrefixStore(f"planner/{self.attempt}", store)
 
+    def _knock(self, until: float, timeout_s: float) -> None:
+        """Wait until somebody listens there."""
+        while True:
+            left = max(until - time.monotonic(), LEAST_S)
+            try:
+                socket.create_connection((self.host, self.port), timeout=left).close()
+            except OSError as error:
+                if time.monotonic() + KNOCK_S < until:
+                    time.sleep(KNOCK_S)
+                    continue
+                # the names of nodes that are on their way may come late too
+                why = f" ({error.strerror})" if isinstance(error, socket.gaierror) else ""
+                raise StoreMissingError(
+                    f"{self} did not answer within {timeout_s:g} s{why}"
+                ) from None
+            return
 
-def served(host: str, port: int, *, timeout_s: float = 300.0) -> TCPStore:
+
+def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:
     """A store that this process serves, on one address and not on all that the node has.
 
     Parameters
@@ -132,6 +164,8 @@ def served(host: str, port: int, *, timeout_s: float = 300.0) -> TCPStore:
         0: any that is free.
     timeout_s
         How long to wait for keys.
+    remedy
+        For an address of another node.
 
     Returns
     -------
@@ -145,7 +179,7 @@ def served(host: str, port: int, *, timeout_s: float = 300.0) -> TCPStore:
     ValueError
         One line: this node has no such address.
     """
-    server = _listening(host, port)
+    server = _listening(host, port, remedy)
     # by itself PyTorch listens on all addresses
     taken = server.getsockname()[1]
     try:
@@ -162,9 +196,8 @@ def served(host: str, port: int, *, timeout_s: float = 300.0) -> TCPStore:
         raise PortTakenError(f"the store at {host}:{port} cannot be served here ({said})") from None
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int, remedy: str) -> socket.socket:
     """Bound; a name that means another machine here, or only this one, is not for others."""
-    remedy = f"name an address of this node with --bind, or all of them with --bind {EVERYWHERE[0]}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

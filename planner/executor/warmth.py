@@ -2,13 +2,14 @@
 
 Linux lets a connection that was idle for a moment start again with a small window, and a step has
 many such moments. The setting is one of the whole machine (of its network namespace): it is changed
-for the run where that is allowed, put back afterwards, and both are said.
+for the run where that is allowed, put back afterwards however the run ends, and both are said.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from planner.executor.connections import Streams, receive_into, send_all
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
 FILE = Path("/proc/sys", *SETTING.split("."))
+UNDO = 'cat >/dev/null; echo 1 >"$0"'
+"""Waits for the end of its input, which comes when this process closes it, or is no more."""
+UNDO_S = 2.0
 LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 23
 """Sent each way over a connection before the first step, within which windows grow."""
 
@@ -42,8 +46,13 @@ def kept_warm(
         Once.
     """
     changed = _write_zero(file)
+    # not ended with this process, whatever ends that
+    guard = _guard(file) if changed else None
 
     def undo() -> None:
+        if guard is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                guard.communicate(timeout=UNDO_S)
         if changed:
             with suppress(OSError):
                 file.write_text("1\n")
@@ -102,6 +111,20 @@ def leaves_the_machine(connection: socket.socket) -> bool:
     if connection.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(connection.getpeername()[0]).is_loopback
+
+
+def _guard(file: Path) -> subprocess.Popen[bytes] | None:
+    """What puts the setting back if this process is killed; None where that cannot be started."""
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", UNDO, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
 
 
 def _write_zero(file: Path) -> bool:

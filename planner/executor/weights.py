@@ -77,6 +77,8 @@ def require_same_model(folder: Path, arch: Architecture) -> None:
     WeightsError
         The first field that differs, with both values.
     """
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        raise WeightsError(f"{folder}: holds no {CONFIG}; name the folder of a Hugging Face model")
     try:
         found = architecture_of(read_config(folder / CONFIG), folder / CONFIG)
     except ValueError as error:

@@ -223,7 +223,7 @@ def _cluster(
             row_of[name] = row
     row_of = {name: row_of[name] for name in network.ids if name in row_of}
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
-    if all(count is None for count in counts.values()):
+    if all(count in (None, 1) for count in counts.values()):
         network = network.subset(list(row_of))
         return Cluster(network, _devices(list(row_of.values()), network, default, usd_per_hour))
     if inside is None:

@@ -19,6 +19,7 @@ import numpy as np
 from planner.network.atomic import write_text
 from planner.network.error import NetworkError
 from planner.network.files import parse_json, read_text
+from planner.network.values import short
 
 FORMAT = "planner.network"
 SCHEMA_VERSION = 1
@@ -122,7 +123,10 @@ def from_csv_text(text: str) -> Matrices:
     """
     reader = csv.DictReader(io.StringIO(text))
     try:
-        return from_rows(reader, columns=reader.fieldnames or [])
+        columns = list(reader.fieldnames or ["nothing at all"])
+        if len(columns) == 1 and (other := set(";\t") & set(columns[0])):
+            raise NetworkError(f"has {other.pop()!r} between its columns; give commas")
+        return from_rows(reader, columns=columns)
     except csv.Error as error:
         raise NetworkError(f"is no CSV ({error}); correct the file") from None
 
@@ -145,6 +149,8 @@ def from_frame(frame: Any) -> Matrices:
     NetworkError
         One line with what is wrong.
     """
+    if not all(hasattr(frame, name) for name in ("astype", "notna", "columns")):
+        raise NetworkError(f"frame must be a pandas frame, found {short(frame)}")
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return from_rows(rows, columns=[str(c) for c in frame.columns])
 
@@ -228,8 +234,9 @@ def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     present = [c for c in known if c in names]
     if not present:
         raise NetworkError(
-            f"has no column of {what}, such as {list(known)[1]}; measure it, or assume one: "
-            "planner networks FILE --latency-ms or --bandwidth-gbps"
+            f"has no column of {what}, such as {list(known)[1]}, found "
+            f"{', '.join(names) or 'none'}; measure it, or assume one: planner networks FILE "
+            "--latency-ms or --bandwidth-gbps"
         )
     if len(present) != 1:
         raise NetworkError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import NoReturn
+from typing import Any, NoReturn
 
 BAD_INPUT = 2
 """Exit code."""
@@ -11,6 +11,13 @@ BAD_INPUT = 2
 
 class LineParser(ArgumentParser):
     """As argparse has it, without the usage before an error; of the same kind its subcommands."""
+
+    def parse_known_args(self, *args: Any, **named: Any) -> Any:
+        """As argparse has it; what a subcommand does not know is refused in its own name."""
+        found, unknown = super().parse_known_args(*args, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end.

@@ -164,6 +164,25 @@ def test_output_elsewhere_has_no_colour(tmp_path: Path, capsys: pytest.CaptureFi
     assert "did not make it" in capsys.readouterr().err and page.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("compare a.json b.json c.json", "planner compare: unrecognized arguments: c.json; see"),
+        ("check --x 1 a.json", "planner check: unrecognized arguments: --x"),
+        ("networks nope --out q.csv", "nope: cannot be read (no such file or folder); check the"),
+    ],
+)
+def test_whoever_knows_an_argument_not_says_so(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command, not the one above it."""
+    try:
+        code = main(words.split())
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code == 2 and said in capsys.readouterr().err
+
+
 def test_a_table_of_one_direction_is_told_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,18 @@ def test_bad_names_are_refused(devices: list[str], local: int, message: str) -> 
         rank_of(make_plan([[0, 1]]), devices, local)
 
 
+def test_several_names_need_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process alone it is not asked."""
+    from planner.executor.binding import BindingError, local_rank
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert local_rank(["a"]) == 0
+    with pytest.raises(BindingError, match="names 2 devices and this is one process; name its"):
+        local_rank(["a", "b"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert local_rank(["a", "b"]) == 1
+
+
 def test_wrong_number_of_processes_is_refused(tmp_path: Path) -> None:
     """One process for a plan of two devices ends with exit code 2 in the rank and one line."""
     path = tmp_path / "plan.json"

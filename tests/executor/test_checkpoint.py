@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_checkpoints_of_another_run_are_not_taken_away(tmp_path: Path) -> None:
         path, IDS, "--steps", "1", "--checkpoint", str(tmp_path / "link")
     )
     assert code == 2 and "holds checkpoints, the last after 70 steps" in said[0]
+
+
+def test_a_folder_that_cannot_be_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before hours of training; a full disk may have room by then."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=r"--checkpoint .* cannot be written to .* name"):
+            require_free(folder, None)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    require_free(tmp_path / "new", None)
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -162,3 +164,24 @@ def test_slow_start_is_switched_off_and_put_back(
     with kept_warm(tmp_path / "another system"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_slow_start_is_put_back_when_the_process_is_killed(tmp_path: Path) -> None:
+    """By what stays until it is gone."""
+    file = tmp_path / "setting"
+    file.write_text("1\n")
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from planner.executor.warmth import kept_warm\n"
+        "with kept_warm(Path(sys.argv[1])):\n"
+        "    assert Path(sys.argv[1]).read_text() == '0\\n'\n"
+        "    os.killpg(0, signal.SIGKILL)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(file)], check=False, start_new_session=True
+    )
+    assert killed.returncode == -signal.SIGKILL
+    until = time.monotonic() + 60.0
+    while file.read_text() != "1\n" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert file.read_text() == "1\n"

@@ -7,6 +7,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,7 +32,13 @@ from planner.executor.secret import (
     make_secret,
     nonce,
 )
-from planner.executor.store import BIND, PortTakenError, StoreAddress, served
+from planner.executor.store import (
+    BIND,
+    PortTakenError,
+    StoreAddress,
+    StoreMissingError,
+    served,
+)
 from planner.executor.trust import UnprovenError, answer, ask, prove_all
 from planner.training_plan.file import save_plan
 from tests.conftest import make_plan, tiny_workload
@@ -451,6 +458,8 @@ def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def looked_up(*_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
 
+    with pytest.raises(ValueError, match=r"no address of this node .* in MASTER_ADDR everywhere"):
+        StoreAddress("192.0.2.1", 29500, by_starter=False).connect(1.0, serve=True)
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     with pytest.raises(ValueError, match=r"'oregon' \(127.0.1.1\) is no address of this node"):
         served("oregon", 0)
@@ -465,6 +474,48 @@ def test_where_ranks_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StoreAddress.of_environment().bind == "127.0.0.3"
     monkeypatch.setenv(BIND, "0.0.0.0")
     assert own_address() == "127.0.0.1"
+
+
+def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked for at even intervals; a name without an address is said, and may come late."""
+    tried: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def refused(*_: object, timeout: float) -> socket.socket:
+        tried.append(now[0])
+        now[0] += 0.01
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    def unknown(*_: object, timeout: float) -> socket.socket:
+        now[0] += 0.01
+        raise socket.gaierror(-2, "Name or service not known")
+
+    there = StoreAddress("nohost.invalid", 29500, by_starter=True)
+    monkeypatch.setattr(socket, "create_connection", refused)
+    with pytest.raises(StoreMissingError, match=r"nohost.invalid:29500 did not answer within 40 s"):
+        there.connect(40.0)
+    assert 139.0 < now[0] <= 140.0 and len(tried) > 100
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    with pytest.raises(StoreMissingError, match=r"within 5 s .Name or service not known."):
+        there.connect(5.0)
+    assert now[0] <= 146.0
+
+
+def test_what_the_environment_says_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both variables, each with its value."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT .* found '' and '29500'"):
+        StoreAddress.of_environment()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    for port in ("", "abc", "0", "65536", "-1", "²"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(ValueError, match=f"from 1 to 65535, found '127.0.0.1' and '{port}'"):
+            StoreAddress.of_environment()
 
 
 @pytest.mark.parametrize(

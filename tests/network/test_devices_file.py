@@ -75,6 +75,13 @@ def test_count_replicates_a_place(tmp_path: Path) -> None:
         load_devices(path, network)
 
 
+def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
+    """There are no links inside a place."""
+    network = pl.Network(np.full((2, 2), 0.1), np.full((2, 2), 1e8), ["a", "b"])
+    cluster = load_devices(written(tmp_path, "name,count,gpu\na,1,V100\nb,1,T4\n"), network)
+    assert cluster.network == network
+
+
 def test_sites_share_a_line(tmp_path: Path) -> None:
     """Their limit holds for every pair that leaves or enters, in plans and checker alike."""
     path = written(

@@ -64,6 +64,9 @@ def test_frames_and_undirected_graphs() -> None:
     both = Network.from_networkx(graph)
     assert both.latency_s[0, 1] == both.latency_s[1, 0] == 0.002
     assert both.regions == ("north", "y")
+    for what in (None, 3, {"a": [1]}):
+        with pytest.raises(NetworkError, match="frame must be a pandas frame, found"):
+            Network.from_pandas(what)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,8 @@ def test_frames_and_undirected_graphs() -> None:
         ("zero_bandwidth.csv", "must be > 0"),
         ("negative_latency.csv", "must be >= 0"),
         ("no_name.csv", "line 2: source and destination"),
-        ("empty.csv", "has no column of latency, such as latency_ms"),
+        ("empty.csv", "has no column of latency, such as latency_ms, found nothing at all"),
+        ("semicolons.csv", "has ';' between its columns; give commas"),
         ("broken.json", "not JSON"),
         ("wrong_format.json", "field 'format'"),
         ("wrong_version.json", "schema_version is 99"),

@@ -205,6 +205,8 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
     kind = path.suffix.lower()
     if kind == ".jsonl":
         return _of_network(ProbeLog.load(path).network()).renamed(names)
+    if not path.exists():
+        raise NetworkError(f"{path}: cannot be read (no such file or folder); check the path")
     if kind not in KINDS:
         raise NetworkError(
             f"unknown kind {path.suffix!r}; give a .csv table, iperf3's .json, nccl-tests' .txt or "
