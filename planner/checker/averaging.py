@@ -139,7 +139,7 @@ def _totals(plan: AveragingPlan, problem: AveragingProblem, n: int) -> list[Viol
         steps = min(compute, average)
     else:
         steps = 1 / (1 / compute + 1 / average)
-    if abs(plan.steps_per_s - steps) > TOLERANCE * steps:
+    if not abs(plan.steps_per_s - steps) <= TOLERANCE * steps:
         found = f"says {plan.steps_per_s:.12g} per second, attains {steps:.12g}"
         wrong.append(Violation("steps_per_s", "plan", found))
     for i in range(n):

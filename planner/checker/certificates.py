@@ -45,7 +45,7 @@ def same(
     Violation
         One, or none.
     """
-    if stored is None or abs(actual - stored) > tolerance * max(abs(actual), 1e-12):
+    if stored is None or not abs(actual - stored) <= tolerance * max(abs(actual), 1e-12):
         yield Violation(rule, where, f"{said} {actual:.9g} {unit}, found {stored} {unit}")
 
 
@@ -62,8 +62,12 @@ def check_certificate(c: Certificate, where: str) -> Iterator[Violation]:
     Yields
     ------
     Violation
-        At most two.
+        At most three.
     """
+    for name, value in (("objective", c.objective), ("bound", c.bound)):
+        if value is not None and not value >= 0:
+            yield Violation(name, f"{where}.{name}", f"must be at least 0, found {value}")
+            return
     gap = None
     if c.objective is not None and c.bound is not None:
         gap = abs(c.objective - c.bound) / max(abs(c.objective), 1e-12)

@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
-from planner.checker.certificates import check_certificate, same
+from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
@@ -118,16 +118,35 @@ def _step_of(result: Result[Any], plan: TrainingPlan) -> Iterator[Violation]:
             yield Violation("step", f"result.{name}", f"the plan's is {wanted}, found {found}")
 
 
+def _side(result: Result[Any]) -> Iterator[Violation]:
+    """No answer is better than what none can be better than."""
+    if result.objective is None or result.bound is None:
+        return
+    rates = isinstance(result.plan, AveragingPlan | RebalancingPlan)
+    least, most = sorted((result.objective, result.bound))
+    ordered = result.bound == (most if rates else least)
+    if not ordered and most > least * (1 + TOLERANCE):
+        side = "least" if rates else "most"
+        yield Violation(
+            "bound",
+            "result.bound",
+            f"must be at {side} the objective {result.objective:g}, found {result.bound:g}",
+        )
+
+
 def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
     yield from check_certificate(result.certificate(), "result")
     if result.plan is None:
         if result.status in (Status.OPTIMAL, Status.FEASIBLE):
             yield Violation("status", "result", f"status {result.status} needs a plan, found none")
         return
+    if result.status not in (Status.OPTIMAL, Status.FEASIBLE):
+        yield Violation("status", "result", f"a plan is there, found status {result.status}")
     yield from _check(result.plan, problem)
     if isinstance(result.plan, TrainingPlan):
         yield from _step_of(result, result.plan)
     else:
+        yield from _side(result)
         yield from bound_violations(result.bound, result.witness, problem)
     if isinstance(result.plan, AssignmentPlan):
         cost = assignment_cost_s(

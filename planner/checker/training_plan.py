@@ -86,7 +86,9 @@ def _same_cluster(plan: TrainingPlan, given: Cluster) -> Iterator[Violation]:
         yield other
         return
     there = [place[name] for name in names]
-    for name in ("flops", "memory_bytes", "can_compute", "can_aggregate", "sites"):
+    # where times were measured, FLOP/s are what follows from them
+    flops = ("flops",) if plan.compute_times.source == FROM_FLOPS else ()
+    for name in (*flops, "memory_bytes", "can_compute", "can_aggregate", "sites"):
         theirs: Any = getattr(given.devices, name)
         if theirs is not None:
             theirs = np.asarray(theirs)[there]

@@ -28,7 +28,7 @@ from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
 from planner.network.values import choice, count, of_kind
 from planner.training_plan.model import Predicted, TrainingPlan, within
-from planner.training_plan.rules import contradictions
+from planner.training_plan.rules import unsound
 from planner.workload.workload import Workload
 
 PASSES = 3
@@ -300,7 +300,7 @@ class _Setting:
         cores: int | None,
     ) -> _Setting:
         """Of a plan that may contradict itself, which compiled loops would not notice."""
-        for contradiction in contradictions(of_kind(TrainingPlan, plan, "plan")):
+        for contradiction in unsound(of_kind(TrainingPlan, plan, "plan")):
             raise SimulationError(contradiction)
         if cores is not None:
             cores = count("cores", cores)

@@ -649,6 +649,8 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
         # all stages average at about the same time
         sent_s = scratch.averaged_bytes[s] / links.line[s]
         longest = max(longest, scratch.own_s[stages - 1] + sent_s)
+    if longest == np.inf:
+        return np.inf  # nobody of a stage sums, maybe within regions already
     # the longest way is that through all stages
     each = max(each, way)
     alone = model.microbatches * period + each

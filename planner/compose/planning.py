@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any, NamedTuple
 
 from planner.compose.arranging import Arranged, arrange, arrange_unlike
@@ -120,14 +121,17 @@ def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
     )
 
 
-def _measured_bound(question: Question, made: TrainingPlan) -> StepBound | None:
-    """Where compute times were measured, that of any plan, if it is about such as this one."""
+def _measured_bound(question: Question, made: TrainingPlan, samples: int) -> StepBound | None:
+    """Where compute times were measured, that of any plan, if it is about such as this one.
+
+    Of microbatches of ``samples`` and of their multiples.
+    """
     request = question.request
     if request.calibration is None or request.skips:
         return None
     if made.head_stage < len(made.stage_layers) - 1:
         return None
-    bound = _of_any_plan(question, made.workload)
+    bound = _of_any_plan(question, made.workload.replace(microbatch_samples=samples))
     # a mean over many steps, which the few that the clock looks at may be below
     lasting = request.sync_every > 1 or request.calibration.updates
     if bound is not None and lasting and bound.seconds > made.predicted.step_s:
@@ -163,7 +167,8 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
     )
     made = with_cost(with_helpers(question, draft.plan), question.request)
     step.offer(made.predicted.step_s, made)
-    bound = step_bound(question, draft.shape) or _measured_bound(question, made)
+    bound = step_bound(question, draft.shape)
+    bound = bound or _measured_bound(question, made, made.workload.microbatch_samples)
     if bound is not None:
         step.raise_bound(*bound)
     return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
@@ -235,7 +240,7 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         best = again
         planned[first] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
-    return _least_of_shapes(best, [result for _, result in planned], table, run)
+    return _least_of_shapes(question, best, [result for _, result in planned], table, run)
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:
@@ -245,12 +250,13 @@ def _interrupted(result: Result[TrainingPlan]) -> bool:
 
 
 def _least_of_shapes(
+    question: Question,
     best: Result[TrainingPlan],
     results: Sequence[Result[TrainingPlan]],
     table: Sequence[Candidate],
     run: StopRun,
 ) -> Result[TrainingPlan]:
-    """The best plan, with the least bound of all shapes as its own."""
+    """The best plan, with the least bound of all shapes as its own, or that of any plan."""
     assert best.plan is not None and best.objective is not None
     step: Incumbent[TrainingPlan] = Incumbent(
         run,
@@ -259,7 +265,11 @@ def _least_of_shapes(
         seed=best.seed,
     )
     step.offer(best.objective, best.plan)
-    if all(result.bound is not None for result in results):
+    made = [result.plan for result in results if result.plan is not None]
+    each = gcd(*(one.workload.microbatch_samples for one in made))
+    if (any_plan := _measured_bound(question, best.plan, each)) is not None:
+        step.raise_bound(*any_plan)
+    elif question.request.calibration is None and all(r.bound is not None for r in results):
         least = min(results, key=lambda result: result.bound or 0.0)
         witness = {
             "kind": "straight step",

@@ -26,8 +26,8 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
     str
         One line each: field, rule, remedy.
     """
-    n = len(plan.cluster)
-    yield from _assignment_contradictions(plan, n)
+    yield from unsound(plan)
+    yield from _part_contradictions(plan, len(plan.cluster))
     arch = plan.workload.architecture
     if arch is not None and arch.layers != len(plan.workload.layers):
         yield (
@@ -40,19 +40,6 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             f"averaging.codec: must be none where gradients are averaged in {gradients}, found "
             f"{plan.codec}, which is made from fp32; choose one of the two"
         )
-    for k, s in enumerate(plan.schedules):
-        yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
-        if s.head != plan.schedules[0].head:
-            yield (
-                f"paths.schedules[{k}].head: must be {plan.schedules[0].head!r} as in the first "
-                f"schedule, found {s.head!r}; keep the head on one stage"
-            )
-    for t, k in enumerate(plan.cycle):
-        if k >= len(plan.schedules):
-            yield (
-                f"paths.cycle[{t}]: there are {len(plan.schedules)} schedules, found {k}; name one "
-                "of them"
-            )
     if plan.wiring is Wiring.STOCHASTIC:
         yield from _routing_contradictions(plan)
     yield from averaging_contradictions(plan)
@@ -62,6 +49,39 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
             "averaging.clip: the norm is known where every step averages gradients, found "
             f"sync.every_steps {plan.sync.every_steps}{outer}; leave one of them out"
         )
+
+
+def unsound(plan: TrainingPlan) -> Iterator[str]:
+    """Those of the rules without which nothing can be worked out: what is named must be there.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Yields
+    ------
+    str
+        One line each: field, rule, remedy.
+    """
+    n = len(plan.cluster)
+    yield from _assignment_contradictions(plan, n)
+    for k, s in enumerate(plan.schedules):
+        yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
+        if s.head != plan.schedules[0].head:
+            yield (
+                f"paths.schedules[{k}].head: must be {plan.schedules[0].head!r} as in the first "
+                f"schedule, found {s.head!r}; keep the head on one stage"
+            )
+    if not plan.cycle:
+        yield "paths.cycle: must have an entry an iteration, found none; name a schedule"
+        return
+    for t, k in enumerate(plan.cycle):
+        if not 0 <= k < len(plan.schedules):
+            yield (
+                f"paths.cycle[{t}]: there are {len(plan.schedules)} schedules, found {k}; name one "
+                "of them"
+            )
     for name in FIELDS:
         values = getattr(plan.compute_times, name)
         if len(values) != n:
@@ -69,6 +89,32 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
                 f"compute_times.{name}: must have {n} entries, found {len(values)}; give one per "
                 "device"
             )
+    for j, rounds in enumerate(plan.averaging):
+        named = (d for groups in rounds for group in groups for d in group.members)
+        if (strange := max(named, default=0)) >= n:
+            yield f"averaging.stages[{j}]: there is no device {strange}; devices are 0 to {n - 1}"
+
+
+def _part_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
+    """Every device has a part, and one that it can have."""
+    idle = sorted(set(range(n)) - set(plan.stage_of) - set(plan.averages_for))
+    if idle:
+        yield (
+            f"assignment.groups: device {idle[0]} ({plan.cluster.network.ids[idle[0]]}) has no "
+            "stage and helps none to average; give every device one, or plan without it"
+        )
+    able = np.asarray(plan.cluster.devices.can_compute)
+    unable = [d for d in sorted(plan.stage_of) if d < n and not able[d]]
+    if unable:
+        yield (
+            f"assignment.groups: device {unable[0]} ({plan.cluster.network.ids[unable[0]]}) cannot "
+            "compute; let it hold no stage"
+        )
+    grid = plan.assignment.grid
+    if grid is not None and tuple(tuple(sorted(c)) for c in grid.T.tolist()) != tuple(
+        tuple(sorted(group)) for group in plan.assignment.groups
+    ):
+        yield "assignment.grid: its columns are not the groups; make the plan again"
 
 
 def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
@@ -85,19 +131,6 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
                     f"stage {seen[d]}; give it one stage"
                 )
             seen[d] = j
-    idle = sorted(set(range(n)) - set(seen) - set(plan.averages_for))
-    if idle:
-        yield (
-            f"assignment.groups: device {idle[0]} ({plan.cluster.network.ids[idle[0]]}) has no "
-            "stage and helps none to average; give every device one, or plan without it"
-        )
-    able = np.asarray(plan.cluster.devices.can_compute)
-    unable = [d for d in sorted(seen) if d < n and not able[d]]
-    if unable:
-        yield (
-            f"assignment.groups: device {unable[0]} ({plan.cluster.network.ids[unable[0]]}) cannot "
-            "compute; let it hold no stage"
-        )
     if len(layers) != len(groups):
         yield (
             f"assignment.layers: must have {len(groups)} ranges, found {len(layers)}; give one per "
@@ -127,11 +160,6 @@ def _assignment_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             f"assignment.layers: must cover all {len(plan.workload.layers)} layers, found {start}; "
             "extend the last stage"
         )
-    grid = plan.assignment.grid
-    if grid is not None and tuple(tuple(sorted(c)) for c in grid.T.tolist()) != tuple(
-        tuple(sorted(group)) for group in groups
-    ):
-        yield "assignment.grid: its columns are not the groups; make the plan again"
 
 
 def _schedule_contradictions(plan: TrainingPlan, s: Schedule, where: str, n: int) -> Iterator[str]:

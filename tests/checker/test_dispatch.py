@@ -9,7 +9,9 @@ import pytest
 
 from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
+from planner.lp.solve import solve_averaging
 from planner.network.cluster import Cluster, Devices
+from planner.problems import AveragingProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.search.result import Result
@@ -34,6 +36,39 @@ def test_results_must_state_their_own_cost() -> None:
     assert [v.rule for v in check(bad, problem)] == ["status"]
     none: Result[AssignmentPlan] = Result(None, Status.FEASIBLE, None, None, 0.0, "", 0, "")
     assert [v.rule for v in check(none, problem)] == ["status"]
+
+
+def test_bounds_are_on_their_side_of_what_they_bound() -> None:
+    """Below what is to be least, above what is to be most, and numbers."""
+    problem = problem4()
+    grids = ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    plan = next(p for p in map(AssignmentPlan.of_grid, grids) if not check(p, problem))
+    cost = problem.cost(plan.groups)
+    about: dict[str, Any] = {"runtime_s": 0.0, "stop_reason": "", "seed": 0, "method": ""}
+    fine = Result.of(plan, cost, cost / 2, **about)
+    assert not check(fine, problem)
+    for bound in (2 * cost, float("nan"), -1.0):
+        assert [v.rule for v in check(replace(fine, bound=bound), problem)] == ["bound"]
+    for status in (Status.INFEASIBLE, Status.UNKNOWN):
+        bare = replace(fine, bound=None, status=status)
+        assert [v.rule for v in check(bare, problem)] == ["status"]
+    peers = AveragingProblem([1.0, 2.0], [2.0, 2.0], [2.0, 2.0], 4, 1.0)
+    most = solve_averaging(peers)
+    assert most.objective is not None and not check(most, peers)
+    lower = replace(most, bound=most.objective / 2, status=Status.FEASIBLE, witness=None)
+    assert [v.rule for v in check(lower, peers)] == ["bound"]
+    above = replace(most, bound=most.objective * 2, status=Status.FEASIBLE, witness=None)
+    assert not check(above, peers)
+    assert most.plan is not None
+    unknown = replace(most.plan, steps_per_s=float("nan"))
+    assert "steps_per_s" in {v.rule for v in check(unknown, peers)}
+
+
+@pytest.mark.parametrize("device", [0.0, True, "0", None])
+def test_devices_are_whole_numbers(device: Any) -> None:
+    """Whatever else equals one."""
+    plan = AssignmentPlan(((device, 2), (1, 3)), None)
+    assert [(v.rule, v.where) for v in check(plan, problem4())] == [("eq. 1", "groups")]
 
 
 def test_broken_training_plans() -> None:

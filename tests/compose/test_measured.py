@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +207,33 @@ def test_straight_plans_with_measured_times_have_the_bound_of_any(
     assert result.bound is not None and 0 < result.bound <= result.objective
     (step,) = (s for s in standings(result.plan) if s.part == "step")
     assert step.recomputed == pytest.approx(result.bound, rel=1e-6)
+
+
+def test_the_best_shape_with_measured_times_has_the_bound_of_any() -> None:
+    """Of the smallest microbatches that were tried, whose multiples the others are."""
+    cluster, work = cluster_of(4), tiny_workload()
+    measured = calibration_of(cluster, work, dict.fromkeys(cluster.network.ids, (1.5, 1.2, 1.0)))
+    result = pl.plan(cluster, work, stages="auto", calibration=measured, stop=pl.MaxIterations(20))
+    assert len(result.candidates) > 1 and pl.check(result) == []
+    assert result.objective is not None and result.bound is not None
+    assert (
+        0 < result.bound <= min(one.step_s for one in result.candidates if one.step_s is not None)
+    )
+    (step,) = (s for s in standings(result.plan) if s.part == "step")
+    assert step.recomputed == pytest.approx(result.bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stages": 2}])
+def test_a_plan_with_measured_times_is_for_the_cluster_that_was_given(
+    fields: dict[str, Any],
+) -> None:
+    """Whatever its devices' FLOP/s are taken to be; of other devices it is not."""
+    cluster, work = cluster_of(4), tiny_workload()
+    measured = calibration_of(cluster, work, dict.fromkeys(cluster.network.ids, (2.5, 2.2, 2.0)))
+    result = pl.plan(cluster, work, calibration=measured, stop=pl.MaxIterations(20), **fields)
+    assert pl.check(result, cluster) == []
+    less = cluster.replace(devices=replace(cluster.devices, memory_bytes=1e12))
+    assert [v.where for v in pl.check(result, less)] == ["devices.memory_bytes"]
 
 
 def test_jitter_leaves_alike_devices_alike() -> None:

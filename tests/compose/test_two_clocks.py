@@ -395,6 +395,22 @@ def test_what_cannot_be_asked(fields: dict[str, Any], words: str) -> None:
         pl.PlanRequest(**fields)
 
 
+@pytest.mark.parametrize("objective", ["time", "cost"])
+@pytest.mark.parametrize("averaging", ["equal", "adaptive"])
+def test_regions_where_nobody_sums(objective: str, averaging: str) -> None:
+    """Stages of such devices alone take for ever, also in dollars."""
+    sums = [True, True, False, False]
+    devices = pl.Devices(1e8, 16e9, can_aggregate=sums, usd_per_hour=1.0)
+    cluster = pl.Cluster(regional_network([1, 3]), devices)
+    fields: dict[str, Any] = {"within": "region", "objective": objective, "averaging": averaging}
+    for seed in range(3):
+        result = pl.plan(
+            cluster, tiny_workload(), sync_every=2, stop=pl.Effort(0.1), seed=seed, **fields
+        )
+        assert result.objective is not None and np.isfinite(result.objective)
+        assert pl.check(result) == []
+
+
 @pytest.mark.parametrize(("sizes", "words"), [([3], "one region"), ([1, 1], "for each device")])
 def test_regions_that_make_no_difference(sizes: list[int], words: str) -> None:
     """All in one, or each by itself."""
