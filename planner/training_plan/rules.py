@@ -26,8 +26,10 @@ def contradictions(plan: TrainingPlan) -> Iterator[str]:
     str
         One line each: field, rule, remedy.
     """
-    yield from unsound(plan)
-    yield from _part_contradictions(plan, len(plan.cluster))
+    n = len(plan.cluster)
+    yield from _assignment_contradictions(plan, n)
+    yield from _part_contradictions(plan, n)
+    yield from _naming_contradictions(plan, n)
     arch = plan.workload.architecture
     if arch is not None and arch.layers != len(plan.workload.layers):
         yield (
@@ -66,6 +68,11 @@ def unsound(plan: TrainingPlan) -> Iterator[str]:
     """
     n = len(plan.cluster)
     yield from _assignment_contradictions(plan, n)
+    yield from _naming_contradictions(plan, n)
+
+
+def _naming_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
+    """Schedules, cycle, times and groups speak of what there is."""
     for k, s in enumerate(plan.schedules):
         yield from _schedule_contradictions(plan, s, f"paths.schedules[{k}]", n)
         if s.head != plan.schedules[0].head:
