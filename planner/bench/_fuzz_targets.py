@@ -386,6 +386,18 @@ def _calls(folder: Path) -> Attempt:
     plan = pl.load_plan(_written(folder, _plan_text(folder)))
     assign = pl.AssignmentProblem(network, 2, 2, 1e6, 1e6)
     effort = pl.MaxIterations(1)
+    path = pl.PathProblem(np.ones((2, 2)), [[0], [1]], 1.0, 1.0, 1.0, 2, 2, 1)
+    averaging = pl.AveragingProblem([1.0, 2.0], [1e6, 2e6], [1e6, 2e6], 8, 1e6)
+
+    def checked_assignment(groups: Any, grid: Any) -> object:
+        return pl.check(pl.AssignmentPlan(groups, grid), assign)
+
+    def checked_paths(paths: Any, ops: Any) -> object:
+        return pl.check(pl.PathPlan(paths, ops), path)
+
+    def checked_averaging(computes: Any, rates: Any, steps_per_s: Any, samples: Any) -> object:
+        return pl.check(pl.AveragingPlan(computes, rates, steps_per_s, samples), averaging)
+
     calls: tuple[tuple[Callable[..., object], dict[str, Any]], ...] = (
         (
             pl.Network,
@@ -477,7 +489,24 @@ def _calls(folder: Path) -> Attempt:
         ),
         (pl.plan, {"cluster": cluster, "workload": work, "stop": effort, "seed": 0, "stages": 2}),
         (pl.check, {"plan": plan, "problem_or_cluster": plan.cluster}),
-        (pl.simulate, {"plan": plan, "cluster": plan.cluster, "workload": plan.workload}),
+        (
+            pl.simulate,
+            {
+                "plan": plan,
+                "cluster": plan.cluster,
+                "workload": plan.workload,
+                "schedule": 0,
+                "links": "queued",
+                "cores": 2,
+            },
+        ),
+        (pl.simulate_cycle, {"plan": plan, "links": "unlimited", "cores": 1}),
+        (checked_assignment, {"groups": ((0, 1), (2, 3)), "grid": None}),
+        (checked_paths, {"paths": ((0, 1),), "ops": ()}),
+        (
+            checked_averaging,
+            {"computes": [True, True], "rates": [1.0, 1.0], "steps_per_s": 0.1, "samples": [4, 4]},
+        ),
         (pl.MaxRuntime, {"max_runtime_s": 1.0}),
         (pl.MaxIterations, {"max_iterations": 1}),
         (pl.TargetGap, {"gap": 0.1}),

@@ -148,9 +148,6 @@ def _covers(allowed: NDArray[np.bool_]) -> bool:
 
 def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Violation]:
     n = len(problem.network)
-    for odd in (d for group in plan.groups for d in group if not _is_number_of_one(d)):
-        yield Violation("eq. 1", "groups", f"devices are whole numbers, found {odd!r}")
-        return
     sizes = tuple(len(group) for group in plan.groups)
     if sizes != problem.stage_sizes:
         yield Violation(
@@ -175,10 +172,6 @@ def _violations(plan: AssignmentPlan, problem: AssignmentProblem) -> Iterator[Vi
         yield Violation("grid", "grid", "equal groups need a grid, found none")
         return
     yield from grid_violations(plan, problem.network, problem.activation_bytes)
-
-
-def _is_number_of_one(device: object) -> bool:
-    return isinstance(device, int | np.integer) and not isinstance(device, bool)
 
 
 def grid_violations(

@@ -12,6 +12,7 @@ from typing import Any
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import TOLERANCE, check_certificate, same
+from planner.checker.forms import form_violations
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
@@ -67,7 +68,7 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
         )
     if isinstance(plan, Result):
         return list(_result(plan, problem_or_cluster))
-    return list(_check(plan, problem_or_cluster))
+    return list(form_violations(plan)) or list(_check(plan, problem_or_cluster))
 
 
 @singledispatch
@@ -142,6 +143,9 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         return
     if result.status not in (Status.OPTIMAL, Status.FEASIBLE):
         yield Violation("status", "result", f"a plan is there, found status {result.status}")
+    if wrong := list(form_violations(result.plan)):
+        yield from wrong
+        return
     yield from _check(result.plan, problem)
     if isinstance(result.plan, TrainingPlan):
         yield from _step_of(result, result.plan)

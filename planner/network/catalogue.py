@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -68,7 +69,7 @@ def load_network(name_or_path: str | Path) -> Network:
         return Network.load(name)
     if Path(name).suffix == ".jsonl":
         return ProbeLog.load(name).network()
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # noqa: PTH112 - of a name that is too long too
         raise NetworkError(f"{name}: is a folder; name a .csv, .json or a probe's .jsonl in it")
     near = get_close_matches(name, [*catalog["measured"], *catalog["built"]], 1)
     hint = f" (is it {near[0]!r}?)" if near else ""

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.values import short
 from planner.network.words import some, stage_words
+from planner.problems.error import ProblemError
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,13 @@ class AveragingPlan:
 
     def __post_init__(self) -> None:
         for field, kind in (("computes", bool), ("rates", float), ("samples_per_step", float)):
-            array = np.array(getattr(self, field), dtype=kind)
+            given = getattr(self, field)
+            try:
+                array = np.array(given, dtype=kind)
+            except (TypeError, ValueError):
+                raise ProblemError(
+                    f"{field} must be one value a peer, found {short(given)}"
+                ) from None
             array.setflags(write=False)
             object.__setattr__(self, field, array)
 

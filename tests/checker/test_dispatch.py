@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.checker.assignment import assignment_cost_s
 from planner.checker.dispatch import check
 from planner.lp.solve import solve_averaging
 from planner.network.cluster import Cluster, Devices
-from planner.problems import AveragingProblem
-from planner.problems.answers import AssignmentPlan
+from planner.problems import ArrangedPathProblem, AveragingProblem, PathProblem
+from planner.problems.answers import (
+    ArrangedPathPlan,
+    AssignmentPlan,
+    AveragingPlan,
+    PathOp,
+    PathPlan,
+)
 from planner.search.certificate import Certificate, Status
 from planner.search.result import Result
 from planner.training_plan.model import Predicted
@@ -68,7 +75,7 @@ def test_bounds_are_on_their_side_of_what_they_bound() -> None:
 def test_devices_are_whole_numbers(device: Any) -> None:
     """Whatever else equals one."""
     plan = AssignmentPlan(((device, 2), (1, 3)), None)
-    assert [(v.rule, v.where) for v in check(plan, problem4())] == [("eq. 1", "groups")]
+    assert [(v.rule, v.where) for v in check(plan, problem4())] == [("form", "groups[0]")]
 
 
 def test_broken_training_plans() -> None:
@@ -148,3 +155,35 @@ def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
     assert "grid" not in {v.rule for v in check(without)}
     without = without.replace(certificates={"assignment": claimed})
     assert "grid" in {v.rule for v in check(without)}
+
+
+@pytest.mark.parametrize(
+    ("plan", "where"),
+    [
+        (AssignmentPlan("ab", None), "groups"),  # type: ignore[arg-type]
+        (AssignmentPlan((0, 1), None), "groups[0]"),  # type: ignore[arg-type]
+        (AssignmentPlan(((0, 2), (1, 3)), [[0, 2], [1, 3]]), "grid"),  # type: ignore[arg-type]
+        (AssignmentPlan(((0, 2), (1, 3)), np.array([0, 2])), "grid"),
+        (AveragingPlan(np.array(True), np.ones(2), 1.0, np.ones(2)), "computes"),
+        (AveragingPlan(np.ones(2, bool), np.array(1.0), 1.0, np.ones(2)), "rates"),
+        (AveragingPlan(np.ones(2, bool), np.ones(2), "1", np.ones(2)), "steps_per_s"),  # type: ignore[arg-type]
+        (PathPlan(None, ()), "paths"),
+        (PathPlan(((0, 1.5),), ()), "paths[0]"),  # type: ignore[arg-type]
+        (PathPlan(((0, 1),), None), "ops"),
+        (PathPlan(((0, 1),), ((0, 0, "F", 0.0, 1.0),)), "ops[0]"),  # type: ignore[arg-type]
+        (PathPlan(((0, 1),), (PathOp(0, 0, "F", "0", 1.0),)), "ops[0]"),  # type: ignore[arg-type]
+        (ArrangedPathPlan(((0,), 1), PathPlan((), ())), "groups[1]"),  # type: ignore[arg-type]
+        (ArrangedPathPlan(((0,), (1,)), ((0, 1),)), "paths"),  # type: ignore[arg-type]
+    ],
+)
+def test_answers_of_something_else(plan: Any, where: str) -> None:
+    """The field, and nothing after it; also in a result."""
+    problem: Any = {
+        AssignmentPlan: problem4(),
+        AveragingPlan: AveragingProblem([1.0, 2.0], [2.0, 2.0], [2.0, 2.0], 4, 1.0),
+        PathPlan: PathProblem(np.ones((2, 2)), [[0], [1]], 1.0, 1.0, 1.0, 2, 2, 1),
+        ArrangedPathPlan: ArrangedPathProblem(np.ones((2, 2)), [1, 1], 1.0, 1.0, 1.0, 2, 2, 1),
+    }[type(plan)]
+    assert [(v.rule, v.where) for v in check(plan, problem)] == [("form", where)]
+    result: Result[Any] = Result(plan, Status.FEASIBLE, None, None, 0.0, "", 0, "")
+    assert [(v.rule, v.where) for v in check(result, problem)] == [("form", where)]
