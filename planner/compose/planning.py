@@ -72,9 +72,10 @@ def plan(
     Result
         ``plan`` is a `TrainingPlan`, ``objective`` its predicted step time in seconds (with
         objective ``"cost"``: what the step costs in dollars, waiting included) and ``bound`` a time
-        that no plan with its head on the last stage can beat, or with ``stages`` no placement with these stages, pipelines and
-        layers (with ``stages="auto"``: with any that were tried). With ``path_stages`` both are
-        means over the cycle of iterations. With a calibration the bound is that of any plan, and
+        that no plan with its head on the last stage can beat, or with ``stages`` no placement with
+        these stages, pipelines and layers (with ``stages="auto"``: with any that were tried). With
+        ``path_stages`` both are means over the cycle of iterations. With a calibration the bound is
+        that of any plan with its head on the last stage, and
         there is none with ``path_stages``.
 
     Raises
