@@ -68,7 +68,7 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
         )
     if isinstance(plan, Result):
         return list(_result(plan, problem_or_cluster))
-    return list(form_violations(plan)) or list(_check(plan, problem_or_cluster))
+    return form_violations(plan) or list(_check(plan, problem_or_cluster))
 
 
 @singledispatch
@@ -124,9 +124,10 @@ def _side(result: Result[Any]) -> Iterator[Violation]:
     if result.objective is None or result.bound is None:
         return
     rates = isinstance(result.plan, AveragingPlan | RebalancingPlan)
-    least, most = sorted((result.objective, result.bound))
-    ordered = result.bound == (most if rates else least)
-    if not ordered and most > least * (1 + TOLERANCE):
+    low, high = result.bound, result.objective
+    if rates:
+        low, high = high, low
+    if low > high * (1 + TOLERANCE):
         side = "least" if rates else "most"
         yield Violation(
             "bound",
@@ -143,7 +144,7 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         return
     if result.status not in (Status.OPTIMAL, Status.FEASIBLE):
         yield Violation("status", "result", f"a plan is there, found status {result.status}")
-    if wrong := list(form_violations(result.plan)):
+    if wrong := form_violations(result.plan):
         yield from wrong
         return
     yield from _check(result.plan, problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from functools import singledispatch
 from numbers import Integral, Real
 from typing import Any
@@ -21,7 +20,7 @@ from planner.problems.answers import (
 
 
 @singledispatch
-def form_violations(plan: Any) -> Iterator[Violation]:
+def form_violations(plan: Any) -> list[Violation]:
     """Fields that are something else than they must be.
 
     Parameters
@@ -29,70 +28,70 @@ def form_violations(plan: Any) -> Iterator[Violation]:
     plan
         Part of a plan.
 
-    Yields
-    ------
-    Violation
-        One, or none: the rest presumes that there is none.
+    Returns
+    -------
+    list[Violation]
+        The first; empty: the rest may presume that there is none.
     """
-    yield from ()
+    return []
 
 
 @form_violations.register
-def _(plan: AssignmentPlan) -> Iterator[Violation]:
-    found = _lists("groups", plan.groups)
+def _(plan: AssignmentPlan) -> list[Violation]:
     grid = plan.grid
     whole = isinstance(grid, np.ndarray) and grid.ndim == 2 and grid.dtype.kind in "iu"
-    if found is None and not (grid is None or whole):
-        found = _wrong("grid", "whole numbers in rows and columns, or None", grid)
-    yield from () if found is None else (found,)
+    wrong = _lists("groups", plan.groups)
+    if not wrong and not (grid is None or whole):
+        wrong = _wrong("grid", "whole numbers in rows and columns, or None", grid)
+    return wrong
 
 
 @form_violations.register
-def _(plan: AveragingPlan) -> Iterator[Violation]:
+def _(plan: AveragingPlan) -> list[Violation]:
     for name in ("computes", "rates", "samples_per_step"):
         array = getattr(plan, name)
         if array.ndim != 1:
-            yield _wrong(name, "one number a peer", array)
-            return
+            return _wrong(name, "one number a peer", array)
     if not _number(plan.steps_per_s):
-        yield _wrong("steps_per_s", "a number", plan.steps_per_s)
+        return _wrong("steps_per_s", "a number", plan.steps_per_s)
+    return []
 
 
 @form_violations.register
-def _(plan: PathPlan) -> Iterator[Violation]:
-    found = _lists("paths", plan.paths) or _operations(plan.ops)
-    yield from () if found is None else (found,)
+def _(plan: PathPlan) -> list[Violation]:
+    return _lists("paths", plan.paths) or _operations(plan.ops)
 
 
 @form_violations.register
-def _(plan: ArrangedPathPlan) -> Iterator[Violation]:
-    found = _lists("groups", plan.groups)
-    if found is None and not isinstance(plan.paths, PathPlan):
-        found = _wrong("paths", "a PathPlan", plan.paths)
-    yield from form_violations(plan.paths) if found is None else (found,)
+def _(plan: ArrangedPathPlan) -> list[Violation]:
+    wrong = _lists("groups", plan.groups)
+    if not wrong and not isinstance(plan.paths, PathPlan):
+        wrong = _wrong("paths", "a PathPlan", plan.paths)
+    return wrong or form_violations(plan.paths)
 
 
-def _operations(ops: Any) -> Violation | None:
+def _operations(ops: Any) -> list[Violation]:
     if not isinstance(ops, list | tuple):
         return _wrong("ops", "a list of operations", ops)
     for k, op in enumerate(ops):
         right = isinstance(op, PathOp) and isinstance(op.kind, str)
         if not right or not all(map(_whole, op[:2])) or not all(map(_number, op[3:])):
-            return _wrong(f"ops[{k}]", "an operation: two whole numbers, a kind, two times", op)
-    return None
+            wanted = "an operation: two whole numbers, a kind, two times"
+            return _wrong(f"ops[{k}]", wanted, op)
+    return []
 
 
-def _lists(where: str, rows: Any) -> Violation | None:
+def _lists(where: str, rows: Any) -> list[Violation]:
     """Lists of devices."""
     if not isinstance(rows, list | tuple):
         return _wrong(where, "lists of devices", rows)
     for k, row in enumerate(rows):
         if not isinstance(row, list | tuple):
             return _wrong(f"{where}[{k}]", "a list of devices", row)
-        strange: Iterable[Any] = (d for d in row if not _whole(d))
-        for d in strange:
-            return _wrong(f"{where}[{k}]", "whole numbers", d)
-    return None
+        for device in row:
+            if not _whole(device):
+                return _wrong(f"{where}[{k}]", "whole numbers", device)
+    return []
 
 
 def _whole(value: object) -> bool:
@@ -103,5 +102,5 @@ def _number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _wrong(where: str, wanted: str, found: object) -> Violation:
-    return Violation("form", where, f"must be {wanted}, found {short(found)}")
+def _wrong(where: str, wanted: str, found: object) -> list[Violation]:
+    return [Violation("form", where, f"must be {wanted}, found {short(found)}")]

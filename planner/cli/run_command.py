@@ -290,10 +290,8 @@ class _Steps:
         self.changes: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json, self._of = predicted, as_json, of
-        self._doing = f"starting {len(plan.cluster.network.ids)} processes"
-        if predicted is None:
-            self._doing += " and measuring their operations"
-        PROGRESS.start(self._doing)
+        measures = " and measuring their operations" if predicted is None else ""
+        self._now(f"starting {len(plan.cluster.network.ids)} processes{measures}")
 
     def take(self, line: str) -> None:
         """A line of a rank's standard output."""
@@ -303,8 +301,7 @@ class _Steps:
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
-            self._doing = "the first step"
-            PROGRESS.start(self._doing)
+            self._now("the first step")
         elif event["event"] == "evaluated":
             self.evaluated.append({name: event[name] for name in event if name != "event"})
             self._say(
@@ -341,20 +338,23 @@ class _Steps:
             # losses come late and belong to the step they are of
             if event["loss_step"] is not None:
                 self._step(event["loss_step"])["loss"] = event["loss"]
-            self._doing = f"step {event['step'] + 2} of {self._of}"
-            if event["step"] + 1 == self._of:
-                self._doing = "ending"
+            done = int(event["step"]) + 1
+            self._doing = "ending" if done == self._of else f"step {done + 1} of {self._of}"
             self._say(_line(event, self.done[-1]["predicted_s"]))
 
     def _step(self, step: int) -> dict[str, Any]:
         # a step may never have been told, where whoever would tell it was lost
         return next((one for one in reversed(self.done) if one["step"] == step), {})
 
+    def _now(self, doing: str) -> None:
+        self._doing = doing
+        PROGRESS.start(doing)
+
     def _say(self, text: str) -> None:
         if not self._as_json:
             PROGRESS.clear()
             print(text, flush=True)
-        PROGRESS.start(self._doing)
+        self._now(self._doing)
 
 
 def _warn(line: str) -> None:

@@ -88,7 +88,8 @@ def simulate(
     NetworkError
         The cluster has another number of devices, or lacks a pair.
     """
-    setting = _Setting.of_any(plan, cluster, workload, links, cores)
+    _require_sound(plan)
+    setting = _Setting.of(plan, cluster, workload, links, cores)
     schedule = count("schedule", schedule, 0, len(plan.schedules) - 1)
     return setting.timeline(schedule, setting.step_s())
 
@@ -121,7 +122,8 @@ def simulate_cycle(
     SimulationError, NetworkError, ValueError
         As in `simulate`.
     """
-    setting = _Setting.of_any(plan, cluster, workload, links, cores)
+    _require_sound(plan)
+    setting = _Setting.of(plan, cluster, workload, links, cores)
     step_s = setting.step_s()
     timelines = tuple(setting.timeline(k, step_s) for k in range(len(plan.schedules)))
     cycle = [timelines[k] for k in plan.cycle]
@@ -291,30 +293,6 @@ class _Setting:
     cores: float
 
     @classmethod
-    def of_any(
-        cls,
-        plan: TrainingPlan,
-        cluster: Cluster | None,
-        workload: Workload | None,
-        links: str,
-        cores: int | None,
-    ) -> _Setting:
-        """Of a plan that may contradict itself, which compiled loops would not notice."""
-        for contradiction in unsound(of_kind(TrainingPlan, plan, "plan")):
-            raise SimulationError(contradiction)
-        if cores is not None:
-            cores = count("cores", cores)
-        if workload is not None:
-            workload = of_kind(Workload, workload, "workload")
-        found = len((workload or plan.workload).layers)
-        if found != len(plan.workload.layers):
-            raise SimulationError(
-                f"the plan has {len(plan.workload.layers)} layers, the workload {found}; give one "
-                "with as many"
-            )
-        return cls.of(plan, cluster, workload, links, cores)
-
-    @classmethod
     def of(
         cls,
         plan: TrainingPlan,
@@ -328,6 +306,11 @@ class _Setting:
         cluster = of_kind(Cluster, cluster, "cluster")
         workload = plan.workload if workload is None else workload
         workload = of_kind(Workload, workload, "workload")
+        if len(workload.layers) != len(plan.workload.layers):
+            raise SimulationError(
+                f"the plan has {len(plan.workload.layers)} layers, the workload "
+                f"{len(workload.layers)}; give one with as many"
+            )
         if len(cluster) != len(plan.cluster):
             raise NetworkError(
                 f"the plan has {len(plan.cluster)} devices, the network {len(cluster)}; give one "
@@ -335,8 +318,9 @@ class _Setting:
             )
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
+        cores = 0 if cores is None else count("cores", cores)
         program = compile_plan(plan, Links.of(cluster), workload)
-        return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores or 0))
+        return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 
     def run(self, steps: list[int], averages: bool | Sequence[bool], recorded: int = 0) -> Run:
         """Some steps from rest; they average only where links queue."""
@@ -513,6 +497,12 @@ class _Setting:
             f"deadlock: device {d} ({self.cluster.network.ids[d]}) waits for {kind}{b}, which can "
             "never start; reorder its operations so that no two devices wait for each other"
         )
+
+
+def _require_sound(plan: TrainingPlan) -> None:
+    """What plans of the search always are, and compiled loops rely on."""
+    for line in unsound(of_kind(TrainingPlan, plan, "plan")):
+        raise SimulationError(line)
 
 
 def _mean(values: list[float]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import gcd
 from typing import Any, NamedTuple
 
 from planner.compose.arranging import Arranged, arrange, arrange_unlike
@@ -75,8 +74,7 @@ def plan(
         that no plan with its head on the last stage can beat, or with ``stages`` no placement with
         these stages, pipelines and layers (with ``stages="auto"``: with any that were tried). With
         ``path_stages`` both are means over the cycle of iterations. With a calibration the bound is
-        that of any plan with its head on the last stage, and
-        there is none with ``path_stages``.
+        that of any plan with its head on the last stage, and there is none with ``path_stages``.
 
     Raises
     ------
@@ -267,7 +265,7 @@ def _least_of_shapes(
     )
     step.offer(best.objective, best.plan)
     made = [result.plan for result in results if result.plan is not None]
-    each = gcd(*(one.workload.microbatch_samples for one in made))
+    each = math.gcd(*(one.workload.microbatch_samples for one in made))
     if (any_plan := _measured_bound(question, best.plan, each)) is not None:
         step.raise_bound(*any_plan)
     elif question.request.calibration is None and all(r.bound is not None for r in results):

@@ -377,13 +377,12 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
     try:
         return address.connect(wait_s), False
     except StoreMissingError as error:
-        where = (
-            ""
-            if address.by_starter
-            else f"; device {first!r} serves it: start that one too, and name its node in "
+        if address.by_starter:
+            raise
+        raise StoreMissingError(
+            f"{error}; device {first!r} serves it: start that one too, and name its node in "
             "MASTER_ADDR"
-        )
-        raise StoreMissingError(f"{error}{where}") from None
+        ) from None
 
 
 def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:

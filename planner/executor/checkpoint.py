@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +24,7 @@ from planner.executor.outer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import read_tensors, write_tensors
 from planner.network.atomic import write_text
+from planner.network.outputs import make_writable
 from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
@@ -196,9 +196,7 @@ def require_free(folder: Path, resumed: Path | None) -> None:
             f"from there with --resume {folder}, or name another folder"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        make_writable(folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise CheckpointError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import write_tensors
 from planner.executor.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.network.atomic import write_text
+from planner.network.outputs import make_writable
 from planner.training_plan.model import TrainingPlan
 from planner.workload.hf_config import CONFIG, read_config, to_hf_config
 from planner.workload.layers import Architecture
@@ -62,9 +62,7 @@ class Export:
         if like is not None:
             require_same_model(like, self._arch)
         try:  # now rather than after the last step
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            make_writable(folder)
         except OSError as error:
             raise WeightsError(
                 f"{folder}: cannot be written to ({error.strerror}); name another folder"

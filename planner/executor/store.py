@@ -131,7 +131,7 @@ class StoreAddress:
                 wait_for_workers=False,
             )
         except DistError:
-            raise StoreMissingError(f"{self} did not answer within {timeout_s:g} s") from None
+            raise self._missing(timeout_s) from None
         store.set_timeout(timedelta(seconds=timeout_s))
         return PrefixStore(f"planner/{self.attempt}", store)
 
@@ -147,10 +147,11 @@ class StoreAddress:
                     continue
                 # the names of nodes that are on their way may come late too
                 why = f" ({error.strerror})" if isinstance(error, socket.gaierror) else ""
-                raise StoreMissingError(
-                    f"{self} did not answer within {timeout_s:g} s{why}"
-                ) from None
+                raise self._missing(timeout_s, why) from None
             return
+
+    def _missing(self, timeout_s: float, why: str = "") -> StoreMissingError:
+        return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
 
 
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:

@@ -50,9 +50,10 @@ def kept_warm(
     guard = _guard(file) if changed else None
 
     def undo() -> None:
-        if guard is not None:
+        if guard is not None and guard.stdin is not None:
             with suppress(OSError, subprocess.TimeoutExpired):
-                guard.communicate(timeout=UNDO_S)
+                guard.stdin.close()
+                guard.wait(UNDO_S)
         if changed:
             with suppress(OSError):
                 file.write_text("1\n")

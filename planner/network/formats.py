@@ -123,7 +123,7 @@ def from_csv_text(text: str) -> Matrices:
     """
     reader = csv.DictReader(io.StringIO(text))
     try:
-        columns = list(reader.fieldnames or ["nothing at all"])
+        columns = list(reader.fieldnames or [])
         if len(columns) == 1 and (other := set(";\t") & set(columns[0])):
             raise NetworkError(f"has {other.pop()!r} between its columns; give commas")
         return from_rows(reader, columns=columns)
@@ -235,8 +235,8 @@ def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     if not present:
         raise NetworkError(
             f"has no column of {what}, such as {list(known)[1]}, found "
-            f"{', '.join(names) or 'none'}; measure it, or assume one: planner networks FILE "
-            "--latency-ms or --bandwidth-gbps"
+            f"{', '.join(names) or 'nothing at all'}; measure it, or assume one: planner networks "
+            "FILE --latency-ms or --bandwidth-gbps"
         )
     if len(present) != 1:
         raise NetworkError(

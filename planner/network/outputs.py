@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,24 @@ def require_writable(path: Path, suffixes: Sequence[str]) -> None:
         raise ValueError(f"{path}: must end in {' or '.join(suffixes)}; rename it")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: folder {path.parent} may not be written to; name another file")
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder, unless it is there, and see that files can be made in it.
+
+    Parameters
+    ----------
+    folder
+        What will be written to, now rather than after the work.
+
+    Raises
+    ------
+    OSError
+        It cannot be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def is_own(path: Path, mark: str | Sequence[str]) -> bool:
