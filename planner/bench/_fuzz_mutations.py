@@ -1,9 +1,11 @@
-"""Ways to damage a good input: its text, one value somewhere in its JSON, a cell of its table."""
+"""Ways to damage a good input: its text, a value in its JSON, a cell of its table, an attribute."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,29 @@ def _places(data: Any, depth: int = 0) -> Any:
     for key in list(keys):
         yield depth, data, key
         yield from _places(data[key], depth + 1)
+
+
+def damaged_object(good: Any, random: Random) -> Any:
+    """A dataclass with one of its fields, or something below one, made of something else."""
+    if isinstance(good, Mapping) and good:
+        inner: Any = dict(good)
+    elif isinstance(good, tuple) and good:
+        inner = list(good)
+    elif is_dataclass(good) and not isinstance(good, type):
+        inner = {f.name: getattr(good, f.name) for f in fields(good) if f.init}
+    else:
+        return copy.deepcopy(OBJECTS[int(random.integers(len(OBJECTS)))])
+    keys = list(inner) if isinstance(inner, dict) else range(len(inner))
+    key = keys[int(random.integers(len(keys)))]
+    if random.random() < 0.2:  # here, not below
+        inner[key] = copy.deepcopy(OBJECTS[int(random.integers(len(OBJECTS)))])
+    else:
+        inner[key] = damaged_object(inner[key], random)
+    if isinstance(good, Mapping):
+        return inner
+    if isinstance(good, tuple):
+        return type(good)(*inner) if hasattr(good, "_fields") else tuple(inner)
+    return replace(good, **{str(key): inner[key]})
 
 
 def damaged_table(text: str, random: Random) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from planner.bench._fuzz_mutations import (
     OBJECTS,
     Random,
     damaged_json,
+    damaged_object,
     damaged_table,
     damaged_text,
 )
@@ -58,29 +60,46 @@ def _file(path: Path, text: str, take: Callable[[Path], object], structure: str)
     return attempt
 
 
-def _plan_text(folder: Path) -> str:
+PLANS: tuple[dict[str, Any], ...] = (
+    {"stages": 2, "pipelines": 2},
+    {"stages": 2, "pipelines": 2, "codec": "int8", "sync_every": 3},
+    {"stages": 2, "wiring": "stochastic", "clip": 1.0},
+    {"path_stages": 2, "stage_sizes": (1, 2, 1)},
+)
+"""What is asked for; plans have more of their parts so."""
+
+
+def _plan_texts(folder: Path) -> list[str]:
+    """Plans' files."""
     import planner as pl
 
     network = pl.load_network("aws4_dtfm_regional_2022")
     workload = pl.Workload.preset("gpt2-tiny").replace(batch_samples=8)
     cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
-    made = pl.plan(cluster, workload, stop=pl.MaxIterations(1)).plan
-    assert made is not None
-    pl.save_plan(made, folder / "good.json")
-    return (folder / "good.json").read_text()
+    texts = []
+    for asked in PLANS:
+        made = pl.plan(cluster, workload, stop=pl.MaxIterations(1), **asked).plan
+        assert made is not None
+        pl.save_plan(made, folder / "good.json")
+        texts.append((folder / "good.json").read_text())
+    return texts
+
+
+def _some_of(attempts: list[Attempt]) -> Attempt:
+    return lambda random: attempts[int(random.integers(len(attempts)))](random)
 
 
 def _plan(folder: Path) -> Attempt:
     import planner as pl
 
-    return _file(folder / "plan.json", _plan_text(folder), pl.load_plan, "json")
+    path = folder / "plan.json"
+    return _some_of([_file(path, text, pl.load_plan, "json") for text in _plan_texts(folder)])
 
 
 def _plan_rehashed(folder: Path) -> Attempt:
     """As if whoever changed it had written the right hashes; then checked and simulated."""
     import planner as pl
 
-    good = json.loads(_plan_text(folder))
     path = folder / "plan.json"
 
     def take(data: object) -> object:
@@ -91,8 +110,11 @@ def _plan_rehashed(folder: Path) -> Attempt:
         pl.simulate(plan, plan.cluster, plan.workload)
         return found
 
-    take(good)  # what it compiles is no input's time
-    return lambda random: take(damaged_json(good, random))
+    def damaging(good: object) -> Attempt:
+        take(good)  # what it compiles is no input's time
+        return lambda random: take(damaged_json(good, random))
+
+    return _some_of([damaging(json.loads(text)) for text in _plan_texts(folder)])
 
 
 def _network_csv(folder: Path) -> Attempt:
@@ -124,7 +146,7 @@ def _hf_config(folder: Path) -> Attempt:
         _file(folder / f"{k}.json", json.dumps(config), take, "json")
         for k, config in enumerate(good_configs())
     ]
-    return lambda random: attempts[int(random.integers(len(attempts)))](random)
+    return _some_of(attempts)
 
 
 def _calibration(folder: Path) -> Attempt:
@@ -224,7 +246,7 @@ def _measured(folder: Path) -> Attempt:
         _file(folder / "run.json", json.dumps(run), take, "json"),
         _file(folder / "nccl.txt", nccl, take, "csv"),
     ]
-    return lambda random: attempts[int(random.integers(len(attempts)))](random)
+    return _some_of(attempts)
 
 
 def _paths(folder: Path) -> Attempt:
@@ -323,7 +345,7 @@ def _command_lines(folder: Path) -> Attempt:
 
     net, plan = folder / "net.csv", folder / "plan.json"
     pl.load_network("aws4_dtfm_regional_2022").save(net)
-    plan.write_text(_plan_text(folder))
+    plan.write_text(_plan_texts(folder)[0])
     _peers(folder)
     (folder / "peers.csv").write_text(
         "name,samples_per_s,upload_mbps,download_mbps\nlab,2,200,200\nhome,1,50,400\n"
@@ -383,7 +405,7 @@ def _calls(folder: Path) -> Attempt:
     network = pl.Network(latency, np.where(eye, 1.0, 1e8), ["a", "b", "c", "d"])
     cluster = pl.Cluster(network, pl.Devices(1e12, 16e9))
     work = pl.Workload.preset("gpt2-tiny").replace(batch_samples=8)
-    plan = pl.load_plan(_written(folder, _plan_text(folder)))
+    plan = pl.load_plan(_written(folder, _plan_texts(folder)[0]))
     assign = pl.AssignmentProblem(network, 2, 2, 1e6, 1e6)
     effort = pl.MaxIterations(1)
     path = pl.PathProblem(np.ones((2, 2)), [[0], [1]], 1.0, 1.0, 1.0, 2, 2, 1)
@@ -535,6 +557,41 @@ def _calls(folder: Path) -> Attempt:
     return attempt
 
 
+def _objects(folder: Path) -> Attempt:
+    """Plans, parts of plans and results, as a solver of somebody else's may make them."""
+    import planner as pl
+    from planner.exports.formats import FORMATS
+
+    wholes = [pl.load_plan(_written(folder, text)) for text in _plan_texts(folder)]
+    network = wholes[0].cluster.network
+    problems: tuple[tuple[Callable[..., Any], Any], ...] = (
+        (pl.solve_assignment, pl.AssignmentProblem(network, 2, 2, 1e6, 1e6)),
+        (pl.solve_averaging, pl.AveragingProblem([1.0, 2.0], [1e6, 2e6], [1e6, 2e6], 8, 1e6)),
+        (pl.solve_paths, pl.PathProblem(np.ones((2, 2)), [[0], [1]], 1.0, 1.0, 1.0, 2, 2, 1)),
+    )
+    results = [(solve(problem, stop=pl.MaxIterations(1)), problem) for solve, problem in problems]
+    uses: tuple[Callable[[Any], object], ...] = (
+        pl.check,
+        pl.simulate,
+        pl.simulate_cycle,
+        repr,
+        lambda plan: plan._repr_html_(),
+        lambda plan: pl.save_plan(plan, folder / "object.json"),
+        *(partial(pl.export_plan, to=to) for to in FORMATS),
+        lambda plan: plan in wholes,
+    )
+
+    def attempt(random: Random) -> object:
+        if random.random() < 0.7:
+            damaged = damaged_object(wholes[int(random.integers(len(wholes)))], random)
+            return uses[int(random.integers(len(uses)))](damaged)
+        result, problem = results[int(random.integers(len(results)))]
+        answer = result if random.random() < 0.5 else result.plan
+        return pl.check(damaged_object(answer, random), problem)
+
+    return attempt
+
+
 def _call(function: Callable[..., object], given: dict[str, Any]) -> object:
     """By position, since parameters' names are not the matter."""
     import inspect
@@ -571,4 +628,5 @@ TARGETS = {
     "paths": Target(_paths),
     "command lines": Target(_command_lines),
     "calls": Target(_calls),
+    "objects": Target(_objects),
 }

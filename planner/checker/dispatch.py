@@ -66,9 +66,10 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
             f"a {type(subject).__name__} is checked against a {wanted.__name__}, found "
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
-    if isinstance(plan, Result):
-        return list(_result(plan, problem_or_cluster))
-    return form_violations(plan) or list(_check(plan, problem_or_cluster))
+    if wrong := form_violations(plan):
+        return wrong
+    checked = _result if isinstance(plan, Result) else _check
+    return list(checked(plan, problem_or_cluster))
 
 
 @singledispatch
@@ -144,15 +145,19 @@ def _result(result: Result[Any], problem: Any) -> Iterator[Violation]:
         return
     if result.status not in (Status.OPTIMAL, Status.FEASIBLE):
         yield Violation("status", "result", f"a plan is there, found status {result.status}")
-    if wrong := form_violations(result.plan):
-        yield from wrong
-        return
-    yield from _check(result.plan, problem)
+    wrong = list(_check(result.plan, problem))
+    yield from wrong
     if isinstance(result.plan, TrainingPlan):
         yield from _step_of(result, result.plan)
-    else:
-        yield from _side(result)
-        yield from bound_violations(result.bound, result.witness, problem)
+        return
+    yield from _side(result)
+    yield from bound_violations(result.bound, result.witness, problem)
+    if not wrong:  # else there may be nothing to price
+        yield from _objective(result, problem)
+
+
+def _objective(result: Result[Any], problem: Any) -> Iterator[Violation]:
+    """A part's objective is what the part, valid itself, comes to."""
     if isinstance(result.plan, AssignmentPlan):
         cost = assignment_cost_s(
             result.plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes

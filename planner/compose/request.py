@@ -21,13 +21,11 @@ from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, seed_of, whole
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import OuterOptimizer, Routing, Sync
+from planner.training_plan.model import MOST_EVERY, OuterOptimizer, Routing, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload
 
-MOST_EVERY = 1_000_000
-"""Steps between averagings."""
 FULL_EVERY, MOST_FULL_EVERY = 10, 1000
 """One iteration in so many is full (SkipPipe, 3.6); more make a cycle that no run gets through."""
 

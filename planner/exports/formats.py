@@ -19,6 +19,7 @@ from planner.exports.trace import chrome_trace
 from planner.network.atomic import write_text
 from planner.network.values import of_kind, short
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rules import contradictions
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **o
     Raises
     ------
     ExportError
-        The format cannot express the plan, does not read an option, or there is none of that name.
+        The format cannot express the plan, does not read an option, or there is none of that name;
+        the plan contradicts itself.
     """
     of_kind(TrainingPlan, plan, "plan", error=ExportError)
     if not isinstance(to, str) or to not in FORMATS:
@@ -97,6 +99,8 @@ def export_plan(plan: TrainingPlan, to: str, path: str | Path | None = None, **o
         if name not in chosen.reads:
             read = ", ".join(sorted(chosen.reads)) or "no options"
             raise ExportError(f"{to} does not read {name}; leave it out ({to} reads {read})")
+    for problem in contradictions(plan):
+        raise ExportError(problem)
     text = chosen.text(plan, ExportOptions(**options))
     if path is not None:
         write_text(path, text)

@@ -210,7 +210,8 @@ class Devices:
             raise ValueError(f"devices.sites must name {n} sites, found {len(sites)}; one a device")
         fields: dict[str, Any] = {"sites": sites}
         for field in ("site_upload_bytes_per_s", "site_download_bytes_per_s"):
-            given = mapping(f"devices.{field}", getattr(self, field) or {})
+            rates = getattr(self, field)
+            given = mapping(f"devices.{field}", {} if rates is None else rates)
             for site, rate in given.items():
                 if site not in (sites or ()):
                     raise ValueError(f"devices.{field} names {site!r}, where no device stands")

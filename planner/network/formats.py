@@ -20,6 +20,7 @@ from planner.network.atomic import write_text
 from planner.network.error import NetworkError
 from planner.network.files import parse_json, read_text
 from planner.network.values import short
+from planner.network.words import printable
 
 FORMAT = "planner.network"
 SCHEMA_VERSION = 1
@@ -198,7 +199,8 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
     bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
     for column in ("source", "destination"):
         if column not in names:
-            raise NetworkError(f"column {column!r} is missing; found {', '.join(names) or 'none'}")
+            shown = ", ".join(map(printable, names)) or "none"
+            raise NetworkError(f"column {column!r} is missing; found {shown}")
     place: dict[str, int] = {}
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for line, raw in enumerate(rows, start=2):
@@ -233,10 +235,10 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
 def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     present = [c for c in known if c in names]
     if not present:
+        found = ", ".join(map(printable, names)) or "nothing at all"
         raise NetworkError(
-            f"has no column of {what}, such as {list(known)[1]}, found "
-            f"{', '.join(names) or 'nothing at all'}; measure it, or assume one: planner networks "
-            "FILE --latency-ms or --bandwidth-gbps"
+            f"has no column of {what}, such as {list(known)[1]}, found {found}; measure it, or "
+            "assume one: planner networks FILE --latency-ms or --bandwidth-gbps"
         )
     if len(present) != 1:
         raise NetworkError(

@@ -16,7 +16,7 @@ from planner.network.error import NetworkError
 from planner.network.files import read_text
 from planner.network.network import Network
 from planner.network.values import mapping, real, several
-from planner.network.words import some
+from planner.network.words import printable, some
 
 Floats = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ class Prices:
         if sorted(header) != sorted(COLUMNS):
             raise NetworkError(
                 f"{path}: must have the columns {', '.join(COLUMNS)}, found "
-                f"{', '.join(header) or 'none'}; correct the header"
+                f"{', '.join(map(printable, header)) or 'none'}; correct the header"
             )
         rows.fieldnames = header
         rules = []

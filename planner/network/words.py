@@ -95,3 +95,8 @@ def listed(words: Iterable[str]) -> str:
     """Some words with commas between, dots for those that are too many."""
     every = list(words)
     return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
+
+
+def printable(name: str) -> str:
+    """A name from a file as a message of one line shows it."""
+    return name if name.isprintable() else repr(name)

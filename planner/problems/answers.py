@@ -107,7 +107,7 @@ class AveragingPlan:
             given = getattr(self, field)
             try:
                 array = np.array(given, dtype=kind)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise ProblemError(
                     f"{field} must be one value a peer, found {short(given)}"
                 ) from None

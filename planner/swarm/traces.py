@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from planner.network.atomic import write_text
 from planner.network.files import read_text
+from planner.network.words import printable
 from planner.problems.error import ProblemError
 
 Floats = NDArray[np.float64]
@@ -111,10 +112,8 @@ def load_trace(path: str | Path) -> Trace:
     except csv.Error as error:
         raise ProblemError(f"{path}: is no CSV ({error}); correct the file") from None
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
-        raise ProblemError(
-            f"{path}: columns are {','.join(columns) or 'missing'}; give time_s,change or "
-            "time_s,change,kind"
-        )
+        found = ",".join(map(printable, columns)) or "missing"
+        raise ProblemError(f"{path}: columns are {found}; give time_s,change or time_s,change,kind")
     kinds: dict[str, int] = {}
     start: list[int] = []
     events: list[tuple[float, int, int]] = []

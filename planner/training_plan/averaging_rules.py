@@ -38,14 +38,9 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """
     stages = len(plan.assignment.groups)
     tied = plan.averages_tied and plan.must_average_tied
-    if plan.averages_tied and not tied:
-        yield "averaging.tied: no two stages share a matrix (embedding and head); leave it out"
-        return
-    if len(plan.averaging) != stages + tied:
-        yield (
-            f"averaging.stages: must have {stages} entries, found {len(plan.averaging)}; give one "
-            "per stage"
-        )
+    uncounted = list(uncounted_stages(plan))
+    if uncounted:
+        yield from uncounted
         return
     arch, shared = plan.workload.architecture, plan.workload.tied_parameters
     if tied and arch is not None and shared != arch.tied * arch.vocabulary * arch.hidden:
@@ -81,11 +76,8 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     f"back to it, found {trained}; correct members and receives"
                 )
             for g in averaging_groups:
-                if not len(g.members) == len(g.shares) == len(g.contributes) == len(g.receives):
-                    yield (
-                        f"{where}: members, shares, contributes and receives differ in length; "
-                        "align them"
-                    )
+                if unlike := list(unlike_lengths(g, where)):
+                    yield from unlike
                 elif abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
                     yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
                 elif not any(g.contributes):
@@ -107,6 +99,49 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
             yield from _weights_contradictions(plan, j)
     yield from _helpers_contradictions(plan)
     yield from _clock_contradictions(plan)
+
+
+def uncounted_stages(plan: TrainingPlan) -> Iterator[str]:
+    """A stage without averaging, or one too many.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+
+    Yields
+    ------
+    str
+        At most one line: field, rule, remedy.
+    """
+    stages = len(plan.assignment.groups)
+    if plan.averages_tied and not plan.must_average_tied:
+        yield "averaging.tied: no two stages share a matrix (embedding and head); leave it out"
+    elif len(plan.averaging) != stages + plan.averages_tied:
+        yield (
+            f"averaging.stages: must have {stages} entries, found {len(plan.averaging)}; give one "
+            "per stage"
+        )
+
+
+def unlike_lengths(group: AveragingGroup, where: str) -> Iterator[str]:
+    """Members and what is said of each.
+
+    Parameters
+    ----------
+    group
+        Any.
+    where
+        Its place, for messages.
+
+    Yields
+    ------
+    str
+        At most one line: field, rule, remedy.
+    """
+    rows = (group.members, group.shares, group.contributes, group.receives)
+    if len(set(map(len, rows))) > 1:
+        yield f"{where}: members, shares, contributes and receives differ in length; align them"
 
 
 def _entry(plan: TrainingPlan, j: int) -> str:

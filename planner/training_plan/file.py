@@ -7,7 +7,6 @@ is the checker's business.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from planner.training_plan.model import (
     Sync,
     TrainingPlan,
     hash_of,
+    json_text,
 )
 from planner.training_plan.rules import contradictions
 from planner.workload.compute_times import ComputeTimes
@@ -118,10 +118,7 @@ def plan_text(plan: TrainingPlan) -> str:
     str
         JSON, a line per top-level field, so that plans can be read and compared.
     """
-    lines = (
-        f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
-        for name, value in plan.to_dict().items()
-    )
+    lines = (f"{json_text(name)}:{json_text(value)}" for name, value in plan.to_dict().items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

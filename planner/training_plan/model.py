@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.network.annotations import misfit
 from planner.network.cluster import Cluster
-from planner.network.values import choice, count, of_kind, real, several
+from planner.network.values import choice, count, of_kind, real, several, short
 from planner.network.words import listed, some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
@@ -35,6 +36,8 @@ FORMAT = "planner.plan"
 SCHEMA_VERSION = 2
 Operation = tuple[str, int]
 """``("F" | "H" | "B", microbatch)``."""
+MOST_EVERY = 1_000_000
+"""Steps between two averagings."""
 WHOLE = (0.0, 1.0)
 """The slice that is all of a vector."""
 
@@ -399,7 +402,8 @@ class Sync:
     delayed: bool = False
 
     def __post_init__(self) -> None:
-        count("every_steps", self.every_steps, error=PlanError)
+        every = count("every_steps", self.every_steps, most=MOST_EVERY, error=PlanError)
+        object.__setattr__(self, "every_steps", every)
         if self.outer is not None:
             of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
         of_kind(bool, self.delayed, "delayed", error=PlanError)
@@ -591,19 +595,6 @@ class TrainingPlan:
     package_version: str = ""
 
     def __post_init__(self) -> None:
-        for kind, name in (
-            (Cluster, "cluster"),
-            (Workload, "workload"),
-            (ComputeTimes, "compute_times"),
-            (AssignmentPlan, "assignment"),
-            (Predicted, "predicted"),
-            (Sync, "sync"),
-            (Routing, "routing"),
-            (Mapping, "certificates"),
-        ):
-            of_kind(kind, getattr(self, name), name, error=PlanError)
-        if self.cost is not None:
-            of_kind(Cost, self.cost, "cost", error=PlanError)
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
@@ -612,15 +603,13 @@ class TrainingPlan:
             if norm == 0:
                 raise PlanError("clip is 0; give the largest norm, above 0, or leave it out")
             object.__setattr__(self, "clip", norm)
-        none = (False,) * len(self.stage_layers)
-        flags = several("recompute", self.recompute, error=PlanError) or none
-        object.__setattr__(self, "recompute", flags)
-        for flag in self.recompute:
-            of_kind(bool, flag, "an entry of recompute", error=PlanError)
-        names = several("left_out", self.left_out, error=PlanError)
-        object.__setattr__(self, "left_out", names)
-        for device in self.left_out:
-            of_kind(str, device, "an entry of left_out", error=PlanError)
+        for name in ("stage_layers", "recompute", "left_out"):
+            row = several(name, getattr(self, name), error=PlanError)
+            object.__setattr__(self, name, row)
+        if not self.recompute:
+            object.__setattr__(self, "recompute", (False,) * len(self.stage_layers))
+        if wrong := misfit(self, TrainingPlan):
+            raise PlanError(f"{wrong.where.removeprefix('.')} {wrong}; make the plan again")
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 
@@ -892,8 +881,29 @@ def hash_of(content: Mapping[str, Any]) -> str:
     str
         64 hex digits.
     """
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json_text(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_text(value: Any, *, sort_keys: bool = False) -> str:
+    """JSON without spaces; NumPy's numbers are numbers.
+
+    Parameters
+    ----------
+    value
+        Without NaN.
+    sort_keys
+        Whether equal mappings give equal text.
+    """
+    return json.dumps(
+        value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False, default=_plain
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise PlanError(f"a plan holds {short(value)}, which JSON has not; make the plan again")
 
 
 def _rounds(rounds: StageAveraging) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.network.values import real
+from planner.network.values import of_kind, real, several
 from planner.network.words import some, span
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
@@ -46,6 +46,16 @@ class ComputeTimes:
     operation_s: float = 0.0
     message_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        of_kind(str, self.source, "source")
+        for name in FIELDS:
+            field = f"compute_times.{name}"
+            column = (real(field, x, 0) for x in several(field, getattr(self, name)))
+            object.__setattr__(self, name, tuple(column))
+        for name in COSTS:
+            cost = real(f"compute_times.{name}", getattr(self, name), 0)
+            object.__setattr__(self, name, cost)
+
     def __repr__(self) -> str:
         means = (
             f"{name} {span(getattr(self, name + '_s'), 's')}" for name in ("forward", "backward")
@@ -71,9 +81,8 @@ class ComputeTimes:
         ComputeTimes
             The same.
         """
-        columns = {name: tuple(real(name, x) for x in data[name]) for name in FIELDS}
-        costs = {name: real(name, data.get(name, 0.0)) for name in COSTS}
-        return cls(source=data["source"], **columns, **costs)  # type: ignore[arg-type]
+        costs = {name: data.get(name, 0.0) for name in COSTS}
+        return cls(source=data["source"], **{name: data[name] for name in FIELDS}, **costs)
 
     @classmethod
     def from_flops(

@@ -30,6 +30,7 @@ def test_some_of_each(name: str, count: int) -> None:
 def test_the_good_ones_are_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing behind the first rule would be reached."""
     targets = "planner.bench._fuzz_targets."
+    monkeypatch.setattr(targets + "damaged_object", lambda good, _: good)
     monkeypatch.setattr(targets + "damaged_json", lambda good, _: good)
     monkeypatch.setattr(targets + "damaged_table", lambda text, _: text)
     monkeypatch.setattr(targets + "damaged_text", lambda text, _: text.encode())

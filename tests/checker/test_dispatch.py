@@ -75,7 +75,7 @@ def test_bounds_are_on_their_side_of_what_they_bound() -> None:
 def test_devices_are_whole_numbers(device: Any) -> None:
     """Whatever else equals one."""
     plan = AssignmentPlan(((device, 2), (1, 3)), None)
-    assert [(v.rule, v.where) for v in check(plan, problem4())] == [("form", "groups[0]")]
+    assert [(v.rule, v.where) for v in check(plan, problem4())] == [("form", "groups[0][0]")]
 
 
 def test_broken_training_plans() -> None:
@@ -168,10 +168,10 @@ def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
         (AveragingPlan(np.ones(2, bool), np.array(1.0), 1.0, np.ones(2)), "rates"),
         (AveragingPlan(np.ones(2, bool), np.ones(2), "1", np.ones(2)), "steps_per_s"),  # type: ignore[arg-type]
         (PathPlan(None, ()), "paths"),
-        (PathPlan(((0, 1.5),), ()), "paths[0]"),  # type: ignore[arg-type]
+        (PathPlan(((0, 1.5),), ()), "paths[0][1]"),  # type: ignore[arg-type]
         (PathPlan(((0, 1),), None), "ops"),
         (PathPlan(((0, 1),), ((0, 0, "F", 0.0, 1.0),)), "ops[0]"),  # type: ignore[arg-type]
-        (PathPlan(((0, 1),), (PathOp(0, 0, "F", "0", 1.0),)), "ops[0]"),  # type: ignore[arg-type]
+        (PathPlan(((0, 1),), (PathOp(0, 0, "F", "0", 1.0),)), "ops[0].start_s"),  # type: ignore[arg-type]
         (ArrangedPathPlan(((0,), 1), PathPlan((), ())), "groups[1]"),  # type: ignore[arg-type]
         (ArrangedPathPlan(((0,), (1,)), ((0, 1),)), "paths"),  # type: ignore[arg-type]
     ],
@@ -187,3 +187,31 @@ def test_answers_of_something_else(plan: Any, where: str) -> None:
     assert [(v.rule, v.where) for v in check(plan, problem)] == [("form", where)]
     result: Result[Any] = Result(plan, Status.FEASIBLE, None, None, 0.0, "", 0, "")
     assert [(v.rule, v.where) for v in check(result, problem)] == [("form", where)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"status": "FEASIBLE"}, "status"),
+        ({"objective": "1"}, "objective"),
+        ({"bound": np.ones(2)}, "bound"),
+        ({"bound": 10**400}, "bound"),
+        ({"witness": "word"}, "witness"),
+        ({"witness": {"kind": np.ones(2)}}, "witness"),
+        ({"seed": None}, "seed"),
+    ],
+)
+def test_results_of_something_else(changes: dict[str, Any], where: str) -> None:
+    """What surrounds a good answer."""
+    plan = AssignmentPlan.of_grid([[0, 2], [1, 3]])
+    right: Result[Any] = Result(plan, Status.FEASIBLE, None, None, 0.0, "", 0, "")
+    wrong = replace(right, **changes)
+    assert [(v.rule, v.where) for v in check(wrong, problem4())] == [("form", where)]
+
+
+def test_plans_whose_bounds_stand_on_something_else() -> None:
+    """What no file can hold."""
+    plan = make_plan([[0, 1]])
+    step = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", {"kind": object()})
+    found = check(plan.replace(certificates={"step": step}))
+    assert [(v.rule, v.where) for v in found] == [("form", "certificates.step.witness")]

@@ -20,7 +20,8 @@ from planner.clock.timeline import from_records
 from planner.network.cluster import Cluster, Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
-from planner.training_plan.model import TrainingPlan
+from planner.problems.answers import AssignmentPlan
+from planner.training_plan.model import AveragingGroup, TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload
@@ -181,6 +182,19 @@ def test_plans_that_contradict_themselves_are_refused() -> None:
         (plan.replace(schedules=(replace(s, order=s.order[:1]),)), "order: must have 2 lists"),
         (plan.replace(schedules=(replace(s, paths=s.paths[:1]),)), "paths: must be 2"),
         (plan.replace(schedules=(replace(s, paths=((0, 9),) * 2),)), "device 9 holds no stage"),
+        (
+            plan.replace(schedules=(replace(s, paths=((0, 1), ())),)),
+            r"paths\[1\]: visits no device",
+        ),
+        (plan.replace(averaging=plan.averaging[:1]), "averaging.stages: must have 2 entries"),
+        (
+            plan.replace(averaging=(((AveragingGroup((0,), (), (True,)),),), plan.averaging[1])),
+            "members, shares, contributes and receives differ in length",
+        ),
+        (
+            plan.replace(assignment=AssignmentPlan(((-1,), (1,)), None)),
+            "there is no device -1",
+        ),
     ):
         for way in (simulate, simulate_cycle):
             with pytest.raises(SimulationError, match=said):

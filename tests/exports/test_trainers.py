@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from torch.distributed.pipelining.schedules import (
 from planner.clock.simulator import simulate
 from planner.exports.error import ExportError
 from planner.exports.formats import FORMATS, export_plan
+from planner.network.cluster import Cluster, Devices
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import AveragingGroup, Schedule, Sync, TrainingPlan
-from tests.conftest import levels, make_plan, tiny_workload
+from planner.workload.compute_times import FIELDS, ComputeTimes
+from tests.conftest import levels, make_plan, random_network, tiny_workload
 
 GRID = [[0, 5, 2], [3, 1, 4]]
 TRAINERS = ("torch-pipelining", "torchtitan", "megatron")
@@ -155,11 +158,17 @@ def test_trace_is_the_timelines(plan: TrainingPlan, tmp_path: Path) -> None:
 
 
 def paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
-    """A plan whose microbatches take these paths; orders do not matter here."""
+    """A plan whose microbatches take these paths in turn; all go forward, then all back."""
 
     def change(plan: TrainingPlan) -> TrainingPlan:
         old = plan.schedules[0]
-        return plan.replace(schedules=(Schedule(old.name, old.head, rows, old.order),))
+        turns = tuple(rows[b % len(rows)] for b in range(len(old.paths)))
+        bare = Schedule(old.name, old.head, turns, ())
+        order = tuple(
+            tuple((kind, b) for kind in "FHB" for b in own[kind])
+            for own in bare.visits(len(plan.cluster))
+        )
+        return plan.replace(schedules=(Schedule(old.name, old.head, turns, order),))
 
     return change
 
@@ -167,6 +176,19 @@ def paths(*rows: tuple[int, ...]) -> Callable[[TrainingPlan], TrainingPlan]:
 def averaging(group: AveragingGroup) -> Callable[[TrainingPlan], TrainingPlan]:
     """A plan whose first stage averages so."""
     return lambda plan: plan.replace(averaging=(((group,),), *plan.averaging[1:]))
+
+
+def helped(plan: TrainingPlan) -> TrainingPlan:
+    """A plan with a seventh device, which sums half of the first stage."""
+    old, times, sums = plan.schedules[0], plan.compute_times, (True, True, False)
+    wider = plan.replace(
+        cluster=Cluster(random_network(7), Devices(1e12, 16e9)),
+        compute_times=ComputeTimes.from_dict(
+            {"source": "six and one"} | {name: (*getattr(times, name), 0.0) for name in FIELDS}
+        ),
+        schedules=(replace(old, order=(*old.order, ())),),
+    )
+    return averaging(AveragingGroup((0, 3, 6), (0.25, 0.25, 0.5), sums, sums))(wider)
 
 
 REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
@@ -182,7 +204,7 @@ REFUSED: dict[str, Callable[[TrainingPlan], TrainingPlan]] = {
         averaging=(levels([(0,), (3,)], (0.5, 0.5)), *plan.averaging[1:])
     ),
     "unequal shares": averaging(AveragingGroup((0, 3), (0.25, 0.75), (True, True))),
-    "only sum": averaging(AveragingGroup((0, 3), (0.5, 0.5), (True, False))),
+    "only sum": helped,
     "activations written as": lambda plan: plan.replace(
         workload=plan.workload.with_boundary_codec("int8")
     ),

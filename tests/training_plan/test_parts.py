@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from planner.problems.answers import AssignmentPlan
 from planner.training_plan.error import PlanError
+from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import (
     AveragingGroup,
     OuterOptimizer,
@@ -60,11 +64,35 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
         ({"routing": 0.1}, "routing must be of type Routing, found 0.1"),
         ({"sync": 2}, "sync must be of type Sync, found 2"),
         ({"recompute": True}, "recompute must be a list, found True"),
-        ({"recompute": (1, 0)}, "an entry of recompute must be of type bool, found 1"),
-        ({"left_out": (1,)}, "an entry of left_out must be of type str, found 1"),
+        ({"recompute": (1, 0)}, "recompute[0] must be true or false, found 1"),
+        ({"left_out": (1,)}, "left_out[0] must be text, found 1"),
+        ({"stage_layers": ((0, "2"), (2, 4))}, "stage_layers[0][1] must be a whole number"),
+        (
+            {"assignment": AssignmentPlan((("a", 3), (2, 1)), None)},  # type: ignore[arg-type]
+            "assignment.groups[0][0] must be a whole number, found 'a'",
+        ),
+        ({"averaging": ((), ((0, 3),))}, "averaging[1][0][0] must be of type AveragingGroup"),
+        ({"cycle": 0}, "cycle must be a list, found 0"),
+        ({"seed": "0"}, "seed must be a whole number, found '0'"),
+        ({"certificates": {"step": 1}}, "certificates.step must be of type Certificate"),
     ],
 )
 def test_wrong_plans(changes: dict[str, Any], message: str) -> None:
     """The same for the plan that holds them."""
     with pytest.raises(PlanError, match=message.replace("[", r"\[")):
         make_plan([[0, 3], [2, 1]]).replace(**changes)
+
+
+def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:
+    """Also in the file, and in the hash."""
+    plan = make_plan([[0, 3], [2, 1]])
+    groups: Any = tuple(tuple(np.int64(d) for d in group) for group in plan.assignment.groups)
+    same = plan.replace(
+        seed=np.int64(plan.seed),
+        assignment=AssignmentPlan(groups, plan.assignment.grid),
+        sync=Sync(np.int64(1)),  # type: ignore[arg-type]
+        recompute=(np.bool_(False),) * 2,
+    )
+    assert same == plan
+    save_plan(same, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.workload.calibration import Calibration
+from planner.workload.compute_times import FIELDS, ComputeTimes
 from planner.workload.precision import Precision
 from tests.conftest import tiny_workload
 
@@ -117,3 +118,20 @@ def test_another_workload_or_device_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, deep).compute_times(
             ["a", "b"], tiny_workload(), [[0], [1]], [(0, 2), (2, 4)]
         )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("forward_s", (1.0, float("nan")), r"compute_times.forward_s is nan; it must be"),
+        ("forward_s", 1.0, r"compute_times.forward_s must be a list, found 1.0"),
+        ("update_s", (0.0, -1.0), r"compute_times.update_s is -1.0; it must be a number >= 0"),
+        ("message_s", "0", r"compute_times.message_s is '0'; it must be"),
+        ("source", None, r"source must be of type str, found None"),
+    ],
+)
+def test_seconds_are_numbers(field: str, value: Any, message: str) -> None:
+    """Which the clock's compiled loops rely on."""
+    given = {"source": "a stopwatch", **dict.fromkeys(FIELDS, (1.0, 1.0)), field: value}
+    with pytest.raises(ValueError, match=message):
+        ComputeTimes(**given)

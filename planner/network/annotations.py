@@ -1,0 +1,172 @@
+"""Whether objects are what their annotations say, entry by entry, as Python itself never asks."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache, partial
+from numbers import Integral, Real
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from planner.network.values import short
+
+
+class Misfit(NamedTuple):
+    """What is something else than it must be.
+
+    Attributes
+    ----------
+    where
+        Its place below the object that was looked at, such as ``.groups[0][3]``.
+    wanted
+        What it must be.
+    found
+        What it is.
+    """
+
+    where: str
+    wanted: str
+    found: Any
+
+    def __str__(self) -> str:
+        return f"must be {self.wanted}, found {short(self.found)}"
+
+
+Look = Callable[[Any], Misfit | None]
+
+
+def misfit(value: Any, kind: Any) -> Misfit | None:
+    """The first entry of an object that is not what the annotations say.
+
+    Parameters
+    ----------
+    value
+        The object.
+    kind
+        A dataclass, a named tuple, or any annotation made of these, tuples, mappings, arrays,
+        enums and numbers. A list may stand for a tuple of any length; NumPy's numbers are numbers,
+        truth values are none. What else an annotation may say is let pass.
+
+    Returns
+    -------
+    Misfit or None
+        None: everything is.
+    """
+    return _look(kind)(value)
+
+
+@cache
+def _look(kind: Any) -> Look:
+    """What looks at values of a kind, made once."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in SCALARS:
+        return partial(_scalar, kind)
+    if origin in (Union, types.UnionType):
+        return partial(_any_of, tuple(map(_look, inner)))
+    if origin is tuple and inner[-1] is Ellipsis:
+        return partial(_row, inner[0], _look(inner[0]))
+    if origin is tuple:
+        return partial(_fixed, tuple(map(_look, inner)))
+    if origin is np.ndarray:
+        return partial(_array, get_args(inner[1])[0])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return partial(_mapping, *map(_look, inner))
+    if not isinstance(kind, type):
+        return _anything
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        # not by `partial`, since a class may hold its like
+        return lambda value: _fields(kind, value)
+    if issubclass(kind, enum.Enum) or kind is type(None):
+        return partial(_instance, kind)
+    return _anything
+
+
+def _anything(_: Any) -> Misfit | None:
+    return None
+
+
+def _scalar(kind: type, value: Any) -> Misfit | None:
+    kinds, words = SCALARS[kind]
+    right = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+    if right and kind is float and isinstance(value, int):
+        right = abs(value) <= sys.float_info.max
+    return None if right else Misfit("", words, value)
+
+
+def _instance(kind: type, value: Any) -> Misfit | None:
+    return None if isinstance(value, kind) else Misfit("", f"a {kind.__name__}", value)
+
+
+def _any_of(looks: tuple[Look, ...], value: Any) -> Misfit | None:
+    """The first branch's word, since the others mostly say None."""
+    found = [look(value) for look in looks]
+    return None if None in found else found[0]
+
+
+def _row(kind: Any, look: Look, value: Any) -> Misfit | None:
+    if not isinstance(value, tuple | list):
+        return Misfit("", "a list", value)
+    if kind in SCALARS and set(map(type, value)) <= {kind}:
+        return None
+    return next((wrong for wrong in _below(value, look) if wrong), None)
+
+
+def _below(values: Any, look: Look) -> Any:
+    return (_inside(f"[{k}]", look(one)) for k, one in enumerate(values))
+
+
+def _fixed(looks: tuple[Look, ...], value: Any) -> Misfit | None:
+    if not isinstance(value, tuple) or len(value) != len(looks):
+        return Misfit("", f"a tuple of {len(looks)}", value)
+    pairs = enumerate(zip(looks, value, strict=True))
+    found = (_inside(f"[{k}]", look(one)) for k, (look, one) in pairs)
+    return next((wrong for wrong in found if wrong), None)
+
+
+def _array(dtype: Any, value: Any) -> Misfit | None:
+    kinds, words = ARRAYS[np.dtype(dtype).kind]
+    right = isinstance(value, np.ndarray) and value.dtype.kind in kinds
+    return None if right else Misfit("", f"an array of {words}", value)
+
+
+def _mapping(key: Look, look: Look, value: Any) -> Misfit | None:
+    if not isinstance(value, Mapping):
+        return Misfit("", "a mapping", value)
+    for name, one in value.items():
+        if wrong := key(name) or _inside(f".{name}", look(one)):
+            return wrong
+    return None
+
+
+def _fields(kind: type, value: Any) -> Misfit | None:
+    if not isinstance(value, kind):
+        return Misfit("", f"of type {kind.__name__}", value)
+    for name, look in _field_looks(kind):
+        if wrong := look(getattr(value, name)):
+            return _inside(f".{name}", wrong)
+    return None
+
+
+@cache
+def _field_looks(kind: type) -> tuple[tuple[str, Look], ...]:
+    hints = get_type_hints(kind)
+    names: Any = getattr(kind, "_fields", None) or getattr(kind, "__dataclass_fields__", ())
+    return tuple((name, _look(hints[name])) for name in names)
+
+
+def _inside(where: str, wrong: Misfit | None) -> Misfit | None:
+    return wrong and wrong._replace(where=where + wrong.where)
+
+
+SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "a whole number"),
+    float: ((Real,), "a number"),
+    bool: ((bool, np.bool_), "true or false"),
+    str: ((str,), "text"),
+}
+ARRAYS = {"f": ("f", "numbers"), "i": ("iu", "whole numbers"), "b": ("b", "truth values")}

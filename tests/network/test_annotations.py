@@ -1,0 +1,99 @@
+"""What objects are made of, against what their annotations say."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from planner.network.annotations import misfit
+
+
+class Colour(enum.StrEnum):
+    """Of a box."""
+
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    """Of two."""
+
+    first: int
+    second: float
+
+
+@dataclass
+class Inner:
+    """Within a box."""
+
+    size: int
+
+
+@dataclass
+class Box:
+    """One field of each kind."""
+
+    rows: tuple[tuple[int, ...], ...] = ((0, 1), (2,))
+    ends: tuple[str, int] = ("F", 1)
+    flag: bool = True
+    colour: Colour = Colour.RED
+    array: NDArray[np.int64] | None = None
+    pairs: tuple[Pair, ...] = (Pair(1, 2.0),)
+    inner: Inner | None = None
+    named: Mapping[str, Inner] | None = None
+    limit: float | None = None
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rows": [[0, np.int64(1)], []]},
+        {"flag": np.bool_(False)},
+        {"array": np.zeros((2, 2), dtype=np.uint8)},
+        {"inner": Inner(3), "named": {"a": Inner(1)}, "limit": 3},
+        {"limit": np.float32(0.5), "anything": object()},
+        {"limit": float("nan")},
+    ],
+)
+def test_what_fits(changes: dict[str, Any]) -> None:
+    """Lists for tuples of any length, and NumPy's numbers."""
+    assert misfit(Box(**changes), Box) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "wanted"),
+    [
+        ({"rows": None}, ".rows", "a list"),
+        ({"rows": "ab"}, ".rows", "a list"),
+        ({"rows": ((0, 1), (2, True))}, ".rows[1][1]", "a whole number"),
+        ({"rows": ((0, 1.0),)}, ".rows[0][1]", "a whole number"),
+        ({"ends": ("F", "1")}, ".ends[1]", "a whole number"),
+        ({"ends": ["F", 1]}, ".ends", "a tuple of 2"),
+        ({"ends": ("F", 1, 2)}, ".ends", "a tuple of 2"),
+        ({"flag": 1}, ".flag", "true or false"),
+        ({"colour": "red"}, ".colour", "a Colour"),
+        ({"array": [[1]]}, ".array", "an array of whole numbers"),
+        ({"array": np.ones(2)}, ".array", "an array of whole numbers"),
+        ({"pairs": ((1, 2.0),)}, ".pairs[0]", "of type Pair"),
+        ({"pairs": (Pair(1, "2"),)}, ".pairs[0].second", "a number"),  # type: ignore[arg-type]
+        ({"inner": 3}, ".inner", "of type Inner"),
+        ({"named": {"a": Inner(1), "b": Inner("x")}}, ".named.b.size", "a whole number"),  # type: ignore[arg-type]
+        ({"named": [Inner(1)]}, ".named", "a mapping"),
+        ({"limit": 1j}, ".limit", "a number"),
+        ({"limit": 10**400}, ".limit", "a number"),
+        ({"limit": True}, ".limit", "a number"),
+    ],
+)
+def test_what_does_not_fit(changes: dict[str, Any], where: str, wanted: str) -> None:
+    """The place and the rule."""
+    found = misfit(Box(**changes), Box)
+    assert found is not None
+    assert (found.where, found.wanted) == (where, wanted)
+    assert str(found).startswith(f"must be {wanted}, found ")
