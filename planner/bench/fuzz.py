@@ -138,7 +138,7 @@ def _words(error: BaseException) -> str:
     trace, place = error.__traceback__, "?"
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if f"{os.sep}planner{os.sep}" in path and "bench" not in path:
+        if f"{os.sep}planner{os.sep}" in path and "planner/bench" not in path:
             place = f"{Path(path).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"{type(error).__name__} at {place}: {str(error)[:100]}".replace("\n", " ")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from planner.checker.violation import Violation
 from planner.network.annotations import Misfit, misfit
 from planner.problems.answers import AssignmentPlan, AveragingPlan
+from planner.search.certificate import is_json
 from planner.search.result import Result
-from planner.training_plan.model import TrainingPlan
 
 
 def form_violations(plan: Any) -> list[Violation]:
@@ -31,7 +30,7 @@ def form_violations(plan: Any) -> list[Violation]:
         misfit(answer, type(answer)),
         *_dimensions(answer),
         misfit(plan, type(plan)),
-        *_witnesses(plan),
+        *_witness(plan),
     )
     return [
         Violation("form", wrong.where.removeprefix("."), str(wrong)) for wrong in looks if wrong
@@ -52,13 +51,7 @@ def _dimensions(plan: Any) -> Iterator[Misfit]:
             yield Misfit(f".{name}", words, array)
 
 
-def _witnesses(plan: Any) -> Iterator[Misfit]:
+def _witness(plan: Any) -> Iterator[Misfit]:
     """What bounds are recomputed from goes into files."""
-    witnesses = {"": plan.witness} if isinstance(plan, Result) else {}
-    if isinstance(plan, TrainingPlan):
-        witnesses = {f".certificates.{part}": c.witness for part, c in plan.certificates.items()}
-    for where, witness in witnesses.items():
-        try:
-            json.dumps(witness)
-        except (TypeError, ValueError):
-            yield Misfit(f"{where}.witness", "what JSON can hold", witness)
+    if isinstance(plan, Result) and not is_json(plan.witness):
+        yield Misfit(".witness", "what JSON can hold", plan.witness)

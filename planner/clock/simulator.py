@@ -31,6 +31,7 @@ from planner.training_plan.model import Predicted, TrainingPlan, within
 from planner.training_plan.rules import unsound
 from planner.workload.workload import Workload
 
+MOST_CORES = 1_000_000
 PASSES = 3
 """Passes through the cycle until steps are counted: the last of them counts."""
 
@@ -318,7 +319,7 @@ class _Setting:
             )
         cluster.network.require_complete()
         model = choice(LinkModel, "links", links)
-        cores = 0 if cores is None else count("cores", cores)
+        cores = 0 if cores is None else count("cores", cores, most=MOST_CORES)
         program = compile_plan(plan, Links.of(cluster), workload)
         return cls(plan, cluster, workload, program, model is LinkModel.QUEUED, float(cores))
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from planner.network.values import short
 
 OPTIMAL_GAP = 1e-6
 """Relative gap at or under which a result counts as closed."""
 
 Witness = Mapping[str, Any]
 """JSON-ready: ``kind`` names the argument, the other entries are what it needs."""
+
+
+def is_json(witness: Any) -> bool:
+    """Whether files can hold it."""
+    try:
+        json.dumps(witness)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class Status(enum.StrEnum):
@@ -77,6 +89,10 @@ class Certificate:
     seed: int
     basis: str = ""
     witness: Witness | None = None
+
+    def __post_init__(self) -> None:
+        if not is_json(self.witness):
+            raise ValueError(f"witness is {short(self.witness)}; it must be what JSON can hold")
 
     def __repr__(self) -> str:
         return (

@@ -635,11 +635,11 @@ class TrainingPlan:
         stages = [
             (
                 f"{start} to {stop - 1}{' and head' if j == head else ''}",
-                self.recompute[j],
+                any(self.recompute[j : j + 1]),
                 [ids[d] for d in group],
             )
             for j, ((start, stop), group) in enumerate(
-                zip(self.stage_layers, self.assignment.groups, strict=True)
+                zip(self.stage_layers, self.assignment.groups, strict=False)
             )
         ]
         return plan_html(repr(self), stages, self._facts())
@@ -894,10 +894,24 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
         Without NaN.
     sort_keys
         Whether equal mappings give equal text.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Raises
+    ------
+    PlanError
+        NaN, infinity, or what JSON has not.
     """
-    return json.dumps(
-        value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False, default=_plain
-    )
+    form: Any = {"separators": (",", ":"), "allow_nan": False, "default": _plain}
+    try:
+        return json.dumps(value, sort_keys=sort_keys, **form)
+    except PlanError:
+        raise
+    except ValueError:
+        raise PlanError("a plan holds NaN or infinity, which JSON has not; make it again") from None
 
 
 def _plain(value: Any) -> Any:

@@ -209,9 +209,7 @@ def test_results_of_something_else(changes: dict[str, Any], where: str) -> None:
     assert [(v.rule, v.where) for v in check(wrong, problem4())] == [("form", where)]
 
 
-def test_plans_whose_bounds_stand_on_something_else() -> None:
+def test_certificates_that_stand_on_something_else() -> None:
     """What no file can hold."""
-    plan = make_plan([[0, 1]])
-    step = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", {"kind": object()})
-    found = check(plan.replace(certificates={"step": step}))
-    assert [(v.rule, v.where) for v in found] == [("form", "certificates.step.witness")]
+    with pytest.raises(ValueError, match="witness is a value of type dict; it must be what JSON"):
+        Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", {"kind": np.ones(20)})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate, Status
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import (
@@ -96,3 +97,18 @@ def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:
     assert same == plan
     save_plan(same, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
+
+
+def test_numbers_that_files_cannot_hold(tmp_path: Path) -> None:
+    """Nothing is written."""
+    plan = make_plan([[0, 3], [2, 1]])
+    step = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", float("nan"), 0)
+    with pytest.raises(PlanError, match="holds NaN or infinity"):
+        save_plan(plan.replace(certificates={"step": step}), tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_that_contradicts_itself_has_a_picture() -> None:
+    """In a notebook, while it is being made."""
+    plan = make_plan([[0, 3], [2, 1]]).replace(recompute=(True,))
+    assert "<td>1</td>" in plan._repr_html_()
