@@ -610,6 +610,8 @@ class TrainingPlan:
             object.__setattr__(self, "recompute", (False,) * len(self.stage_layers))
         if wrong := misfit(self, TrainingPlan):
             raise PlanError(f"{wrong.where.removeprefix('.')} {wrong}; make the plan again")
+        if not self.schedules:
+            raise PlanError("schedules must hold at least one, found none; make the plan again")
         if not self.package_version:
             object.__setattr__(self, "package_version", _package_version())
 

@@ -26,12 +26,10 @@ from planner.network.values import (
 from planner.network.words import some
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.costs import stage_costs
-from planner.workload.workload import Workload
+from planner.workload.workload import MOST_SAMPLES, Workload
 
 FORMAT = "planner.calibration"
 SCHEMA_VERSION = 1
-MOST_SAMPLES = 1_000_000_000
-"""Of a microbatch."""
 SAME = 1e-6
 """Relative, of FLOPs of a sample."""
 

@@ -24,6 +24,9 @@ from planner.workload.layers import Architecture, Layer, StageLoad
 from planner.workload.precision import Precision
 from planner.workload.transformer import transformer
 
+MOST_SAMPLES = 1_000_000_000
+"""Of a batch."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -97,7 +100,8 @@ class Workload:
         for name in ("gradient_bytes_per_parameter", "state_bytes_per_parameter"):
             object.__setattr__(self, name, real(name, getattr(self, name), 0))
         for name in ("batch_samples", "microbatch_samples"):
-            object.__setattr__(self, name, count(name, getattr(self, name)))
+            samples = count(name, getattr(self, name), most=MOST_SAMPLES)
+            object.__setattr__(self, name, samples)
         tied = count("tied_parameters", self.tied_parameters, 0)
         if tied > self.stem.parameters:
             raise ValueError(

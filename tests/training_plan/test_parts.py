@@ -73,6 +73,7 @@ def test_wrong_parts(make: Callable[..., Any], given: tuple[Any, ...], message: 
             "assignment.groups[0][0] must be a whole number, found 'a'",
         ),
         ({"averaging": ((), ((0, 3),))}, "averaging[1][0][0] must be of type AveragingGroup"),
+        ({"schedules": ()}, "schedules must hold at least one, found none"),
         ({"cycle": 0}, "cycle must be a list, found 0"),
         ({"seed": "0"}, "seed must be a whole number, found '0'"),
         ({"certificates": {"step": 1}}, "certificates.step must be of type Certificate"),
