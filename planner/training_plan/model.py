@@ -69,6 +69,10 @@ class Schedule:
             rows = several(name, getattr(self, name), error=PlanError)
             rows = tuple(several(name, row, error=PlanError) for row in rows)
             object.__setattr__(self, name, rows)
+        if () in self.paths:
+            raise PlanError(
+                f"paths[{self.paths.index(())}] visits no device; let it visit stage 0 at least"
+            )
 
     def head_device(self, microbatch: int) -> int:
         """The device that runs H of a microbatch."""
@@ -524,7 +528,8 @@ class Predicted:
 
     def __post_init__(self) -> None:
         for name in ("pipeline_s", "averaging_s", "step_s"):
-            real(f"predicted.{name}", getattr(self, name), error=PlanError)
+            seconds = real(f"predicted.{name}", getattr(self, name), error=PlanError)
+            object.__setattr__(self, name, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -638,7 +643,7 @@ class TrainingPlan:
             (
                 f"{start} to {stop - 1}{' and head' if j == head else ''}",
                 any(self.recompute[j : j + 1]),
-                [ids[d] for d in group],
+                [ids[d] if 0 <= d < len(ids) else f"device {d}" for d in group],
             )
             for j, ((start, stop), group) in enumerate(
                 zip(self.stage_layers, self.assignment.groups, strict=False)

@@ -25,6 +25,7 @@ from tests.conftest import make_plan
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (Schedule, ("x", "middle", (), ()), "head 'middle' is unknown; choose one of first, last"),
+    (Schedule, ("x", "first", ((0,), ()), ()), "paths[1] visits no device"),
     (Schedule, ("x", "first", 5, ()), "paths must be a list, found 5"),
     (Schedule, ("x", "first", (1, 2), ()), "paths must be a list, found 1"),
     (AveragingGroup, (5, (1.0,), (True,)), "members must be a list, found 5"),
