@@ -57,11 +57,11 @@ def argument_of(witness: Witness | None) -> str:
             limits += f", {found['in_flight']} in flight"
         return f"{kind} of {', '.join(parts)}; {limits}"
     rest = [
-        f"{key} {value}"
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in found.items()
         if key != "kind" and not isinstance(value, (list, dict))
     ]
-    return " ".join([kind, *rest])
+    return f"{kind} ({', '.join(rest)})" if rest else kind
 
 
 def standings(plan: TrainingPlan) -> Iterator[Standing]:

@@ -29,6 +29,7 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.comparison import compared
+from planner.cli.decisions import alternative_lines, candidate_lines, decisions
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, certificate_line, save, show
 from planner.cli.progress import PROGRESS
 from planner.cli.spare import Spare, part_of
@@ -51,6 +52,7 @@ from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.words import some
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
+from planner.report.decisions import Decision
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
@@ -388,7 +390,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_pictures:
         part("drawing", "drawn", lambda: _draw(timeline, args.out, data["written"]))
     if args.report is not None:
-        part("writing the report", "reported", lambda: _page(made, args.report, data["written"]))
+        rows = decisions(made, result.candidates, _least(made))
+        part(
+            "writing the report",
+            "reported",
+            lambda: _page(made, rows, args.report, data["written"]),
+        )
     data["runtime_s"] = time_left.spent_s
     lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     show(args.json, data, lines)
@@ -449,7 +456,7 @@ def _report(
         "alternatives": [asdict(one) for one in alternatives],
     }
     lines = [
-        *_candidate_lines(candidates),
+        *candidate_lines(candidates),
         _shape_line(made, request.skips or request.open),
         *_workload_lines(made),
         *_recompute_line(made),
@@ -468,14 +475,18 @@ def _report(
     lines += learning_lines(made)
     lines += sync_lines(made, data)
     lines += cost_lines(made, data)
-    least = made.certificates["cost" if "cost" in parts else "step"].objective
-    lines += _alternative_lines(alternatives, least or 0.0)
+    lines += alternative_lines(alternatives, _least(made))
     lines += timeline_lines(timeline, made.cluster, data, made.sync.every_steps)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)
         lines += cycle_lines(data)
     return data, lines
+
+
+def _least(made: TrainingPlan) -> float:
+    """What was to be least, as the plan has it."""
+    return made.certificates["cost" if "cost" in made.certificates else "step"].objective or 0.0
 
 
 def _objective_lines(made: TrainingPlan, parts: dict[str, Any]) -> list[str]:
@@ -500,12 +511,14 @@ def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
     return []
 
 
-def _page(made: TrainingPlan, path: Path, written: list[str]) -> list[str]:
+def _page(
+    made: TrainingPlan, rows: Sequence[Decision], path: Path, written: list[str]
+) -> list[str]:
     """What ``planner report`` writes."""
     from planner.network.atomic import write_text
     from planner.report.page import report_html
 
-    write_text(path, report_html(made))
+    write_text(path, report_html(made, decisions=rows))
     written.append(str(path))
     return []
 
@@ -667,28 +680,3 @@ def _routing_line(made: TrainingPlan) -> list[str]:
         f"{'':24}devices choose paths while they run, beginning with this plan's: orders are not "
         "fixed, times are those of the plan's own"
     ]
-
-
-def _alternative_lines(table: Sequence[Alternative], value: float) -> list[str]:
-    """Why each decision: what the runner-up would take."""
-    lines = []
-    for one in table:
-        step = "cannot be" if one.value is None else f"about {one.value:.4f} {one.unit}"
-        if one.value is not None and abs(one.value - value) < 0.01 * value:
-            step = "about the same"
-        lines.append(f"{one.taken + ',':24}not {one.instead}: {step}")
-    return lines
-
-
-def _candidate_lines(table: Sequence[Candidate]) -> list[str]:
-    if not table:
-        return []
-    rows = ["stages x pipelines  microbatch   step time       bound"]
-    for c in table:
-        shape = f"{c.stages:6d} x {c.pipelines:<9d}  {c.microbatch_samples:10d}"
-        if c.step_s is None:
-            rows.append(f"{shape}   refused: {c.refused.split(';')[0]}")
-        else:
-            bound = "none" if c.bound_s is None else f"{c.bound_s:.4f}"
-            rows.append(f"{shape}   {c.step_s:10.4f} s  {bound}")
-    return rows

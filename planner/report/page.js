@@ -48,7 +48,7 @@
   document.querySelectorAll("button[data-act]").forEach((b) => b.addEventListener("click", () => acts[b.dataset.act]()));
   const keys = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", "0": "all", Home: "all" };
   canvas.addEventListener("keydown", (event) => { if (keys[event.key] && !event.ctrlKey && !event.metaKey) { event.preventDefault(); acts[keys[event.key]](); } });
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(Math.exp(event.deltaY / 400), place(event)); }, { passive: false });
+  canvas.addEventListener("wheel", (event) => { if (!event.ctrlKey && document.activeElement !== canvas) return; event.preventDefault(); zoom(Math.exp(event.deltaY / 400), place(event)); }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => { drag = [event.clientX, left]; canvas.setPointerCapture(event.pointerId); });
   canvas.addEventListener("pointerup", () => { drag = null; });
   canvas.addEventListener("pointercancel", () => { drag = null; });

@@ -13,7 +13,9 @@ from planner.clock.links import assumed_limits
 from planner.clock.simulator import predicted_timeline
 from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
 from planner.network.html import table
+from planner.network.words import some
 from planner.report.critical import critical_path
+from planner.report.decisions import Decision
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
 from planner.report.figures import days, memory, parameters, samples, tokens_per_s, utilization
@@ -22,7 +24,7 @@ from planner.training_plan.model import TrainingPlan
 
 GENERATOR = '<meta name="generator" content="planner report">'
 """By which a page is known as one of ours."""
-HELP = "Wheel, drag and buttons zoom and move; keys: arrows, + and -, 0 for all."
+HELP = "Drag and buttons move and zoom, so does the wheel once clicked; keys: arrows, + and -, 0."
 FULLEST = 8
 HERE = Path(__file__).parent
 
@@ -33,6 +35,7 @@ def report_html(
     tokens: float = 1e11,
     run: Sequence[Executed] = (),
     slower: Sequence[Slower] | None = None,
+    decisions: Sequence[Decision] | None = None,
 ) -> str:
     """The page.
 
@@ -46,6 +49,8 @@ def report_html(
         Steps that were executed; empty: none were.
     slower
         Of `sensitivity`; None: it was not asked for.
+    decisions
+        What could have been instead; None: not known, as of a plan file.
 
     Returns
     -------
@@ -70,12 +75,13 @@ def report_html(
             f"<h1>{title}</h1>",
             _note(f"plan {plan.content_hash[:12]}, made with planner {plan.package_version}"),
             _head(plan, tokens),
-            _section("Placement", placement_svg(plan, timeline), _note(_placement_note(plan))),
+            _section("Placement", _picture(plan, timeline), _note(_placement_note(plan))),
             _section("Stages", _stages(plan)),
             _section("Memory", _memory(plan)),
             _section("Timeline of a step from rest", _timeline(timeline, critical)),
             _section("Fullest links", _links(plan, timeline)),
             _section("What each bound stands on", _standings(plan)),
+            _section("What else could have been", _decisions(decisions)),
             _section("Averaging and what is sent", _sync(plan)),
             _section("Cost", _cost(plan)),
             _section("Sensitivity", _sensitivity(plan, slower)),
@@ -122,6 +128,11 @@ def _head(plan: TrainingPlan, tokens: float) -> str:
     return f'<dl class="head">{inner}</dl>'
 
 
+def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
+    """Scrolls by itself, since its words would be too small on a narrow screen."""
+    return f'<div class="wide" tabindex="0">{placement_svg(plan, timeline)}</div>'
+
+
 def _placement_note(plan: TrainingPlan) -> str:
     out = f" Left out: {', '.join(plan.left_out)}." if plan.left_out else ""
     return (
@@ -141,19 +152,28 @@ def _stages(plan: TrainingPlan) -> str:
         again = "yes" if plan.recompute[j] else "no"
         more = " + head" if j == plan.head_stage else ""
         cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
-        rows.append([first, *map(escape, cells), escape(", ".join(ids[d] for d in group))])
+        rows.append([first, *map(escape, cells), _names([ids[d] for d in group])])
     return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
 
 def _memory(plan: TrainingPlan) -> str:
-    rows = []
+    ids, alike = plan.cluster.network.ids, dict[Any, list[str]]()
     for m in memory(plan):
-        bar = f'<meter min="0" max="1" value="{m.need_bytes / m.have_bytes:.4f}"></meter>'
         figures = (m.need_bytes, m.have_bytes, m.reserve_bytes)
-        cells = [plan.cluster.network.ids[m.device], str(m.live)]
-        cells += [f"{figure / 1e9:.2f}" for figure in figures]
-        rows.append([*map(escape, cells), bar])
-    return table(["device", "microbatches held", "needs GB", "has GB", "reserve GB", ""], rows)
+        stage = plan.stage_of[m.device]
+        alike.setdefault((stage, m.live, *figures), []).append(ids[m.device])
+    rows = []
+    for (stage, live, need, have, reserve), names in sorted(alike.items()):
+        bar = f'<meter min="0" max="1" value="{need / have:.4f}"></meter>'
+        gigabytes = (f"{figure / 1e9:.2f}" for figure in (need, have, reserve))
+        rows.append([str(stage), str(live), *gigabytes, bar, _names(names)])
+    heads = ["stage", "microbatches held", "needs GB", "has GB", "reserve GB", "", "devices"]
+    return table(heads, rows)
+
+
+def _names(devices: Sequence[str]) -> str:
+    """In a column that does not shrink to one name a line."""
+    return f'<span class="names">{escape(", ".join(devices))}</span>'
 
 
 def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
@@ -191,16 +211,25 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
 
 def _standings(plan: TrainingPlan) -> str:
     lines = "".join(f"<li>{escape(str(one))}</li>" for one in standings(plan))
-    return f"<ul>{lines}</ul>" + _note(
-        "What each decision cost against its runner-up: a plan file does not keep runners-up; make "
-        "the other plan and see planner compare."
-    )
+    return f"<ul>{lines}</ul>"
+
+
+def _decisions(rows: Sequence[Decision] | None) -> str:
+    if rows is None:
+        return _note(
+            "Not in a plan file: planner plan --report writes it into the page, and planner "
+            "compare sets two plans side by side."
+        )
+    if not rows:
+        return _note("Nothing: each decision was given, or there was no other.")
+    cells = [[escape(one.taken), escape(one.instead), escape(one.outcome)] for one in rows]
+    return table(["taken", "instead", "a step would then take or cost"], cells)
 
 
 def _sync(plan: TrainingPlan) -> str:
     outer = plan.sync.outer
     rows = [
-        ["averages every", f"{plan.sync.every_steps} steps" + " delayed" * plan.sync.delayed],
+        ["averages every", some(plan.sync.every_steps, "step") + " delayed" * plan.sync.delayed],
         ["gradients every step", _every_step(plan)],
         ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
         ["gradients as", str(plan.codec)],

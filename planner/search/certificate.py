@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.network.values import short
-
 OPTIMAL_GAP = 1e-6
 """Relative gap at or under which a result counts as closed."""
 
@@ -92,7 +90,9 @@ class Certificate:
 
     def __post_init__(self) -> None:
         if not is_json(self.witness):
-            raise ValueError(f"witness is {short(self.witness)}; it must be what JSON can hold")
+            raise ValueError(
+                "witness holds what JSON cannot; give numbers, text, lists and mappings"
+            )
 
     def __repr__(self) -> str:
         return (

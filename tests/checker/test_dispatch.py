@@ -211,5 +211,5 @@ def test_results_of_something_else(changes: dict[str, Any], where: str) -> None:
 
 def test_certificates_that_stand_on_something_else() -> None:
     """What no file can hold."""
-    with pytest.raises(ValueError, match="witness is a value of type dict; it must be what JSON"):
+    with pytest.raises(ValueError, match="witness holds what JSON cannot"):
         Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", {"kind": np.ones(20)})

@@ -12,6 +12,7 @@ import pytest
 from planner.cli.main import main
 from planner.clock.simulator import predicted_timeline, simulate
 from planner.report.critical import critical_path
+from planner.report.decisions import Decision
 from planner.report.figures import memory
 from planner.report.page import report_html
 from planner.report.sensitivity import sensitivity
@@ -70,6 +71,24 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
     assert data["devices"][0]["name"] == EVIL
     drawn = sum(len(row["ops"]) for row in data["devices"])
     assert drawn == len(timeline.ops) + len(timeline.closing)
+
+
+def test_what_else_could_have_been() -> None:
+    """Of a plan file nothing is known; what is known stays text."""
+    plan = evil_plan()
+    assert "Not in a plan file" in report_html(plan)
+    assert "each decision was given" in report_html(plan, decisions=[])
+    reader = Reader()
+    reader.feed(report_html(plan, decisions=[Decision("2 stages", EVIL, "about 3 s")]))
+    assert EVIL in reader.text and "about 3 s" in reader.text and "b" not in reader.tags
+
+
+def test_devices_that_need_the_same_share_a_row() -> None:
+    """None is left out."""
+    page = report_html(evil_plan())
+    memory_part = page.split("<h2>Memory</h2>")[1].split("</section>")[0]
+    assert memory_part.count("<meter") == 2
+    assert ">b, d<" in memory_part and memory_part.count('class="names"') == 2
 
 
 def test_what_two_stages_share_is_said() -> None:
