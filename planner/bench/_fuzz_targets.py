@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 
+from planner.bench._fuzz_errors import is_ours
 from planner.bench._fuzz_mutations import (
     NUMBER,
     OBJECTS,
@@ -23,8 +24,10 @@ from planner.bench._fuzz_mutations import (
     damaged_table,
     damaged_text,
 )
+from planner.checker.violation import Violation
 
 Attempt = Callable[[Random], object]
+SURVIVORS = 50
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Target:
 
 
 class RefusedError(ValueError):
-    """A command said no, with its exit code."""
+    """A command said no, with its exit code, or the checker found something."""
 
 
 def _file(path: Path, text: str, take: Callable[[Path], object], structure: str) -> Attempt:
@@ -571,7 +574,7 @@ def _objects(folder: Path) -> Attempt:
     )
     results = [(solve(problem, stop=pl.MaxIterations(1)), problem) for solve, problem in problems]
     uses: tuple[Callable[[Any], object], ...] = (
-        pl.check,
+        lambda plan: _require_none(pl.check(plan)),
         pl.simulate,
         pl.simulate_cycle,
         repr,
@@ -579,17 +582,64 @@ def _objects(folder: Path) -> Attempt:
         lambda plan: pl.save_plan(plan, folder / "object.json"),
         *(partial(pl.export_plan, to=to) for to in FORMATS),
         lambda plan: plan in wholes,
+        hash,
     )
+    can = [(whole, [use for use in uses if _taken(use, whole)]) for whole in wholes]
 
     def attempt(random: Random) -> object:
         if random.random() < 0.7:
-            damaged = damaged_object(wholes[int(random.integers(len(wholes)))], random)
-            return uses[int(random.integers(len(uses)))](damaged)
+            whole, known = can[int(random.integers(len(can)))]
+            damaged = _survivor(whole, random)
+            _every(known, damaged)
+            return damaged
         result, problem = results[int(random.integers(len(results)))]
         answer = result if random.random() < 0.5 else result.plan
-        return pl.check(damaged_object(answer, random), problem)
+        _require_none(pl.check(damaged_object(answer, random), problem))
+        return answer
 
     return attempt
+
+
+def _require_none(violations: list[Violation]) -> None:
+    if violations:
+        raise RefusedError(str(violations[0]))
+
+
+def _survivor(good: Any, random: Random) -> Any:
+    """Damaged, and not refused by a constructor, if there is such among so many."""
+    refused: Exception | None = None
+    for _ in range(SURVIVORS):
+        try:
+            return damaged_object(good, random)
+        except (ValueError, TypeError) as error:
+            if not is_ours(error):
+                raise
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def _taken(use: Callable[[Any], object], good: Any) -> bool:
+    """Whether a format can express it at all, such as a plan whose devices route."""
+    try:
+        use(good)
+    except ValueError:
+        return False
+    return True
+
+
+def _every(uses: list[Callable[[Any], object]], subject: Any) -> None:
+    """Refused if one refuses."""
+    refused: Exception | None = None
+    for use in uses:
+        try:
+            use(subject)
+        except (ValueError, TypeError) as error:
+            if not is_ours(error):
+                raise
+            refused = error
+    if refused is not None:
+        raise refused
 
 
 def _call(function: Callable[..., object], given: dict[str, Any]) -> object:

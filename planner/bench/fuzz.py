@@ -7,7 +7,6 @@ the input's number, by which `--only` makes it again.
 
 from __future__ import annotations
 
-import ast
 import os
 import resource
 import signal
@@ -19,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import FrameType
 
 import numpy as np
 
+from planner.bench._fuzz_errors import is_ours
 from planner.bench._fuzz_targets import TARGETS, Target
 from planner.bench._stamp import stamp
 from planner.network.atomic import write_text
@@ -104,41 +104,15 @@ def _outcome(attempt: Callable[[], object], most_s: int) -> str | None:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        return "" if _is_ours(error) else _words(error)
+        return "" if is_ours(error) else _words(error)
     return None
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Raised on purpose: in one line, by a ``raise`` of this package."""
-    if not isinstance(error, (ValueError, TypeError)) or "\n" in str(error) or not str(error):
-        return False
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    path = trace.tb_frame.f_code.co_filename
-    return f"{os.sep}planner{os.sep}" in path and any(
-        first <= trace.tb_lineno <= last for first, last in _raises(path)
-    )
-
-
-@cache
-def _raises(path: str) -> tuple[tuple[int, int], ...]:
-    """First and last lines of a file's ``raise`` statements, as they are when first asked for."""
-    tree = ast.parse(Path(path).read_text())
-    return tuple(
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Raise)
-    )
 
 
 def _words(error: BaseException) -> str:
     trace, place = error.__traceback__, "?"
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if f"{os.sep}planner{os.sep}" in path and "planner/bench" not in path:
+        if f"{os.sep}planner{os.sep}" in path and f"planner{os.sep}bench" not in path:
             place = f"{Path(path).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"{type(error).__name__} at {place}: {str(error)[:100]}".replace("\n", " ")

@@ -12,7 +12,7 @@ from typing import Any
 from planner.checker.assignment import assignment_cost_s, check_assignment
 from planner.checker.averaging import check_averaging
 from planner.checker.certificates import TOLERANCE, check_certificate, same
-from planner.checker.forms import form_violations
+from planner.checker.forms import answer_form, result_form
 from planner.checker.paths import check_arrangement, check_paths, stage_spans_s
 from planner.checker.rebalancing import check_rebalancing
 from planner.checker.result_bounds import bound_violations
@@ -59,17 +59,19 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
         Empty: valid.
     """
     subject = plan.plan if isinstance(plan, Result) else plan
-    wanted = next((t for kind, t in ANSWERS.items() if isinstance(subject, kind)), None)
+    kind = next((kind for kind in ANSWERS if isinstance(subject, kind)), None)
+    wanted = None if kind is None else ANSWERS[kind]
     optional = isinstance(subject, TrainingPlan) and problem_or_cluster is None
     if wanted is not None and not optional and not isinstance(problem_or_cluster, wanted):
         raise TypeError(
             f"a {type(subject).__name__} is checked against a {wanted.__name__}, found "
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
-    if wrong := form_violations(plan):
-        return wrong
-    checked = _result if isinstance(plan, Result) else _check
-    return list(checked(plan, problem_or_cluster))
+    # a plan's own constructor has looked at it
+    own = () if kind in (None, TrainingPlan) else answer_form(subject, kind)
+    if isinstance(plan, Result):
+        return list(own or result_form(plan) or _result(plan, problem_or_cluster))
+    return list(own or _check(subject, problem_or_cluster))
 
 
 @singledispatch

@@ -12,29 +12,48 @@ from planner.search.certificate import is_json
 from planner.search.result import Result
 
 
-def form_violations(plan: Any) -> list[Violation]:
-    """The first field that is something else than it must be.
+def answer_form(answer: Any, kind: type) -> list[Violation]:
+    """The first field of an answer that is something else than it must be.
 
     Parameters
     ----------
-    plan
-        An answer, or the result that holds it.
+    answer
+        Part of a plan.
+    kind
+        Its class, as the checker knows it.
 
     Returns
     -------
     list[Violation]
         At most one; empty: the rest may presume that there is none.
     """
-    answer = plan.plan if isinstance(plan, Result) else plan
-    looks = (
-        misfit(answer, type(answer)),
-        *_dimensions(answer),
-        misfit(plan, type(plan)),
-        *_witness(plan),
-    )
-    return [
-        Violation("form", wrong.where.removeprefix("."), str(wrong)) for wrong in looks if wrong
-    ][:1]
+    wrong = misfit(answer, kind) or next(_dimensions(answer), None)
+    return _violations(wrong)
+
+
+def result_form(result: Result[Any]) -> list[Violation]:
+    """The same of what surrounds it, but for history and candidates, from which nothing follows.
+
+    Parameters
+    ----------
+    result
+        A solver's.
+
+    Returns
+    -------
+    list[Violation]
+        At most one.
+    """
+    wrong = misfit(result, Result)
+    if wrong is None and not is_json(result.witness):  # goes into files
+        wrong = Misfit(".witness", "what JSON can hold", result.witness)
+    return _violations(wrong)
+
+
+def _violations(wrong: Misfit | None) -> list[Violation]:
+    if wrong is None:
+        return []
+    return [Violation("form", wrong.where.removeprefix("."), str(wrong))]
 
 
 def _dimensions(plan: Any) -> Iterator[Misfit]:
@@ -46,12 +65,6 @@ def _dimensions(plan: Any) -> Iterator[Misfit]:
         names = ("computes", "rates", "samples_per_step")
         wanted = tuple((name, 1, "one number a peer") for name in names)
     for name, dimensions, words in wanted:
-        array = getattr(plan, name, None)
+        array = getattr(plan, name)
         if getattr(array, "ndim", dimensions) != dimensions:
             yield Misfit(f".{name}", words, array)
-
-
-def _witness(plan: Any) -> Iterator[Misfit]:
-    """What bounds are recomputed from goes into files."""
-    if isinstance(plan, Result) and not is_json(plan.witness):
-        yield Misfit(".witness", "what JSON can hold", plan.witness)

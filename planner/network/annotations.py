@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import sys
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -48,9 +47,9 @@ def misfit(value: Any, kind: Any) -> Misfit | None:
     value
         The object.
     kind
-        A dataclass, a named tuple, or any annotation made of these, tuples, mappings, arrays,
-        enums and numbers. A list may stand for a tuple of any length; NumPy's numbers are numbers,
-        truth values are none. What else an annotation may say is let pass.
+        A dataclass, a named tuple, or an annotation made of these, tuples, mappings, arrays, enums
+        and numbers. A list may stand for a tuple of any length; NumPy's numbers are numbers, truth
+        values are none. What other annotations say is let pass.
 
     Returns
     -------
@@ -68,20 +67,20 @@ def _look(kind: Any) -> Look:
         return partial(_scalar, kind)
     if origin in (Union, types.UnionType):
         return partial(_any_of, tuple(map(_look, inner)))
-    if origin is tuple and inner[-1] is Ellipsis:
+    if origin is tuple and inner[1:] == (Ellipsis,):
         return partial(_row, inner[0], _look(inner[0]))
-    if origin is tuple:
+    if origin is tuple and inner:
         return partial(_fixed, tuple(map(_look, inner)))
     if origin is np.ndarray:
-        return partial(_array, get_args(inner[1])[0])
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+        (dtype,) = get_args(inner[-1]) or (None,)
+        return partial(_array, dtype) if dtype in ARRAYS else _anything
+    if origin is Mapping and len(inner) == 2:
         return partial(_mapping, *map(_look, inner))
     if not isinstance(kind, type):
         return _anything
-    if is_dataclass(kind) or hasattr(kind, "_fields"):
-        # not by `partial`, since a class may hold its like
-        return lambda value: _fields(kind, value)
-    if issubclass(kind, enum.Enum) or kind is type(None):
+    if is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return partial(_fields, kind)
+    if issubclass(kind, enum.Enum) or kind is types.NoneType:
         return partial(_instance, kind)
     return _anything
 
@@ -93,8 +92,11 @@ def _anything(_: Any) -> Misfit | None:
 def _scalar(kind: type, value: Any) -> Misfit | None:
     kinds, words = SCALARS[kind]
     right = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-    if right and kind is float and isinstance(value, int):
-        right = abs(value) <= sys.float_info.max
+    if right and kind is float:
+        try:
+            float(value)
+        except OverflowError:
+            right = False
     return None if right else Misfit("", words, value)
 
 
@@ -113,23 +115,24 @@ def _row(kind: Any, look: Look, value: Any) -> Misfit | None:
         return Misfit("", "a list", value)
     if kind in SCALARS and set(map(type, value)) <= {kind}:
         return None
-    return next((wrong for wrong in _below(value, look) if wrong), None)
-
-
-def _below(values: Any, look: Look) -> Any:
-    return (_inside(f"[{k}]", look(one)) for k, one in enumerate(values))
+    return _first(value, [look] * len(value))
 
 
 def _fixed(looks: tuple[Look, ...], value: Any) -> Misfit | None:
     if not isinstance(value, tuple) or len(value) != len(looks):
         return Misfit("", f"a tuple of {len(looks)}", value)
-    pairs = enumerate(zip(looks, value, strict=True))
-    found = (_inside(f"[{k}]", look(one)) for k, (look, one) in pairs)
-    return next((wrong for wrong in found if wrong), None)
+    return _first(value, looks)
 
 
-def _array(dtype: Any, value: Any) -> Misfit | None:
-    kinds, words = ARRAYS[np.dtype(dtype).kind]
+def _first(values: Iterable[Any], looks: Iterable[Look]) -> Misfit | None:
+    for k, (one, look) in enumerate(zip(values, looks, strict=True)):
+        if wrong := look(one):
+            return _inside(f"[{k}]", wrong)
+    return None
+
+
+def _array(dtype: type, value: Any) -> Misfit | None:
+    kinds, words = ARRAYS[dtype]
     right = isinstance(value, np.ndarray) and value.dtype.kind in kinds
     return None if right else Misfit("", f"an array of {words}", value)
 
@@ -138,8 +141,10 @@ def _mapping(key: Look, look: Look, value: Any) -> Misfit | None:
     if not isinstance(value, Mapping):
         return Misfit("", "a mapping", value)
     for name, one in value.items():
-        if wrong := key(name) or _inside(f".{name}", look(one)):
-            return wrong
+        if wrong := key(name):
+            return wrong._replace(wanted=f"a mapping whose keys are {wrong.wanted}")
+        if wrong := look(one):
+            return _inside(f".{name}", wrong)
     return None
 
 
@@ -155,18 +160,22 @@ def _fields(kind: type, value: Any) -> Misfit | None:
 @cache
 def _field_looks(kind: type) -> tuple[tuple[str, Look], ...]:
     hints = get_type_hints(kind)
-    names: Any = getattr(kind, "_fields", None) or getattr(kind, "__dataclass_fields__", ())
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
     return tuple((name, _look(hints[name])) for name in names)
 
 
-def _inside(where: str, wrong: Misfit | None) -> Misfit | None:
-    return wrong and wrong._replace(where=where + wrong.where)
+def _inside(where: str, wrong: Misfit) -> Misfit:
+    return wrong._replace(where=where + wrong.where)
 
 
-SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
+SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((Integral,), "a whole number"),
     float: ((Real,), "a number"),
     bool: ((bool, np.bool_), "true or false"),
     str: ((str,), "text"),
 }
-ARRAYS = {"f": ("f", "numbers"), "i": ("iu", "whole numbers"), "b": ("b", "truth values")}
+ARRAYS: dict[Any, tuple[str, str]] = {
+    np.float64: ("f", "numbers"),
+    np.int64: ("iu", "whole numbers"),
+    np.bool_: ("b", "truth values"),
+}

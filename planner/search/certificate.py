@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,20 @@ Witness = Mapping[str, Any]
 """JSON-ready: ``kind`` names the argument, the other entries are what it needs."""
 
 
-def is_json(witness: Any) -> bool:
-    """Whether files can hold it."""
+def is_json(value: Any) -> bool:
+    """Whether JSON holds it as it is: mappings with text for keys, lists, text, plain numbers."""
     try:
-        json.dumps(witness)
-    except (TypeError, ValueError):
+        return _is_json(value)
+    except RecursionError:
         return False
-    return True
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 class Status(enum.StrEnum):
@@ -89,6 +95,8 @@ class Certificate:
     witness: Witness | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.status, str) and self.status in set(Status):
+            object.__setattr__(self, "status", Status(self.status))
         if not is_json(self.witness):
             raise ValueError(
                 "witness holds what JSON cannot; give numbers, text, lists and mappings"

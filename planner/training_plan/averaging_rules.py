@@ -38,10 +38,8 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
     """
     stages = len(plan.assignment.groups)
     tied = plan.averages_tied and plan.must_average_tied
-    uncounted = list(uncounted_stages(plan))
-    if uncounted:
-        yield from uncounted
-        return
+    if any(unlike_lengths(plan)):
+        return  # the rest presumes that there are none
     arch, shared = plan.workload.architecture, plan.workload.tied_parameters
     if tied and arch is not None and shared != arch.tied * arch.vocabulary * arch.hidden:
         yield (
@@ -76,9 +74,7 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
                     f"back to it, found {trained}; correct members and receives"
                 )
             for g in averaging_groups:
-                if unlike := list(unlike_lengths(g, where)):
-                    yield from unlike
-                elif abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
+                if abs(sum(g.shares) - 1) > SHARE_TOLERANCE:
                     yield f"{where}: shares must sum to 1, found {sum(g.shares):g}; rescale them"
                 elif not any(g.contributes):
                     yield f"{where}: nobody contributes; let at least one member do"
@@ -101,8 +97,8 @@ def averaging_contradictions(plan: TrainingPlan) -> Iterator[str]:
     yield from _clock_contradictions(plan)
 
 
-def uncounted_stages(plan: TrainingPlan) -> Iterator[str]:
-    """A stage without averaging, or one too many.
+def unlike_lengths(plan: TrainingPlan) -> Iterator[str]:
+    """Stages and entries of averaging, members and what is said of each, are not as many.
 
     Parameters
     ----------
@@ -112,7 +108,7 @@ def uncounted_stages(plan: TrainingPlan) -> Iterator[str]:
     Yields
     ------
     str
-        At most one line: field, rule, remedy.
+        One line each: field, rule, remedy.
     """
     stages = len(plan.assignment.groups)
     if plan.averages_tied and not plan.must_average_tied:
@@ -122,26 +118,14 @@ def uncounted_stages(plan: TrainingPlan) -> Iterator[str]:
             f"averaging.stages: must have {stages} entries, found {len(plan.averaging)}; give one "
             "per stage"
         )
-
-
-def unlike_lengths(group: AveragingGroup, where: str) -> Iterator[str]:
-    """Members and what is said of each.
-
-    Parameters
-    ----------
-    group
-        Any.
-    where
-        Its place, for messages.
-
-    Yields
-    ------
-    str
-        At most one line: field, rule, remedy.
-    """
-    rows = (group.members, group.shares, group.contributes, group.receives)
-    if len(set(map(len, rows))) > 1:
-        yield f"{where}: members, shares, contributes and receives differ in length; align them"
+    for j, rounds in enumerate(plan.averaging):
+        for r, groups in enumerate(rounds):
+            for g in groups:
+                if not len(g.members) == len(g.shares) == len(g.contributes) == len(g.receives):
+                    yield (
+                        f"{_entry(plan, j)}.rounds[{r}]: members, shares, contributes and receives "
+                        "differ in length; align them"
+                    )
 
 
 def _entry(plan: TrainingPlan, j: int) -> str:

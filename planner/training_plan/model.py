@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.network.annotations import misfit
 from planner.network.cluster import Cluster
-from planner.network.values import choice, count, of_kind, real, several, short
+from planner.network.values import choice, count, of_kind, real, several
 from planner.network.words import listed, some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
+from planner.training_plan import plain
 from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
@@ -65,10 +65,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
-        for name in ("paths", "order"):
+        for name, plain_row in (("paths", plain.numbers), ("order", plain.operations)):
             rows = several(name, getattr(self, name), error=PlanError)
-            rows = tuple(several(name, row, error=PlanError) for row in rows)
-            object.__setattr__(self, name, rows)
+            object.__setattr__(self, name, tuple(plain_row(name, row) for row in rows))
+        of_kind(str, self.name, "name", error=PlanError)
         if () in self.paths:
             raise PlanError(
                 f"paths[{self.paths.index(())}] visits no device; let it visit stage 0 at least"
@@ -202,18 +202,18 @@ class AveragingGroup:
     phase: Phase = Phase.ALL
 
     def __post_init__(self) -> None:
-        for name in ("members", "shares", "contributes", "receives", "slice"):
-            object.__setattr__(self, name, several(name, getattr(self, name), error=PlanError))
+        object.__setattr__(self, "members", plain.numbers("members", self.members))
+        if not self.members:
+            raise PlanError("members must hold a device at least, found none; leave the group out")
+        shares = several("shares", self.shares, error=PlanError)
+        shares = tuple(real("a share of an averaging group", x, 0, error=PlanError) for x in shares)
+        object.__setattr__(self, "shares", shares)
+        for name in ("contributes", "receives"):
+            object.__setattr__(self, name, plain.flags(name, getattr(self, name)))
         if not self.receives:
             object.__setattr__(self, "receives", (True,) * len(self.members))
-        for member in self.members:
-            count("a member of an averaging group", member, 0, error=PlanError)
-        for share in self.shares:
-            real("a share of an averaging group", share, 0, error=PlanError)
-        for name in ("contributes", "receives"):
-            for flag in getattr(self, name):
-                of_kind(bool, flag, name, error=PlanError)
-        ends = tuple(real("an end of a slice", end, 0, error=PlanError) for end in self.slice)
+        cut = several("slice", self.slice, error=PlanError)
+        ends = tuple(real("an end of a slice", end, 0, error=PlanError) for end in cut)
         if len(ends) != 2 or not ends[0] < ends[1] <= 1:
             raise PlanError(
                 f"slice: must be start < stop, fractions of the vector, found {list(ends)}; give "
@@ -410,7 +410,7 @@ class Sync:
         object.__setattr__(self, "every_steps", every)
         if self.outer is not None:
             of_kind(OuterOptimizer, self.outer, "outer", error=PlanError)
-        of_kind(bool, self.delayed, "delayed", error=PlanError)
+        object.__setattr__(self, "delayed", plain.flag("delayed", self.delayed))
         if self.delayed and not self.local_steps:
             raise PlanError(
                 "sync.delayed: averages changes of parameters a step later, found gradients "
@@ -600,6 +600,19 @@ class TrainingPlan:
     package_version: str = ""
 
     def __post_init__(self) -> None:
+        for kind, name in (
+            (Cluster, "cluster"),
+            (Workload, "workload"),
+            (ComputeTimes, "compute_times"),
+            (Predicted, "predicted"),
+            (Sync, "sync"),
+            (Routing, "routing"),
+            (str, "network_name"),
+            (str, "package_version"),
+        ):
+            of_kind(kind, getattr(self, name), name, error=PlanError)
+        if self.cost is not None:
+            of_kind(Cost, self.cost, "cost", error=PlanError)
         for words, name in ((Codec, "codec"), (Wiring, "wiring")):
             word = choice(words, name, getattr(self, name), error=PlanError)
             object.__setattr__(self, name, word)
@@ -608,13 +621,19 @@ class TrainingPlan:
             if norm == 0:
                 raise PlanError("clip is 0; give the largest norm, above 0, or leave it out")
             object.__setattr__(self, "clip", norm)
-        for name in ("stage_layers", "recompute", "left_out"):
-            row = several(name, getattr(self, name), error=PlanError)
-            object.__setattr__(self, name, row)
-        if not self.recompute:
-            object.__setattr__(self, "recompute", (False,) * len(self.stage_layers))
-        if wrong := misfit(self, TrainingPlan):
-            raise PlanError(f"{wrong.where.removeprefix('.')} {wrong}; make the plan again")
+        layers = plain.pairs("stage_layers", self.stage_layers)
+        for name, value in (
+            ("seed", count("seed", self.seed, 0, error=PlanError)),
+            ("assignment", plain.assignment(self.assignment)),
+            ("stage_layers", layers),
+            ("schedules", plain.all_of(Schedule, "schedules", self.schedules)),
+            ("averaging", _averaging(self.averaging)),
+            ("certificates", plain.certificates(self.certificates)),
+            ("recompute", plain.flags("recompute", self.recompute) or (False,) * len(layers)),
+            ("left_out", plain.all_of(str, "left_out", self.left_out)),
+            ("cycle", plain.numbers("cycle", self.cycle)),
+        ):
+            object.__setattr__(self, name, value)
         if not self.schedules:
             raise PlanError("schedules must hold at least one, found none; make the plan again")
         if not self.package_version:
@@ -893,7 +912,7 @@ def hash_of(content: Mapping[str, Any]) -> str:
 
 
 def json_text(value: Any, *, sort_keys: bool = False) -> str:
-    """JSON without spaces; NumPy's numbers are numbers.
+    """JSON without spaces.
 
     Parameters
     ----------
@@ -910,21 +929,21 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
     Raises
     ------
     PlanError
-        NaN, infinity, or what JSON has not.
+        NaN or infinity.
     """
-    form: Any = {"separators": (",", ":"), "allow_nan": False, "default": _plain}
     try:
-        return json.dumps(value, sort_keys=sort_keys, **form)
-    except PlanError:
-        raise
-    except ValueError:
-        raise PlanError("a plan holds NaN or infinity, which JSON has not; make it again") from None
+        return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise PlanError(f"a plan holds what JSON has not ({error}); make it again") from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise PlanError(f"a plan holds {short(value)}, which JSON has not; make the plan again")
+def _averaging(stages: Any) -> tuple[StageAveraging, ...]:
+    """Of every stage, its rounds of groups."""
+    found = []
+    for j, rounds in enumerate(several("averaging", stages, error=PlanError)):
+        each = several(f"averaging[{j}]", rounds, error=PlanError)
+        found.append(tuple(plain.all_of(AveragingGroup, f"averaging[{j}]", one) for one in each))
+    return tuple(found)
 
 
 def _rounds(rounds: StageAveraging) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class Workload:
     precision: Precision = field(default_factory=Precision)
 
     def __post_init__(self) -> None:
+        for name in ("name", "source"):
+            of_kind(str, getattr(self, name), f"{name} of a workload")
         object.__setattr__(self, "layers", several("layers", self.layers))
         if not self.layers:
             raise ValueError(f"workload {self.name!r} has no layers; give at least one")

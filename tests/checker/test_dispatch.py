@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -211,5 +211,36 @@ def test_results_of_something_else(changes: dict[str, Any], where: str) -> None:
 
 def test_certificates_that_stand_on_something_else() -> None:
     """What no file can hold."""
-    with pytest.raises(ValueError, match="witness holds what JSON cannot"):
-        Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", {"kind": np.ones(20)})
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for witness in ({"kind": np.ones(20)}, {"kind": deep}, {"kind": {1: 2}}):
+        with pytest.raises(ValueError, match="witness holds what JSON cannot"):
+            Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0, "", witness)
+    assert Certificate("m", "FEASIBLE", 1.0, None, None, "", 0.0, 0).status is Status.FEASIBLE  # type: ignore[arg-type]
+
+
+def test_other_classes() -> None:
+    """Subclasses are what they are of, and what is none of ours is said to be that."""
+
+    class Thing:
+        """Nobody can ask for its annotation."""
+
+    @dataclass(frozen=True, eq=False)
+    class Mine(AssignmentPlan):
+        """With a field of one's own."""
+
+        note: Thing | None = None
+
+    plan = AssignmentPlan.of_grid([[0, 2], [1, 3]])
+    assert check(Mine(plan.groups, plan.grid), problem4()) == []
+
+    @dataclass
+    class Foreign:
+        """None of ours."""
+
+        field: Thing
+
+    for one in (Foreign(Thing()), 3, None):
+        with pytest.raises(TypeError, match="cannot check a"):
+            check(one, problem4())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import InitVar, dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -86,6 +88,8 @@ def test_what_fits(changes: dict[str, Any]) -> None:
         ({"inner": 3}, ".inner", "of type Inner"),
         ({"named": {"a": Inner(1), "b": Inner("x")}}, ".named.b.size", "a whole number"),  # type: ignore[arg-type]
         ({"named": [Inner(1)]}, ".named", "a mapping"),
+        ({"named": {1: Inner(1)}}, ".named", "a mapping whose keys are text"),
+        ({"limit": Fraction(10**400)}, ".limit", "a number"),
         ({"limit": 1j}, ".limit", "a number"),
         ({"limit": 10**400}, ".limit", "a number"),
         ({"limit": True}, ".limit", "a number"),
@@ -97,3 +101,35 @@ def test_what_does_not_fit(changes: dict[str, Any], where: str, wanted: str) -> 
     assert found is not None
     assert (found.where, found.wanted) == (where, wanted)
     assert str(found).startswith(f"must be {wanted}, found ")
+
+
+def test_what_is_let_pass() -> None:
+    """Annotations that are not looked into."""
+    for kind in (
+        NDArray[Any],
+        NDArray[np.uint8],
+        np.ndarray,
+        np.ndarray[Any, Any],
+        tuple[()],
+        tuple,
+        Mapping,
+        Counter[str],
+        Box | Any,
+        "Box",
+        object,
+    ):
+        assert misfit(object(), kind) is None
+
+
+def test_fields_of_dataclasses_only() -> None:
+    """Not what is given to a constructor alone, nor what a class has."""
+
+    @dataclass
+    class Made:
+        """From a seed."""
+
+        seed: InitVar[int]
+        size: int = 1
+        limit: ClassVar[int] = 3
+
+    assert misfit(Made(5), Made) is None

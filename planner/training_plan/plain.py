@@ -1,0 +1,255 @@
+"""A plan's fields in plain Python, as files hold them, whatever sequences and numbers were given.
+
+NumPy's numbers and lists become Python's numbers and tuples, so that equal plans have equal hashes
+and nobody can change one from outside; what is something else is refused in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from planner.network.annotations import misfit
+from planner.network.values import count, mapping, of_kind, several, short
+from planner.problems.answers import AssignmentPlan
+from planner.search.certificate import Certificate
+from planner.training_plan.error import PlanError
+
+Kind = TypeVar("Kind")
+KINDS = frozenset("FHB")
+
+
+def numbers(field: str, values: Any) -> tuple[int, ...]:
+    """Whole numbers from 0.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    values
+        Anything iterable.
+
+    Returns
+    -------
+    tuple of int
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    row = several(field, values, error=PlanError)
+    if set(map(type, row)) <= {int} and min(row, default=0) >= 0:
+        return row  # plans have many, which were so mostly
+    return tuple(count(f"an entry of {field}", x, 0, error=PlanError) for x in row)
+
+
+def flags(field: str, values: Any) -> tuple[bool, ...]:
+    """True and false.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    values
+        Anything iterable.
+
+    Returns
+    -------
+    tuple of bool
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    return tuple(flag(f"an entry of {field}", x) for x in several(field, values, error=PlanError))
+
+
+def flag(field: str, value: Any) -> bool:
+    """True or false.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    value
+        Python's or NumPy's.
+
+    Returns
+    -------
+    bool
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    if isinstance(value, np.bool_):
+        return bool(value)
+    return of_kind(bool, value, field, error=PlanError)
+
+
+def operations(field: str, values: Any) -> tuple[tuple[str, int], ...]:
+    """Operations of a device, ``(kind, microbatch)``.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    values
+        Pairs.
+
+    Returns
+    -------
+    tuple of tuple
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else than F, H or B and a whole number.
+    """
+    row = several(field, values, error=PlanError)
+    if row and set(map(type, row)) == {tuple} and set(map(len, row)) == {2}:
+        kinds, microbatches = zip(*row, strict=True)
+        words = set(map(type, kinds)) == {str} and KINDS.issuperset(kinds)
+        if words and set(map(type, microbatches)) == {int} and min(microbatches) >= 0:
+            return row  # plans have many, which were so mostly
+    return tuple(_operation(field, op) for op in row)
+
+
+def _operation(field: str, value: Any) -> tuple[str, int]:
+    pair = several(f"an entry of {field}", value, error=PlanError)
+    if len(pair) != 2 or not isinstance(pair[0], str) or pair[0] not in KINDS:
+        raise PlanError(
+            f"an entry of {field} is {short(value)}; give F, H or B, and the microbatch"
+        )
+    return str(pair[0]), count(f"a microbatch of {field}", pair[1], 0, error=PlanError)
+
+
+def pairs(field: str, values: Any) -> tuple[tuple[int, int], ...]:
+    """Ranges of whole numbers.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    values
+        Of two each.
+
+    Returns
+    -------
+    tuple of tuple
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    found = []
+    for value in several(field, values, error=PlanError):
+        ends = numbers(f"a range of {field}", value)
+        if len(ends) != 2:
+            raise PlanError(f"a range of {field} is {short(value)}; give where it starts and stops")
+        found.append((ends[0], ends[1]))
+    return tuple(found)
+
+
+def all_of(kind: type[Kind], field: str, values: Any) -> tuple[Kind, ...]:
+    """Instances of a class.
+
+    Parameters
+    ----------
+    kind
+        The class.
+    field
+        Its name in messages.
+    values
+        Anything iterable.
+
+    Returns
+    -------
+    tuple
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    row: Iterable[Any] = several(field, values, error=PlanError)
+    return tuple(of_kind(kind, one, f"an entry of {field}", error=PlanError) for one in row)
+
+
+def assignment(given: AssignmentPlan) -> AssignmentPlan:
+    """Who holds which stage.
+
+    Parameters
+    ----------
+    given
+        Groups of any sequences.
+
+    Returns
+    -------
+    AssignmentPlan
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Devices that are no whole numbers, or a grid that has not rows and columns of them.
+    """
+    given = of_kind(AssignmentPlan, given, "assignment", error=PlanError)
+    grid = given.grid
+    if grid is not None:
+        array = of_kind(np.ndarray, grid, "assignment.grid", error=PlanError)
+        if array.ndim != 2 or array.dtype.kind not in "iu":
+            raise PlanError(
+                f"assignment.grid is {short(grid)}; give whole numbers in rows and columns"
+            )
+    groups = several("assignment.groups", given.groups, error=PlanError)
+    return AssignmentPlan(
+        tuple(numbers(f"assignment.groups[{j}]", group) for j, group in enumerate(groups)), grid
+    )
+
+
+def certificates(given: Any) -> dict[str, Certificate]:
+    """By part of the plan.
+
+    Parameters
+    ----------
+    given
+        A mapping.
+
+    Returns
+    -------
+    dict
+        A copy.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    named: Mapping[Any, Any] = mapping("certificates", given, error=PlanError)
+    return {
+        of_kind(str, part, "a key of certificates", error=PlanError): _certificate(part, one)
+        for part, one in named.items()
+    }
+
+
+def _certificate(part: str, one: Any) -> Certificate:
+    if wrong := misfit(one, Certificate):
+        raise PlanError(f"certificates.{part}{wrong.where} {wrong}; make the plan again")
+    certificate: Certificate = one
+    given = {f.name: getattr(one, f.name) for f in fields(Certificate)}
+    plain = {name: x.item() for name, x in given.items() if isinstance(x, np.generic)}
+    return replace(certificate, **plain)
