@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.cli.output import say
 from planner.cli.progress import PROGRESS
 from planner.cli.spare import Spare
 from planner.cli.time_left import TimeLeft
@@ -21,6 +22,7 @@ from planner.network.error import NetworkError
 from planner.network.gpus import GPUS
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
+from planner.network.words import listed
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
@@ -193,7 +195,11 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     """The cluster that the arguments of `add_cluster` describe, computing in a format."""
     network = load_network(args.network)
     if args.complete:
-        network = network.complete()
+        every, network = network.ids, network.complete()
+        dropped = [name for name in every if name not in network.ids]
+        if dropped:
+            why = "left out, since pairs of theirs were not measured"
+            say(f"planner {args.command}: {why}: {listed(dropped)}")
     devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
     if args.memory_gb is not None:
         devices = replace(devices, memory_bytes=args.memory_gb * 1e9)

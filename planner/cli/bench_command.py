@@ -70,6 +70,7 @@ MARKS = (
     "Commands: `python -m planner.bench",
     "`planner bench clock --repeats",
     '"planner.bench_suite"',
+    '<meta name="generator" content="planner bench">',
 )
 """What their files have."""
 

@@ -37,7 +37,7 @@ from planner.cli import (
     simulate_command,
     weights_command,
 )
-from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
+from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, say
 from planner.cli.progress import PROGRESS
 from planner.network.glyphs import MissingGlyphs
 from planner.network.line_parser import LineParser
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             def told(message: Any, category: type[Warning], *where: Any) -> None:
                 if issubclass(category, MissingGlyphs):
-                    _say(f"planner {args.command}: {message}")
+                    say(f"planner {args.command}: {message}")
                 else:
                     usual(message, category, *where)
 
@@ -137,10 +137,10 @@ def _run(args: argparse.Namespace) -> int:
         ended = INTERRUPTS.asked and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if ended else code
     except ValueError as error:
-        _say(f"planner {args.command}: {error}")
+        say(f"planner {args.command}: {error}")
         return BAD_INPUT
     except WrongBoundError as error:
-        _say(f"planner {args.command}: {error}")
+        say(f"planner {args.command}: {error}")
         return INTERNAL_ERROR
     except BrokenPipeError:
         _close_output()
@@ -148,17 +148,17 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as error:
         where = error.filename or "standard output"
         remedy = "free some room" if error.errno in NO_ROOM else "check path and permissions"
-        _say(f"planner {args.command}: {where}: {error.strerror}; {remedy}")
+        say(f"planner {args.command}: {where}: {error.strerror}; {remedy}")
         _close_output()
         return BAD_INPUT
     except KeyboardInterrupt:
-        _say(f"planner {args.command}: interrupted")
+        say(f"planner {args.command}: interrupted")
         return 128 + INTERRUPTS.number if INTERRUPTS.asked else INTERRUPTED
     except Exception as error:
         # libraries make other errors of an interrupt that comes while they load or compile
         if not INTERRUPTS.asked:
             raise
-        _say(f"planner {args.command}: interrupted ({type(error).__name__})")
+        say(f"planner {args.command}: interrupted ({type(error).__name__})")
         return 128 + INTERRUPTS.number
 
 
@@ -171,11 +171,6 @@ def _close_output() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-
-
-def _say(line: str) -> None:
-    PROGRESS.clear()
-    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from planner.cli.output import show
 from planner.network.catalogue import list_networks, load_network
-from planner.network.formats import FORMAT
+from planner.network.formats import FORMAT, HEADER
 from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.network.measured.tables import UNITS
-from planner.network.outputs import Output, add_force, require_outputs
+from planner.network.outputs import Output, add_force, is_own, require_outputs
 from planner.network.values import real
 
 NAME = "networks"
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _make(args: argparse.Namespace) -> int:
     require_outputs(args, [Output("--out", args.out, [".csv", ".json"], FORMAT)])
+    _require_no_measurement(args.out, args.measured)
     latency, bandwidth = (
         None if given is None else real(option, given, 0) * factor
         for option, given, factor in (
@@ -91,6 +93,18 @@ def _make(args: argparse.Namespace) -> int:
     }
     show(args.json, data, lines)
     return 0
+
+
+def _require_no_measurement(out: Path | None, measured: Sequence[Path]) -> None:
+    """In a folder that is read, what is there may be one, unless it looks as if we made it."""
+    if out is None or is_own(out, (FORMAT, HEADER)):
+        return
+    for folder in measured:
+        if folder.is_dir() and folder.resolve() in out.resolve().parents:
+            raise ValueError(
+                f"--out {out}: exists in {folder}, which is read too; name another file, or take "
+                "it out of the folder first"
+            )
 
 
 def _lines(made: Measured) -> list[str]:

@@ -27,6 +27,12 @@ def show(as_json: bool, data: Any, lines: Sequence[str]) -> None:
     print(json.dumps(data, allow_nan=False, indent=1) if as_json else "\n".join(lines))
 
 
+def say(line: str) -> None:
+    """A line beside the output."""
+    PROGRESS.clear()
+    print(line, file=sys.stderr)
+
+
 def result_data(result: Result[Any]) -> dict[str, Any]:
     """A result's certificate, JSON-ready."""
     return asdict(result.certificate())

@@ -23,6 +23,8 @@ from planner.network.values import short
 from planner.network.words import printable
 
 FORMAT = "planner.network"
+HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
+"""Of the CSV that is written; others are read too."""
 SCHEMA_VERSION = 1
 
 # column name -> factor to SI; an RTT counts both ways, so it is halved
@@ -277,7 +279,7 @@ def to_csv_text(network: Matrices) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["source", "destination", "latency_s", "bandwidth_bytes_per_s"])
+    writer.writerow(HEADER.split(","))
     for i, source in enumerate(network.ids):
         for j, destination in enumerate(network.ids):
             if i != j:

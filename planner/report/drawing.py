@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -85,8 +86,8 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
                 f'<text x="{x:.1f}" y="{y - radii[r] - 5:.1f}" text-anchor="middle">'
                 f"{escape(name)}</text>"
             )
-    busiest = timeline.busiest_pairs(LINKS)
-    for (i, j), busy in busiest:
+    pairs, lines = _fullest(timeline, network.ids)
+    for (i, j), busy in pairs:
         (x, y), (u, v) = dots[i], dots[j]
         full = busy / plan.predicted.step_s
         parts.append(
@@ -94,6 +95,13 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
             f'stroke-width="{1 + 5 * min(full, 1):.1f}"><title>{escape(network.ids[i])} to '
             f"{escape(network.ids[j])}: {busy:.3g} s of messages, {full:.0%} of a step"
             "</title></line>"
+        )
+    for d, (what, busy) in lines.items():
+        x, y = dots[d]
+        parts.append(
+            f'<circle class="link" fill="none" cx="{x:.1f}" cy="{y:.1f}" r="{DOT + 3}" '
+            f'stroke-width="3"><title>{escape(what)}: {busy:.3g} s of messages, '
+            f"{busy / plan.predicted.step_s:.0%} of a step</title></circle>"
         )
     for d, (x, y) in dots.items():
         held = d in stage_of
@@ -104,6 +112,24 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
             f"{escape(network.ids[d])}: {what}</title></circle>"
         )
     return "".join([*parts, "</svg>"])
+
+
+def _fullest(
+    timeline: Timeline, ids: Sequence[str]
+) -> tuple[list[tuple[tuple[int, int], float]], dict[int, tuple[str, float]]]:
+    """Pairs, and devices' own lines, that are full longest: pipeline and averaging together."""
+    place = {name: d for d, name in enumerate(ids)}
+    named = {f"{a} to {b}": (place[a], place[b]) for a in ids for b in ids if a != b}
+    whole = {f"{way} of {name}": d for way in ("upload", "download") for name, d in place.items()}
+    pairs: list[tuple[tuple[int, int], float]] = []
+    lines: dict[int, tuple[str, float]] = {}
+    for load in timeline.loads:  # the fullest first
+        busy = load.pipeline_s + load.averaging_s
+        if load.name in named and len(pairs) < LINKS:
+            pairs.append((named[load.name], busy))
+        elif load.name in whole and len(lines) < LINKS:
+            lines.setdefault(whole[load.name], (load.name, busy))
+    return pairs, lines
 
 
 def _fitted(places: Floats) -> Floats:

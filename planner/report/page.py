@@ -19,7 +19,7 @@ from planner.report.decisions import Decision
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
 from planner.report.figures import days, memory, parameters, samples, tokens_per_s, utilization
-from planner.report.sensitivity import SLOWER, Slower
+from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, SLOWER, Slower
 from planner.training_plan.model import TrainingPlan
 
 GENERATOR = '<meta name="generator" content="planner report">'
@@ -125,7 +125,10 @@ def _head(plan: TrainingPlan, tokens: float) -> str:
         ("of stated FLOP/s", f"{utilization(plan):.1%}"),
     ]
     inner = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in cells)
-    return f'<dl class="head">{inner}</dl>'
+    return f'<dl class="head">{inner}</dl>' + _note(
+        "Stated FLOP/s are what devices are taken to attain, if nobody said otherwise 40% of a "
+        "GPU's peak: MFU is so much less."
+    )
 
 
 def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
@@ -136,8 +139,9 @@ def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
 def _placement_note(plan: TrainingPlan) -> str:
     out = f" Left out: {', '.join(plan.left_out)}." if plan.left_out else ""
     return (
-        "Regions are laid out by latency, devices have their stages' colours, lines are the pairs "
-        f"that carry messages longest. {assumed_limits(plan.cluster)}{out}"
+        "Regions are laid out by latency, devices have their stages' colours, lines are the "
+        "fullest pairs, rings the devices whose whole up- or downloads are fullest. "
+        f"{assumed_limits(plan.cluster)}{out}"
     )
 
 
@@ -272,9 +276,19 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
         [escape(x.what), f"{x.step_s:.4g}", f"{x.step_s / plan.predicted.step_s - 1:+.1%}"]
         for x in slower
     ]
-    return _note(f"At {SLOWER:.0%} of their speed, one at a time; decisions stay.") + table(
-        ["slower", "step s", "change"], rows
+    regions = len(set(plan.cluster.network.regions))
+    cut = (
+        ""
+        if regions * (regions + 1) // 2 <= MOST_PAIRS
+        else (
+            f" Of all pairs of regions the {MOST_PAIRS} with most devices, of all regions at most "
+            f"{MOST_REGIONS}."
+        )
     )
+    return _note(
+        f"At {SLOWER:.0%} of their speed, one at a time; decisions stay. Without a device its "
+        f"microbatches go to others of its stage.{cut}"
+    ) + table(["slower", "step s", "change"], rows)
 
 
 def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:

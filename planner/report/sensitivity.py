@@ -1,8 +1,9 @@
-"""What a step takes where a pair of regions or the devices of a region are slower."""
+"""What a step takes where a pair of regions or devices of a region are slower, or one is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from planner.clock.simulator import step_s
 from planner.network.cluster import Cluster, device_limits
+from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import without
 
 SLOWER = 0.7
 """Rate that is left."""
@@ -46,7 +49,7 @@ def sensitivity(
     pairs = [(a, b) for k, a in enumerate(count) for b in list(count)[k:] if a != b or count[a] > 1]
     pairs = sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]
     regions = sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
-    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + 2 * len(regions)
+    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + 3 * len(regions)
     for a, b in pairs:
         between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
         rate = network.bandwidth_bytes_per_s * np.where(between, SLOWER, 1.0)
@@ -61,7 +64,20 @@ def sensitivity(
             Slower(f"lines of {name}", step_s(_slower_lines(plan, cluster, names == name)))
         )
         progress(len(found), whole)
+    lost = [_without(plan, name) for name in regions]
+    found += [one for one in lost if one is not None]
+    progress(whole, whole)
     return sorted(found, key=lambda one: -one.step_s)
+
+
+def _without(plan: TrainingPlan, region: str) -> Slower | None:
+    """A device of the region lost, the first that others of its stage can stand in for."""
+    names = plan.cluster.network.regions
+    for d in (d for d in sorted(plan.stage_of) if names[d] == region):
+        device = plan.cluster.network.ids[d]
+        with suppress(PlanError):
+            return Slower(f"without {device}", step_s(without(plan, [device])))
+    return None
 
 
 def _slower_lines(

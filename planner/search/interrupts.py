@@ -32,6 +32,8 @@ class Interrupts:
         Of the first signal that came, 0: none did.
     found
         Whether there is something to lose.
+    ending
+        Whether a search makes an answer of what it has, which it was interrupted in.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class Interrupts:
 
     def _forget(self) -> None:
         self.number = 0
-        self.found = False
+        self.found = self.ending = False
         self._count = 0
         self._notice = ""
 
@@ -52,7 +54,7 @@ class Interrupts:
     @property
     def insisted(self) -> bool:
         """Whether it was told so again, and nothing is there that would be worth a wait."""
-        return self._count >= MOST or (self._count > 1 and not self.found)
+        return self._count >= MOST or (self._count > 1 and not (self.found or self.ending))
 
     @contextmanager
     def heeded(self, notice: str) -> Iterator[None]:

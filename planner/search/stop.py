@@ -141,6 +141,7 @@ class StopRun:
             if INTERRUPTS.insisted:
                 raise
             self.reason = INTERRUPTED
+            INTERRUPTS.ending = True
 
 
 def started(stop: StoppingCriterion, steps_per_effort: float = 1.0) -> StopRun:

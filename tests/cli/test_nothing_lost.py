@@ -19,6 +19,8 @@ from planner.checker.dispatch import check
 from planner.cli import spare
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
+from planner.compose.layout_search import LayoutSearch
+from planner.compose.whole import _Search
 from planner.network import atomic
 from planner.network.outputs import is_own
 from planner.search.interrupts import INTERRUPTS
@@ -202,6 +204,28 @@ def test_signals_in_a_search_leave_the_best_so_far(
     assert not INTERRUPTS.asked
 
 
+def test_signals_before_anything_is_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ends the search over layouts, the second comes while the best of them is priced."""
+    calls: list[int] = []
+    search, price = LayoutSearch._anneal, _Search._price_anything
+
+    def anneal(self: LayoutSearch, *given: Any) -> None:
+        search(self, *given)
+        calls.append(0)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def anything(self: _Search) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        price(self)
+
+    monkeypatch.setattr(LayoutSearch, "_anneal", anneal)
+    monkeypatch.setattr(_Search, "_price_anything", anything)
+    path = tmp_path / "plan.json"
+    assert main([*LONG, "--out", str(path)]) == 130
+    assert len(calls) == 3 and check(load_plan(path)) == []
+
+
 def test_a_signal_while_the_plan_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +260,14 @@ def test_signals_one_by_one() -> None:
         with run.interruptible():
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), run.interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+    with INTERRUPTS.heeded("noted"):
+        run = MaxIterations(10).start()
+        with run.interruptible():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError
+        os.kill(os.getpid(), signal.SIGINT)  # what the search has is made an answer of
+        with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with INTERRUPTS.heeded("noted"):
         INTERRUPTS.found = True

@@ -187,3 +187,16 @@ def test_names(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(NetworkError, match=said):
             load_names(path)
+
+
+def test_a_measurement_in_a_folder_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--force`` neither; a network that was made there is."""
+    mine = tmp_path / "pairs.csv"
+    mine.write_text("source,destination,rtt_ms\na,b,1\nb,a,2\n")
+    words = ["networks", str(tmp_path), "--bandwidth-gbps", "1", "--force", "--out"]
+    for name, code in (("pairs.csv", 2), ("net.csv", 0), ("net.csv", 0)):
+        assert main([*words, str(tmp_path / name)]) == code
+    assert "which is read too; name another file" in capsys.readouterr().err
+    assert mine.read_text().startswith("source,destination,rtt_ms")

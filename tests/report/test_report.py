@@ -110,10 +110,12 @@ def test_critical_path_goes_from_rest_to_the_end() -> None:
 
 
 def test_slower_is_not_faster_and_memory_fits() -> None:
-    """Every pair and region of the plan is priced."""
+    """Every pair and region of the plan is priced, and a device of each region lost."""
     plan = evil_plan()
     found = sensitivity(plan)
-    assert len(found) == 6 + 4 + 4
+    assert len(found) == 6 + 4 + 4 + 4
+    lost = [one for one in found if one.what.startswith("without ")]
+    assert len(lost) == 4 and min(one.step_s for one in lost) > plan.predicted.step_s
     lines = [one.step_s for one in found if one.what.startswith("lines of ")]
     assert len(lines) == 4 and max(lines) > plan.predicted.step_s
     assert max(x.step_s for x in found) > plan.predicted.step_s

@@ -12,6 +12,8 @@ from planner.bench.suite.problem import Family
 from planner.bench.suite.summary import Standing, Summary, percent
 from planner.bench.suite.text import HEADS, NOTE, SPEED, contradictions, count_of
 
+GENERATOR = '<meta name="generator" content="planner bench">'
+"""By which a page is known as one of ours."""
 HERE = Path(__file__).parent
 STYLE = Path(planner.report.__path__[0]) / "page.css"
 Cell = tuple[str, float | None]
@@ -38,6 +40,7 @@ def page(summary: Summary, title: str, made: Sequence[str]) -> str:
     style = STYLE.read_text() + (HERE / "page.css").read_text()
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        GENERATOR,
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",

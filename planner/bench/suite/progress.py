@@ -7,6 +7,9 @@ import time
 from planner.bench.suite.work import Done
 from planner.cli.progress import PROGRESS
 
+KNOWN = 0.1
+"""Part of the rows after which what is left can be told."""
+
 
 class Told:
     """Rows that are done, and the time that is left if the others take as long.
@@ -36,9 +39,11 @@ class Told:
         spent_s = time.perf_counter() - self._began
         left_s = spent_s / self._done * (self._total - self._done)
         kept = f"{self._kept} kept, " if self._kept else ""
+        # the first rows compile solvers' inner loops for all others
+        known = self._done >= KNOWN * self._total
+        left = f", about {left_s / 60:.0f} min left" if known else ""
         PROGRESS.show(
-            f"{kept}{self._done}/{self._total} rows, about {left_s / 60:.0f} min left; "
-            f"{done.row.instance}, {done.row.method}"
+            f"{kept}{self._done}/{self._total} rows{left}; {done.row.instance}, {done.row.method}"
         )
 
     def end(self) -> None:

@@ -62,8 +62,11 @@ class Row:
 
 def append_row(path: Path, row: Row) -> None:
     """Add a line at once, so that what is done is kept whatever comes."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(row.line() + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(row.line() + "\n")
+    except OSError as error:  # a full disk is told without its file's name
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_rows(path: Path) -> list[Row]:
