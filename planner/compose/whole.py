@@ -362,13 +362,15 @@ class _Search:
         layers: Mapping[int, Sequence[tuple[int, int]]],
         least: float,
     ) -> list[Estimated]:
-        """The best of those where one region works alone, if all others are estimated slower."""
+        """The best where one region or device works alone, if all others are estimated slower."""
         regions = self.question.cluster.network.regions
         names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
+        some = [[d for d in order if regions[d] == name] for name in names]
+        some += [[members[0]] for members in self.places.members]
         first = [
             one
-            for name in names
-            for one in self._ranked([d for d in order if regions[d] == name], layers)[:1]
+            for ranks in some
+            for one in self._ranked(ranks, layers)[:1]
             if one.value <= WORTH * least
         ]
         better = [self.layouts.with_better_layers(one.layout) for one in first]
