@@ -64,7 +64,7 @@ def check(plan: Any, problem_or_cluster: Any = None) -> list[Violation]:
     optional = isinstance(subject, TrainingPlan) and problem_or_cluster is None
     if wanted is not None and not optional and not isinstance(problem_or_cluster, wanted):
         raise TypeError(
-            f"a {type(subject).__name__} is checked against a {wanted.__name__}, found "
+            f"{type(subject).__name__} is checked against {wanted.__name__}, found "
             f"{type(problem_or_cluster).__name__}; pass it as the second argument"
         )
     # a plan's own constructor has looked at it

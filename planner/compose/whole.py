@@ -314,7 +314,7 @@ class _Search:
             draft = self._draft(layout, always=layout in ranks)
             if draft is not None:
                 drafts.append(draft)
-        drafts += self._far_better(drafts)
+        drafts += self._far_better(drafts, ranks)
         self._price_best(drafts)
         for _ in range(IMPROVED):
             if not self.parents or self.run.check() is not None:
@@ -322,15 +322,16 @@ class _Search:
             parent = self._parent()
             self._price_best([*self._changed(parent), *self._reproportioned(parent)])
 
-    def _far_better(self, drafts: Sequence[Draft]) -> list[Draft]:
+    def _far_better(self, drafts: Sequence[Draft], ranks: Sequence[Layout]) -> list[Draft]:
         """What is estimated by far the best, where the limit came before it was drafted."""
-        best = self.layouts.ranked()[:1]
+        every = [*self.layouts.ranked()[:1], *map(self.layouts.estimated, ranks)]
         known = [self.layouts.estimated(one.layout).value for one in drafts]
-        if not best or self.run.reason == "interrupted":
+        if not every or self.run.reason == "interrupted":
             return []
-        if best[0].value * WORTH >= min(known, default=math.inf):
+        best = min(every, key=lambda one: one.value)
+        if best.value * WORTH >= min(known, default=math.inf):
             return []
-        draft = self._draft(best[0].layout)
+        draft = self._draft(best.layout)
         return [] if draft is None else [draft]
 
     def _by_rank(self) -> list[Layout]:

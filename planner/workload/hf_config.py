@@ -38,6 +38,10 @@ SAYS_NOTHING = re.compile(
 )
 """Of labels, tokens, dropout (never done here), storage and text generation."""
 
+OTHER_HEAD = re.compile(
+    "For(Sequence|Token|Image)Classification|ForQuestionAnswering|ForMultipleChoice"
+)
+
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     """From a Hugging Face ``config.json`` of one of `planner.workload.hf_families.MODELS`.
@@ -125,11 +129,23 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
             f"{WITH_IMAGES}"
         )
     _require_known(config, rules.reads, path)
+    _require_language_model(config, path)
     try:
         return rules.build(ConfigFields(config, path))
     except ValueError as error:
         said = str(error)
         raise ValueError(said if said.startswith(f"{path}:") else f"{path}: {said}") from None
+
+
+def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
+    """With a head over the vocabulary, which is priced."""
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        if isinstance(name, str) and OTHER_HEAD.search(name):
+            raise ValueError(
+                f"{path}: architectures is {short(name)}, whose head is not over the vocabulary; "
+                "give the config.json of a language model, such as one that ends in ForCausalLM"
+            )
 
 
 def _require_known(config: dict[str, Any], known: Collection[str], path: str | Path) -> None:

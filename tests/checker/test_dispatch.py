@@ -145,9 +145,9 @@ def test_plans_are_for_their_devices_and_parts_for_their_problem() -> None:
     other = plan.cluster.replace(devices=Devices(1e12, 8e9))
     assert {v.rule for v in check(plan, other)} == {"devices"}
     assert check(plan, plan.cluster) == []
-    with pytest.raises(TypeError, match="is checked against a Cluster, found AssignmentProblem"):
+    with pytest.raises(TypeError, match="is checked against Cluster, found AssignmentProblem"):
         check(plan, problem4())
-    with pytest.raises(TypeError, match="against a AssignmentProblem, found NoneType"):
+    with pytest.raises(TypeError, match="against AssignmentProblem, found NoneType"):
         check(AssignmentPlan.of_grid([[0, 2], [1, 3]]))
     # where eq. 1 is claimed, equal groups need the grid that it is about
     claimed = Certificate("m", Status.FEASIBLE, 1.0, None, None, "", 0.0, 0)

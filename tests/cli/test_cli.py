@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -583,3 +584,22 @@ def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[
     assert found[0] == found[1] and len(found[0]) == 4
     assert main([*command, "--stages", "3"]) == 2
     assert "8 devices do not make 3 equal stages" in capsys.readouterr().err
+
+
+def test_devices_that_are_dropped_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By --complete, which leaves out whose pairs were not measured."""
+    rows = [f"{a},{b},1,1" for a in "abcd" for b in "abcd" if a != b and {a, b} != {"c", "d"}]
+    net, out = tmp_path / "net.csv", tmp_path / "plan.json"
+    net.write_text("\n".join(["source,destination,latency_ms,bandwidth_gbps", *rows]) + "\n")
+    words = "--workload gpt2-tiny --sequence 64 --batch-samples 8 --effort 0.1 --complete"
+    extra = "--no-pictures --no-compare"
+    assert (
+        main(["plan", "--network", str(net), *words.split(), *extra.split(), "--out", str(out)])
+        == 0
+    )
+    said = capsys.readouterr().err
+    assert re.search(
+        "planner plan: left out, since pairs of theirs were not measured: [cd]\n", said
+    )

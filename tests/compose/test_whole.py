@@ -281,3 +281,17 @@ def test_who_interrupts_before_anything_was_found_is_told_nothing_else() -> None
     """Least of all that memory holds no layout."""
     with pytest.raises(KeyboardInterrupt):
         pl.plan(regions([2, 2], memory_bytes=1e5), model(), stop=InterruptedAtOnce(20))
+
+
+def test_one_device_alone_is_looked_at_with_little_effort() -> None:
+    """Where regions have several, and links are too slow for any two."""
+    n = 8
+    latency = np.full((n, n), 0.2)
+    np.fill_diagonal(latency, 0.0)
+    names = [f"r{d // 2}" for d in range(n)]
+    network = pl.Network(latency, np.full((n, n), 1e5), regions=names)
+    cluster = pl.Cluster(network, pl.Devices(1e14, 1e11))
+    work = pl.Workload.preset("llama-50m", batch_samples=64)
+    found = pl.plan(cluster, work, stop=pl.Effort(0.05)).plan
+    assert found is not None
+    assert len(found.cluster) == 1 and len(found.left_out) == n - 1

@@ -238,6 +238,10 @@ MOE = SMALL | TINY["qwen3 moe"]
     ("config", "message"),
     [
         (MOE | {"num_experts": None}, "field 'num_experts' is missing"),
+        (
+            MOE | {"architectures": ["Qwen3MoeForSequenceClassification"]},
+            "architectures is 'Qwen3MoeForSequenceClassification', whose head is not over",
+        ),
         (MOE | {"num_experts_per_tok": 9}, "experts active is 9, more than the 8"),
         (MOE | {"mlp_only_layers": [6]}, "mlp_only_layers is .*whole numbers from 0 to 5"),
         (MOE | {"mlp_only_layers": "none"}, "mlp_only_layers is 'none'"),
