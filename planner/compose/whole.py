@@ -27,6 +27,7 @@ from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
 from planner.compose.request import PlanRequest, Question, Shares, Wiring
 from planner.compose.shape import layers_of, microbatches_of
+from planner.network.words import some
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -257,7 +258,7 @@ class _Search:
             rivals = []
             if others:
                 one = min(others, key=lambda draft: draft.value)
-                rivals.append(((f"{mine} stages", str(len(one.layout.layers))), one))
+                rivals.append(((some(mine, "stage"), str(len(one.layout.layers))), one))
             if self._idle(best) > 0 and self.everybody is not None:
                 rivals.append(((f"{self._idle(best)} without a stage", "none"), self.everybody))
             if not self._asks_again(best):
