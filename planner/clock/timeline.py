@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from planner.clock.bars_svg import Bar, bars_svg
 from planner.network.atomic import MADE, write_picture, write_text
+from planner.network.glyphs import in_line
 from planner.network.html import boxed, line
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
@@ -306,7 +307,8 @@ class Timeline:
             ]
             axes.broken_barh(bars, (k - 0.4, 0.8), facecolors=LINK_COLOUR, linewidth=0)
             full = f", {busy / self.step_s:.0%} of a step" if self.step_s > 0 else ""
-            labels.append(f"{self.ids[i]} to {self.ids[j]}{full}")
+            ends = in_line(self.ids[i]), in_line(self.ids[j])
+            labels.append(f"{ends[0]} to {ends[1]}{full}")
         axes.set_yticks(range(len(links)), labels, fontsize=7)
         axes.set_ylim(len(links) - 0.4, -0.6)
         axes.set_title("fullest links of the pipeline's messages", fontsize=9, loc="left")

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unicodedata import category
+from unicodedata import bidirectional, category
 
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "IPA", "Droid Sans", "Arial Unicode")
 """Families that were made for many scripts come first, then any other in order of its file."""
+LEFT_TO_RIGHT = "\u200e"
 MOST_SHOWN = 12
 INVISIBLE = ("Cc", "Cf", "Zl", "Zp", "Zs")
 """Categories of Unicode: no font need have these."""
@@ -60,6 +61,23 @@ def fit_fonts(figure: Any) -> str:
         f"no installed font has the letters {shown}, a picture shows boxes instead; install one "
         "that has, such as Noto Sans CJK"
     )
+
+
+def in_line(name: str) -> str:
+    """A name that leaves what stands beside it in a line where it is.
+
+    Parameters
+    ----------
+    name
+        In any script.
+
+    Returns
+    -------
+    str
+        One that runs from right to left gets marks around it that nobody sees.
+    """
+    turns = any(bidirectional(c) in ("R", "AL", "AN") for c in name)
+    return f"{LEFT_TO_RIGHT}{name}{LEFT_TO_RIGHT}" if turns else name
 
 
 def _others(own: Path) -> Iterable[Path]:

@@ -65,3 +65,10 @@ def test_two_letters_look_different_where_a_font_has_them(tmp_path: Path) -> Non
         write_picture(tmp_path / "a.png", figure(letter), dpi=50)
         pictures.append((tmp_path / "a.png").read_bytes())
     assert pictures[0] != pictures[1]
+
+
+def test_names_from_right_to_left_leave_their_line_in_order() -> None:
+    """Others are as they are."""
+    assert [glyphs.in_line(name) for name in ("Tokyo", "東京", "a/0")] == ["Tokyo", "東京", "a/0"]
+    assert glyphs.in_line("دبي") == "\u200eدبي\u200e"
+    assert not {c for c in glyphs.in_line("דן") if c not in "דן"} - {"\u200e"}
