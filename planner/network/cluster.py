@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS
 from planner.network.network import Network
+from planner.network.notebook import cluster_html
 from planner.network.values import (
     LARGEST,
     SMALLEST,
@@ -259,6 +260,10 @@ class Cluster:
         total = quantity(float(self.flops.sum()), "FLOP/s")
         memory = quantity(float(self.memory_bytes.sum()), "B")
         return f"Cluster({self.network.size_words()}, {total} and {memory} together)"
+
+    def _repr_html_(self) -> str:
+        figures = {"FLOP/s": self.flops.tolist(), "B": self.memory_bytes.tolist()}
+        return cluster_html(repr(self), self.network.regions, figures, self.network._repr_html_())
 
     @property
     def flops(self) -> Floats:

@@ -1,17 +1,22 @@
-"""A network as a notebook shows it: latency and bandwidth between its regions."""
+"""A network and its devices as a notebook shows them."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from planner.network.formats import Matrices
 from planner.network.html import boxed, line, table
+from planner.network.words import quantity
 
 MOST_REGIONS = 12
 """Rows and columns of the table."""
+MOST_KINDS = 40
+"""Of devices, by region."""
 
 
 def network_html(title: str, network: Matrices) -> str:
@@ -45,6 +50,37 @@ def network_html(title: str, network: Matrices) -> str:
         table(["from, to", *names[:shown]], rows),
         line(f"Mean one-way latency in ms, mean bandwidth in Gb/s{more}."),
     )
+
+
+def cluster_html(
+    title: str, regions: Sequence[str], figures: Mapping[str, Sequence[float]], network: str
+) -> str:
+    """How many devices of which kind each region has.
+
+    Parameters
+    ----------
+    title
+        A line above it.
+    regions
+        Of each device.
+    figures
+        By unit, one a device, such as ``{"FLOP/s": [...], "B": [...]}``.
+    network
+        HTML of the network, below.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
+    kinds = Counter(zip(regions, *figures.values(), strict=True))
+    rows = [
+        [escape(region), str(many), *map(quantity, values, figures)]
+        for (region, *values), many in list(kinds.items())[:MOST_KINDS]
+    ]
+    more = f"{MOST_KINDS} of {len(kinds)} kinds" if len(kinds) > MOST_KINDS else ""
+    heads = ["region", "devices", "attained", "memory"]
+    return boxed(line(title), table(heads, rows), line(more), network)
 
 
 def _between(network: Matrices, here: list[int], there: list[int]) -> str:

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from dataclasses import replace as _replace
 from functools import cached_property
-from itertools import pairwise
+from html import escape
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from planner.network.dtype import Dtype
+from planner.network.html import boxed, line, table
 from planner.network.values import choice, count, of_kind, real, several
-from planner.network.words import some
+from planner.network.words import quantity, some
 from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad
@@ -26,6 +28,8 @@ from planner.workload.transformer import transformer
 
 MOST_SAMPLES = 1_000_000_000
 """Of a batch."""
+MOST_PARTS = 40
+"""Rows that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,23 @@ class Workload:
             f"{self.parameters / 1e6:,.4g} million parameters, batch of {self.batch_samples} in "
             f"microbatches of {self.microbatch_samples})"
         )
+
+    def _repr_html_(self) -> str:
+        parts = [("stem", [self.stem]), *_alike(self.layers), ("head", [self.head])]
+        rows = [
+            [
+                escape(where),
+                f"{each[0].parameters / 1e6:,.4g}",
+                quantity(each[0].forward_flops, "FLOP"),
+                quantity(each[0].output_bytes, "B"),
+                quantity(each[0].saved_bytes, "B"),
+            ]
+            for where, each in parts
+        ]
+        heads = ["part", "million parameters", "forward", "sends", "keeps for backward"]
+        shown = table(heads, rows[:MOST_PARTS])
+        more = f"; {MOST_PARTS} of {len(rows)} parts" if len(rows) > MOST_PARTS else ""
+        return boxed(line(repr(self)), shown, line(f"Each layer, of a sample{more}."))
 
     def with_boundary_codec(self, codec: str) -> Workload:
         """The workload whose activations, and their gradients, travel in that many bits.
@@ -488,3 +509,15 @@ class Workload:
             each = Dtype.BF16.bytes if arch is None else held / (arch.sequence * arch.hidden)
             values["precision"] = Precision.of_bytes(each, data["gradient_bytes_per_parameter"])
         return cls(**values)
+
+
+def _alike(layers: Sequence[Layer]) -> list[tuple[str, list[Layer]]]:
+    """Runs of layers that cost the same, with their numbers."""
+    runs, begin = [], 0
+    costs = [_replace(layer, name="") for layer in layers]
+    for _, run in groupby(range(len(layers)), key=lambda k: costs[k]):
+        each = [layers[k] for k in run]
+        end = begin + len(each) - 1
+        runs.append((f"layers {begin} to {end}" if len(each) > 1 else f"layer {begin}", each))
+        begin = end + 1
+    return runs

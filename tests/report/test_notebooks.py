@@ -15,7 +15,7 @@ from planner.network.notebook import MOST_REGIONS
 from planner.network.words import quantity, some, span, stage_words
 from planner.problems.answers import PathOp
 from tests.conftest import make_plan, random_network, regional_network
-from tests.report.test_report import Reader, evil_plan
+from tests.report.test_report import EVIL, Reader, evil_plan
 
 
 def large() -> dict[str, Any]:
@@ -112,10 +112,11 @@ def test_words() -> None:
 
 
 def test_notebooks_get_balanced_escaped_html() -> None:
-    """Of plan, network, timeline and result."""
+    """Of plan, network, cluster, workload, timeline and result."""
     plan = evil_plan()
     result = pl.Result.of(plan, 1.0, 0.5, runtime_s=0.0, stop_reason="<b>", seed=0, method="test")
-    for one in (plan, plan.cluster.network, pl.simulate(plan), result):
+    named = plan.workload.replace(name=f"<b>{EVIL}")
+    for one in (plan, plan.cluster.network, plan.cluster, named, pl.simulate(plan), result):
         page = one._repr_html_()
         reader = Reader()
         reader.feed(page)
@@ -131,6 +132,18 @@ def test_plan_tells_stages_and_step() -> None:
     page = plan._repr_html_()
     assert f"{plan.predicted.step_s:.4g} s" in page
     assert "<td>0, 2</td>" in page and "<td>1, 3</td>" in page
+
+
+def test_cluster_and_workload_tell_what_is_alike_once() -> None:
+    """A row a kind of device and region, a row a run of layers."""
+    plan = make_plan([[0, 1], [2, 3]])
+    cluster = pl.Cluster(plan.cluster.network, pl.Devices([1e12, 1e12, 2e12, 2e12], 16e9))
+    page = cluster._repr_html_()
+    assert page.count("16 GB") == 4 and "2 TFLOP/s" in page
+    many = pl.Cluster(random_network(50), pl.Devices(1e12, 16e9))._repr_html_()
+    assert "40 of 50 kinds" in many
+    page = pl.Workload.preset("gpt3-1.3b")._repr_html_()
+    assert "layers 0 to 23" in page and page.count("<tr>") == 4
 
 
 def test_network_tells_means_between_regions() -> None:
