@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.output import show
+from planner.report.figures import memory, tokens_per_s
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
@@ -28,11 +29,16 @@ def run(args: argparse.Namespace) -> int:
     rows.sort(key=lambda row: bool(row["same"]))
     lines = [f"  {'':<20}{args.a!s:<28}  {args.b}"]
     lines += [
-        f"{' ' if row['same'] else '*'} {row['what']:<20}{row['a']!s:<28}  {row['b']}"
+        f"{' ' if row['same'] else '*'} {row['what']:<20}{_short(row['a']):<28}  {_short(row['b'])}"
         for row in rows
     ]
     show(args.json, rows, lines)
     return 0
+
+
+def _short(value: Any) -> str:
+    """With as many digits as a clock is worth."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def facts(plan: TrainingPlan) -> dict[str, Any]:
@@ -44,6 +50,8 @@ def facts(plan: TrainingPlan) -> dict[str, Any]:
         "averaging_s": plan.predicted.averaging_s,
         "bound_s": None if step is None else step.bound,
         "step_usd": None if plan.cost is None else plan.cost.step_usd,
+        "tokens_per_s": tokens_per_s(plan),
+        "least_reserve_bytes": min(each.reserve_bytes for each in memory(plan)),
         "network": plan.cluster.network.content_hash[:12],
         "workload": plan.workload.name,
         "devices": len(plan.cluster),

@@ -23,5 +23,8 @@ def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [row["what"] for row in rows if not row["same"]] == ["clip", "hash"]
     assert [row["what"] for row in rows[:2]] == ["clip", "hash"]
     assert main(["compare", str(a), str(a)]) == 0
-    assert "*" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        "*" not in out and f"{plan.predicted.step_s:.6g} " in out and "least_reserve_bytes" in out
+    )
     assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2
