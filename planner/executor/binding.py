@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 
 from planner.executor.connections import Purpose
 from planner.executor.ending import Ending
-from planner.executor.opening import connections_to
+from planner.executor.opening import INTERFACE, address_of, connections_to
 from planner.executor.ranks import Ranks
 from planner.executor.secret import Secret
 from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError
@@ -127,6 +127,19 @@ def rank_of(plan: TrainingPlan, devices: Sequence[str], local_rank: int) -> int:
     return ids.index(devices[local_rank])
 
 
+def _listen_as_planned(plan: TrainingPlan, rank: int) -> None:
+    """On the interface that the plan names, unless the environment names one."""
+    interface = (plan.cluster.devices.interfaces or ("",) * (rank + 1))[rank]
+    if not interface or os.environ.get(INTERFACE):
+        return
+    if address_of(interface) is None:
+        raise BindingError(
+            f"device {plan.cluster.network.ids[rank]!r}: the plan has it listen on {interface}, "
+            f"which this machine has not, or without an address; name another in {INTERFACE}"
+        )
+    os.environ[INTERFACE] = interface
+
+
 def patience_s(plan: TrainingPlan, speed: float = 1.0) -> float:
     """What silence ends a run by default: 10 s, and more where news takes long to come.
 
@@ -199,6 +212,7 @@ def join(
         The store, or a rank, is not there in time.
     """
     rank = rank_of(plan, devices, local_rank(devices))
+    _listen_as_planned(plan, rank)
     names = plan.cluster.network.ids
     world, name = len(names), names[rank]
     started = int(os.environ.get("WORLD_SIZE", world))

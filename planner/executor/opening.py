@@ -150,13 +150,9 @@ def own_address() -> str:
     bind = os.environ.get(BIND, "")
     if bind and bind not in EVERYWHERE:
         return bind
-    name = os.environ.get(INTERFACE)
-    if name and sys.platform == "linux":
-        import fcntl
-
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", name.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+    named = address_of(os.environ.get(INTERFACE, ""))
+    if named is not None:
+        return named
     target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
     for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
         # connecting a datagram socket sends nothing, it only chooses the way
@@ -164,6 +160,28 @@ def own_address() -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface.
+
+    Parameters
+    ----------
+    interface
+        Its name, or an empty one.
+
+    Returns
+    -------
+    str or None
+        None: there is no such interface, it has none, or this system does not say.
+    """
+    if interface and sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            asked = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+    return None
 
 
 def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
@@ -29,6 +30,8 @@ from planner.network.values import (
 from planner.network.words import quantity, some, span
 
 Floats = NDArray[np.float64]
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
+"""Names of network interfaces, as Linux has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,9 @@ class Devices:
         Whether a device can hold a stage, and whether it can sum gradients; by default all can.
     usd_per_hour
         Price of each device.
+    interfaces
+        Network interface on which the rank of each device listens, such as ``eth1``; empty: the one
+        from which it reaches the others.
     """
 
     flops: ArrayLike
@@ -63,6 +69,7 @@ class Devices:
     can_compute: ArrayLike = True
     can_aggregate: ArrayLike = True
     usd_per_hour: ArrayLike | None = None
+    interfaces: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         # arrays are looked at once it is known how many devices there are
@@ -158,7 +165,7 @@ class Devices:
         for field in ("flops", "memory_bytes"):
             if getattr(self, field) is None:
                 raise ValueError("devices.flops and devices.memory_bytes must both be given")
-        changes: dict[str, Any] = self._site_fields(n)
+        changes: dict[str, Any] = {**self._site_fields(n), "interfaces": self._interfaces(n)}
         for field in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
             changes[field] = self._positive(field, n)
         for field in ("can_compute", "can_aggregate"):
@@ -200,6 +207,22 @@ class Devices:
         if value.dtype != np.bool_ and not np.isin(value, (0, 1)).all():
             raise ValueError(f"devices.{field} must hold true and false, found {value.tolist()!r}")
         return np.asarray(self._array(field, n, np.bool_))
+
+    def _interfaces(self, n: int) -> tuple[str, ...] | None:
+        if self.interfaces is None:
+            return None
+        names = tuple(str(name) for name in several("devices.interfaces", self.interfaces))
+        if len(names) != n:
+            raise ValueError(
+                f"devices.interfaces must name {n} interfaces, found {len(names)}; one a device"
+            )
+        for name in names:
+            if name and not INTERFACE.fullmatch(name):
+                raise ValueError(
+                    f"devices.interfaces has {short(name)}; give at most 15 letters, digits and "
+                    ". _ : -, such as eth1"
+                )
+        return names if any(names) else None
 
     def _site_fields(self, n: int) -> dict[str, Any]:
         sites = (

@@ -47,6 +47,8 @@ class DeviceRow:
         Whether it can hold a stage, and whether it can sum gradients.
     usd_per_hour
         Price of each device.
+    interface
+        On which its rank listens.
     gpu_usd_per_hour
         That of its GPU, where one is named and has a known price.
     """
@@ -63,6 +65,7 @@ class DeviceRow:
     can_compute: bool | None = None
     can_aggregate: bool | None = None
     usd_per_hour: float | None = None
+    interface: str | None = None
     gpu_usd_per_hour: float | None = None
 
 
@@ -84,7 +87,8 @@ def load_devices(
         CSV with a header. ``name`` is required; ``gpu`` (of `planner.GPUS`), ``count``,
         ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains, in ``dtype``),
         ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
-        ``can_compute``, ``can_aggregate`` (yes or no) and ``usd_per_hour`` are optional, and so is
+        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (of the
+        network, that its rank listens on) are optional, and so is
         each of their values.
     network
         Measured between the named devices; those that are not named are left out.
@@ -205,6 +209,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "can_compute": ("can_compute", _flag),
     "can_aggregate": ("can_aggregate", _flag),
     "usd_per_hour": ("usd_per_hour", _price),
+    "interface": ("interface", _text),
 }
 
 
@@ -297,6 +302,7 @@ def _devices(
         can_compute=[row.can_compute is not False for row in rows],
         can_aggregate=[row.can_aggregate is not False for row in rows],
         usd_per_hour=_prices(rows, full, usd_per_hour),
+        interfaces=[row.interface or "" for row in rows],
     )
 
 

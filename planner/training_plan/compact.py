@@ -23,6 +23,7 @@ FIGURES = ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"
 ABILITIES = ("can_compute", "can_aggregate")
 """Written where a device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
+NAMED = ("sites", "interfaces")
 OPERATION = re.compile("([FHB])([0-9]*)")
 
 Visits = Mapping[str, Sequence[int]]
@@ -131,8 +132,9 @@ def device_fields(devices: Devices) -> dict[str, Any]:
             columns[name] = flags.tolist()
     if devices.usd_per_hour is not None:
         columns["usd_per_hour"] = np.asarray(devices.usd_per_hour).tolist()
-    if devices.sites is not None:
-        columns["sites"] = list(devices.sites)
+    for name in NAMED:
+        if (given := getattr(devices, name)) is not None:
+            columns[name] = list(given)
     number: dict[tuple[Any, ...], int] = {}
     rows = zip(*columns.values(), strict=True)
     kind_of = [number.setdefault(row, len(number)) for row in rows]
@@ -166,7 +168,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
     kinds = len(raw["flops"])
     index = _index("devices.kind_of", raw["kind_of"], n, kinds)
     fields: dict[str, Any] = {name: raw.get(name) for name in LINES}
-    for name in (*FIGURES, *ABILITIES, "usd_per_hour", "sites"):
+    for name in (*FIGURES, *ABILITIES, "usd_per_hour", *NAMED):
         values = raw.get(name)
         if values is not None:
             if len(values) != kinds:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planner.training_plan.file import save_plan
+from planner.training_plan.file import load_plan, save_plan
 from tests.conftest import make_plan
 from tests.executor.launch import torchrun
 
@@ -25,6 +27,36 @@ def test_rank_is_the_named_device_not_the_local_process() -> None:
     plan = make_plan([[0, 1], [2, 3]])
     assert rank_of(plan, ["2", "0"], 0) == 2
     assert rank_of(plan, ["2", "0"], 1) == 0
+
+
+def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment goes before it; one that this machine has not ends the rank."""
+    from planner.executor.binding import BindingError, _listen_as_planned
+    from planner.executor.opening import INTERFACE, own_address
+
+    plan = make_plan([[0, 1], [2, 3]])
+    devices = replace(plan.cluster.devices, interfaces=["lo", "", "none0", ""])
+    plan = plan.replace(cluster=plan.cluster.replace(devices=devices))
+    save_plan(plan, tmp_path / "plan.json")
+    plan = load_plan(tmp_path / "plan.json")
+    assert plan.cluster.devices.interfaces == ("lo", "", "none0", "")
+    assert plan.cluster.subset([2, 0]).devices.interfaces == ("none0", "lo")
+    # far away, so that the way there is no loopback
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    for given, rank, wanted in (
+        ("", 0, "lo"),
+        ("", 1, ""),
+        ("eth7", 0, "eth7"),
+        ("eth7", 2, "eth7"),
+    ):
+        monkeypatch.setenv(INTERFACE, given)
+        _listen_as_planned(plan, rank)
+        assert os.environ[INTERFACE] == wanted
+        if wanted == "lo" and sys.platform == "linux":
+            assert own_address() == "127.0.0.1"
+    monkeypatch.setenv(INTERFACE, "")
+    with pytest.raises(BindingError, match="device '2': the plan has it listen on none0, which"):
+        _listen_as_planned(plan, 2)
 
 
 @pytest.mark.parametrize(

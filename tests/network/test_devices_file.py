@@ -11,6 +11,7 @@ import planner as pl
 from planner.cli.main import main
 from planner.network.devices_file import load_devices
 from planner.network.link import Link
+from tests.conftest import tiny_workload
 
 INSIDE = Link(0.001, 1e9)
 
@@ -82,6 +83,18 @@ def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
     assert cluster.network == network
 
 
+def test_interfaces_are_kept(tmp_path: Path) -> None:
+    """In the plan too; where no row names one, nothing is said of them."""
+    cluster = load_devices(written(tmp_path, "name,interface\nn/0,eth1\ns/0,\n"), two_regions())
+    assert cluster.devices.interfaces == ("eth1", "")
+    found = pl.plan(cluster, tiny_workload(batch_samples=2), stages=2, stop=pl.Effort(0.1)).plan
+    assert found is not None and found.cluster.devices.interfaces == ("eth1", "")
+    assert pl.check(found, cluster) == []
+    none = load_devices(written(tmp_path, "name,interface\nn/0,\n"), two_regions())
+    assert none.devices.interfaces is None
+    assert none.devices == load_devices(written(tmp_path, "name\nn/0\n"), two_regions()).devices
+
+
 def test_sites_share_a_line(tmp_path: Path) -> None:
     """Their limit holds for every pair that leaves or enters, in plans and checker alike."""
     path = written(
@@ -95,7 +108,6 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
     assert rate[2, 0] == rate[2, 1] == 2e6
     assert rate[0, 1] == 1e8
     from planner.training_plan.file import from_dict
-    from tests.conftest import tiny_workload
 
     workload = tiny_workload(batch_samples=6)
     plan = pl.plan(cluster, workload, stages=3, stop=pl.MaxIterations(5)).plan
@@ -130,6 +142,7 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
         ("name,count\nnorth,3\n", "count of 'north' is 3, the network has 2 devices there"),
         ("name,tflops\nn/0,1,2\n", "line 2: has more values"),
         ("name,site_upload_mbps\nn/0,1\n", "has a limit of its site but no site"),
+        ("name,interface\nn/0,eth1;ls\n", "devices.interfaces has 'eth1;ls'; give at most 15"),
         (
             "name,site,site_upload_mbps\nn/0,lab,1\nn/1,lab,2\n",
             "site 'lab' has two different limits",
