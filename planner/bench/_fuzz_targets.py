@@ -179,9 +179,9 @@ def _devices(folder: Path) -> Attempt:
 
     text = (
         "name,count,gpu,memory_gb,tflops,upload_mbps,download_mbps,site,site_upload_mbps,"
-        "site_download_mbps,can_compute,can_aggregate,usd_per_hour\n"
-        "Oregon,4,A100,,,,,,,,,,1.3\n"
-        "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4\n"
+        "site_download_mbps,can_compute,can_aggregate,usd_per_hour,interface\n"
+        "Oregon,4,A100,,,,,,,,,,1.3,eth1\n"
+        "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4,\n"
     )
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     inside = pl.Link(0.005, 2.5e8)
