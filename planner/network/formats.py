@@ -27,6 +27,9 @@ HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
 """Of the CSV that is written; others are read too."""
 SCHEMA_VERSION = 1
 
+ASSUMED = {"latency": "--latency-ms 50", "bandwidth": "--bandwidth-gbps 1"}
+"""Of links between regions, where somebody has to assume something."""
+
 # column name -> factor to SI; an RTT counts both ways, so it is halved
 LATENCY_COLUMNS = {"latency_s": 1.0, "latency_ms": 1e-3, "rtt_s": 0.5, "rtt_ms": 0.5e-3}
 BANDWIDTH_COLUMNS = {
@@ -240,7 +243,7 @@ def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
         found = ", ".join(map(printable, names)) or "nothing at all"
         raise NetworkError(
             f"has no column of {what}, such as {list(known)[1]}, found {found}; measure it, or "
-            "assume one: planner networks FILE --latency-ms or --bandwidth-gbps"
+            f"assume one, such as planner networks FILE {ASSUMED[what]} --out net.csv"
         )
     if len(present) != 1:
         raise NetworkError(
