@@ -367,11 +367,11 @@ class _Search:
         """The best where one region or device works alone, if all others are estimated slower."""
         regions = self.question.cluster.network.regions
         names = dict.fromkeys(regions) if len(set(regions)) > 1 else {}
-        some = [[d for d in order if regions[d] == name] for name in names]
-        some += [[members[0]] for members in self.places.members]
+        parts = [[d for d in order if regions[d] == name] for name in names]
+        parts += [[members[0]] for members in self.places.members]
         first = [
             one
-            for ranks in some
+            for ranks in parts
             for one in self._ranked(ranks, layers)[:1]
             if one.value <= WORTH * least
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -119,17 +119,29 @@ def _fullest(
 ) -> tuple[list[tuple[tuple[int, int], float]], dict[int, tuple[str, float]]]:
     """Pairs, and devices' own lines, that are full longest: pipeline and averaging together."""
     place = {name: d for d, name in enumerate(ids)}
-    named = {f"{a} to {b}": (place[a], place[b]) for a in ids for b in ids if a != b}
     whole = {f"{way} of {name}": d for way in ("upload", "download") for name, d in place.items()}
     pairs: list[tuple[tuple[int, int], float]] = []
     lines: dict[int, tuple[str, float]] = {}
     for load in timeline.loads:  # the fullest first
         busy = load.pipeline_s + load.averaging_s
-        if load.name in named and len(pairs) < LINKS:
-            pairs.append((named[load.name], busy))
-        elif load.name in whole and len(lines) < LINKS:
-            lines.setdefault(whole[load.name], (load.name, busy))
+        if load.name in whole:
+            if len(lines) < LINKS:
+                lines.setdefault(whole[load.name], (load.name, busy))
+        elif len(pairs) < LINKS and (pair := _pair(load.name, place)) is not None:
+            pairs.append((pair, busy))
+        if len(pairs) == len(lines) == LINKS:
+            break
     return pairs, lines
+
+
+def _pair(name: str, place: Mapping[str, int]) -> tuple[int, int] | None:
+    """Of a load that is a pair's; None: a site's."""
+    words = name.split(" to ")
+    for k in range(1, len(words)):  # devices' names may hold such a word too
+        ends = " to ".join(words[:k]), " to ".join(words[k:])
+        if ends[0] in place and ends[1] in place:
+            return place[ends[0]], place[ends[1]]
+    return None
 
 
 def _fitted(places: Floats) -> Floats:

@@ -662,7 +662,7 @@ class TrainingPlan:
             (
                 f"{start} to {stop - 1}{' and head' if j == head else ''}",
                 any(self.recompute[j : j + 1]),
-                [ids[d] if 0 <= d < len(ids) else f"device {d}" for d in group],
+                [ids[d] if d < len(ids) else f"device {d}" for d in group],
             )
             for j, ((start, stop), group) in enumerate(
                 zip(self.stage_layers, self.assignment.groups, strict=False)

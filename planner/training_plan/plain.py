@@ -252,4 +252,4 @@ def _certificate(part: str, one: Any) -> Certificate:
     certificate: Certificate = one
     given = {f.name: getattr(one, f.name) for f in fields(Certificate)}
     plain = {name: x.item() for name, x in given.items() if isinstance(x, np.generic)}
-    return replace(certificate, **plain)
+    return replace(certificate, **plain) if plain else certificate

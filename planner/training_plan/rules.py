@@ -119,8 +119,8 @@ def _part_contradictions(plan: TrainingPlan, n: int) -> Iterator[str]:
             "compute; let it hold no stage"
         )
     grid = plan.assignment.grid
-    columns = [] if grid is None or grid.ndim != 2 else grid.T.tolist()
-    if grid is not None and list(map(sorted, columns)) != list(map(sorted, plan.assignment.groups)):
+    groups = list(map(sorted, plan.assignment.groups))
+    if grid is not None and list(map(sorted, grid.T.tolist())) != groups:
         yield "assignment.grid: its columns are not the groups; make the plan again"
 
 
