@@ -19,7 +19,9 @@ EXAMPLE = "planner bench --quick"
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Which one, and what it takes."""
-    sub.add_argument("name", nargs="?", help=f"which; default: {DEFAULT}; list: their names")
+    sub.add_argument(
+        "benchmark", metavar="name", nargs="?", help=f"which; default: {DEFAULT}; list: their names"
+    )
     add_force(sub)
     sub.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to the benchmark")
 
@@ -49,16 +51,21 @@ HELP = ("-h", "--help")
 
 def run(args: argparse.Namespace) -> int:
     """Run one, or list them."""
-    import planner.bench
-
-    names = [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
-    if args.name == "list":
+    names, name = benchmarks(), args.benchmark
+    if name == "list":
         show(args.json or "--json" in args.rest, names, names)
         return 0
-    if args.name not in names:
-        raise ValueError(f"no benchmark {args.name!r}; choose one of {', '.join(names)}")
+    if name not in names:
+        raise ValueError(f"no benchmark {name!r}; choose one of {', '.join(names)}")
     args.rest = _own_outputs(args)
-    return int(importlib.import_module(f"planner.bench.{args.name}").main(args.rest) or 0)
+    return int(importlib.import_module(f"planner.bench.{name}").main(args.rest) or 0)
+
+
+def benchmarks() -> list[str]:
+    """Names of all."""
+    import planner.bench
+
+    return [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
 
 
 OUTPUTS = ("--out", "--json", "--html", "--markdown")

@@ -101,7 +101,7 @@ def timeline_lines(
     data["fullest_link"] = None
     if timeline.loads:
         fullest = timeline.loads[0]
-        busy = float(fullest.pipeline_s + fullest.averaging_s)
+        busy = float(fullest.busy_s)
         data["fullest_link"] = {"name": fullest.name, "busy_s": busy}
         step = "a step" if every == 1 else "a step that averages"
         lines.append(f"{'fullest link':<24}{busy:10.4f} s of messages {step}: {fullest.name}")

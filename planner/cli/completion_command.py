@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from planner.cli.bench_command import benchmarks
 from planner.cli.output import show
 from planner.network.catalogue import list_networks
 from planner.workload.presets import PRESETS
@@ -19,14 +20,20 @@ PREAMBLE = {
     "bash": """\
 _planner_network() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
 _planner_workload() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
+_planner_bench() { compgen -W "%s" -- "$1"; }
 """,
     "zsh": """\
 _planner_network() { compadd -- %s; _files; }
 _planner_workload() { compadd -- %s; _files; }
+_planner_bench() { compadd -- %s; }
 """,
 }
-"""A name that is known, or a file."""
-NAMED = {"network": "_planner_network", "workload": "_planner_workload"}
+"""A name that is known, or a file; names alone of benchmarks."""
+NAMED = {
+    "network": "_planner_network",
+    "workload": "_planner_workload",
+    "benchmark": "_planner_bench",
+}
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -43,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             "completion needs the package shtab; pip install 'planner[completion]'"
         ) from None
     _mark(args.parser, shtab.FILE)
-    words = " ".join(list_networks()), " ".join(PRESETS)
+    words = " ".join(list_networks()), " ".join(PRESETS), " ".join(["list", *benchmarks()])
     preamble = PREAMBLE[args.shell] % words
     text = shtab.complete(args.parser, shell=args.shell, preamble=preamble)
     show(args.json, {"shell": args.shell, "script": text}, [text])

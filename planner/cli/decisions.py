@@ -1,17 +1,12 @@
-"""Why each decision of a plan: lines of ``planner plan``, and rows for its report."""
+"""Why each decision of a plan: lines of ``planner plan``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
-from planner.network.words import some
-from planner.report.decisions import Decision
+from planner.report.figures import least
 from planner.training_plan.model import TrainingPlan
-
-SAME = 0.01
-"""Relative difference under which an estimate says nothing."""
 
 
 def candidate_lines(table: Sequence[Candidate]) -> list[str]:
@@ -35,62 +30,18 @@ def candidate_lines(table: Sequence[Candidate]) -> list[str]:
     return rows
 
 
-def alternative_lines(table: Sequence[Alternative], least: float) -> list[str]:
+def alternative_lines(made: TrainingPlan) -> list[str]:
     """What the runner-up of each decision would take.
-
-    Parameters
-    ----------
-    table
-        Runners-up.
-    least
-        The plan's own step or cost.
-    """
-    return [f"{one.taken + ',':24}not {one.instead}: {_outcome(one, least)}" for one in table]
-
-
-def decisions(
-    made: TrainingPlan, table: Sequence[Candidate | Alternative], least: float
-) -> list[Decision]:
-    """The same for a report.
 
     Parameters
     ----------
     made
         The plan.
-    table
-        Of the search's result.
-    least
-        The plan's own step or cost.
-
-    Returns
-    -------
-    list[Decision]
-        Empty: everything was given.
     """
-    groups, samples = made.assignment.groups, made.workload.microbatch_samples
-    taken = _shape(len(groups), len(groups[0]), samples)
-    rows = []
-    for one in table:
-        if isinstance(one, Alternative):
-            rows.append(Decision(one.taken, one.instead, _outcome(one, least)))
-            continue
-        instead = _shape(one.stages, one.pipelines, one.microbatch_samples)
-        if instead != taken:
-            step = _why(one) if one.step_s is None else f"{one.step_s:.4f} s"
-            rows.append(Decision(taken, instead, step))
-    return rows
-
-
-def _shape(stages: int, pipelines: int, samples: int) -> str:
-    return f"{some(stages, 'stage')} x {some(pipelines, 'pipeline')}, microbatches of {samples}"
-
-
-def _outcome(one: Alternative, least: float) -> str:
-    if one.value is None:
-        return "cannot be"
-    if abs(one.value - least) < SAME * least:
-        return "about the same"
-    return f"about {one.value:.4f} {one.unit}"
+    return [
+        f"{one.taken + ',':24}not {one.instead}: {one.outcome(least(made))}"
+        for one in made.alternatives
+    ]
 
 
 def _why(one: Candidate) -> str:

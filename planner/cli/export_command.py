@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from planner.cli.arguments import count, positive
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if "plan_path" in FORMATS[args.to].reads:
         options.setdefault("plan_path", str(args.plan))
     plan = load_plan(args.plan)
+    if options.get("executor_options") and "executor_options" in FORMATS[args.to].reads:
+        _require_understood(options["executor_options"])
     text = export_plan(plan, args.to, args.out, **options)
     if args.out is None:
         show(args.json, {"format": args.to, "text": text}, [text.removesuffix("\n")])
@@ -70,6 +73,30 @@ def run(args: argparse.Namespace) -> int:
             [f"wrote {args.out}: {FORMATS[args.to].about}"],
         )
     return 0
+
+
+def _require_understood(text: str) -> None:
+    """Words that every rank would refuse are refused before they are sent to nodes."""
+    from planner.executor.arguments import arguments, require_sensible
+
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return  # said by the format
+    if not words or not words[0].startswith("-"):
+        return
+    told = arguments(["plan.json", "--devices", "", *words], None)
+    if told.devices != [""]:
+        raise ValueError(
+            f"--executor-options has --devices {' '.join(told.devices)}; each host's line has its "
+            "own, leave them out"
+        )
+    if told.elastic:
+        raise ValueError(
+            "--executor-options has --elastic, and torchrun ends all ranks of a node when one "
+            "fails; start them with planner run, or each by itself"
+        )
+    require_sensible(told)
 
 
 def _readers(option: str) -> str:

@@ -29,13 +29,12 @@ from planner.cli.arguments import (
     workload_of,
 )
 from planner.cli.comparison import compared
-from planner.cli.decisions import alternative_lines, candidate_lines, decisions
+from planner.cli.decisions import alternative_lines, candidate_lines
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, certificate_line, save, show
 from planner.cli.progress import PROGRESS
 from planner.cli.spare import Spare, part_of
 from planner.cli.time_left import TimeLeft
 from planner.clock.timeline import Timeline
-from planner.compose.alternative import Alternative
 from planner.compose.degrees import Candidate
 from planner.compose.request import (
     EVEN,
@@ -52,7 +51,6 @@ from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.words import some
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
-from planner.report.decisions import Decision
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
@@ -390,12 +388,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_pictures:
         part("drawing", "drawn", lambda: _draw(timeline, args.out, data["written"]))
     if args.report is not None:
-        rows = decisions(made, result.candidates, _least(made))
-        part(
-            "writing the report",
-            "reported",
-            lambda: _page(made, rows, args.report, data["written"]),
-        )
+        part("writing the report", "reported", lambda: _page(made, args.report, data["written"]))
     data["runtime_s"] = time_left.spent_s
     lines.append(f"wrote {', '.join(data['written'])}  (hash {made.content_hash[:12]})")
     show(args.json, data, lines)
@@ -436,7 +429,7 @@ def _checked(path: Path) -> list[str]:
 def _report(
     made: TrainingPlan,
     timeline: Timeline,
-    table: Sequence[Candidate | Alternative],
+    candidates: Sequence[Candidate],
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
@@ -444,8 +437,6 @@ def _report(
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
-    candidates = [one for one in table if isinstance(one, Candidate)]
-    alternatives = [one for one in table if isinstance(one, Alternative)]
     parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
     data: dict[str, Any] = {
         "content_hash": made.content_hash,
@@ -453,7 +444,7 @@ def _report(
         "predicted": asdict(made.predicted),
         "recompute": list(made.recompute),
         "candidates": [asdict(one) for one in candidates],
-        "alternatives": [asdict(one) for one in alternatives],
+        "alternatives": [one.to_dict() for one in made.alternatives],
     }
     lines = [
         *candidate_lines(candidates),
@@ -475,18 +466,14 @@ def _report(
     lines += learning_lines(made)
     lines += sync_lines(made, data)
     lines += cost_lines(made, data)
-    lines += alternative_lines(alternatives, _least(made))
+    if not candidates:  # whose table has them
+        lines += alternative_lines(made)
     lines += timeline_lines(timeline, made.cluster, data, made.sync.every_steps)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)
         lines += cycle_lines(data)
     return data, lines
-
-
-def _least(made: TrainingPlan) -> float:
-    """What was to be least, as the plan has it."""
-    return made.certificates["cost" if "cost" in made.certificates else "step"].objective or 0.0
 
 
 def _objective_lines(made: TrainingPlan, parts: dict[str, Any]) -> list[str]:
@@ -511,14 +498,12 @@ def _draw(timeline: Timeline, out: Path, written: list[str]) -> list[str]:
     return []
 
 
-def _page(
-    made: TrainingPlan, rows: Sequence[Decision], path: Path, written: list[str]
-) -> list[str]:
+def _page(made: TrainingPlan, path: Path, written: list[str]) -> list[str]:
     """What ``planner report`` writes."""
     from planner.network.atomic import write_text
     from planner.report.page import report_html
 
-    write_text(path, report_html(made, decisions=rows))
+    write_text(path, report_html(made))
     written.append(str(path))
     return []
 

@@ -51,17 +51,22 @@ def link_loads(
     loads = []
     for i, j in {**piped, **averaged}:
         rate = float(links.bandwidth_bytes_per_s[i, j])
-        parts = (carried.get((i, j), 0.0) / rate for carried in (piped, averaged))
-        loads.append(LinkLoad(f"{links.ids[i]} to {links.ids[j]}", *parts))
+        messages, averages = (carried.get((i, j), 0.0) / rate for carried in (piped, averaged))
+        name = f"{links.ids[i]} to {links.ids[j]}"
+        loads.append(LinkLoad(name, messages, averages, (i, j)))
+    # lines of devices, up and down, then those of sites
+    devices = [(d,) for d in range(n)] * 2
+    sites: list[tuple[int, ...]] = [()] * (len(links.names) - 2 * n)
     loads += [
-        LinkLoad(name, messages / capacity, averages / capacity)
-        for name, messages, averages, capacity in zip(
+        LinkLoad(name, messages / capacity, averages / capacity, ends)
+        for name, messages, averages, capacity, ends in zip(
             links.names,
             by_resource.tolist(),
             averaging.tolist(),
             pairs.capacity.tolist(),
+            [*devices, *sites],
             strict=True,
         )
         if messages + averages > 0 and np.isfinite(capacity)
     ]
-    return tuple(sorted(loads, key=lambda load: (-load.pipeline_s - load.averaging_s, load.name)))
+    return tuple(sorted(loads, key=lambda load: (-load.busy_s, load.name)))

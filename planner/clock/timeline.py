@@ -96,11 +96,19 @@ class LinkLoad(NamedTuple):
         A pair, or the up- or download of a device or site.
     pipeline_s, averaging_s
         Seconds for which its messages and its part of averaging fill its capacity.
+    ends
+        Sender and receiver of a pair; the device whose up- or download it is; none: a site's.
     """
 
     name: str
     pipeline_s: float
     averaging_s: float
+    ends: tuple[int, ...] = ()
+
+    @property
+    def busy_s(self) -> float:
+        """Of messages and averaging together."""
+        return self.pipeline_s + self.averaging_s
 
 
 @dataclass(frozen=True)

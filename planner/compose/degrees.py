@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.compose.request import Question
+from planner.network.words import some
 from planner.search.result import Result
+from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan
 
 NO_SHAPE = "no number of stages divides devices and layers"
@@ -69,6 +72,30 @@ class Candidate:
     def rank(self) -> tuple[bool, float, int, int]:
         """Fastest first, refused ones last."""
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
+
+
+def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    """Shapes that were tried and not taken.
+
+    Parameters
+    ----------
+    made
+        The plan.
+    table
+        All shapes.
+    """
+    groups = made.assignment.groups
+    taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
+    shapes = [(one, _shape(one.stages, one.pipelines, one.microbatch_samples)) for one in table]
+    return tuple(
+        Alternative(taken, shape, one.step_s, why=one.refused.split(";")[0])
+        for one, shape in shapes
+        if shape != taken
+    )
+
+
+def _shape(stages: int, pipelines: int, samples: int) -> str:
+    return f"{some(stages, 'stage')} x {some(pipelines, 'pipeline')}, microbatches of {samples}"
 
 
 def candidates(question: Question) -> list[Question]:

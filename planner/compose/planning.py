@@ -11,7 +11,7 @@ from planner.compose.arranging import Arranged, arrange, arrange_unlike
 from planner.compose.bounds import StepBound, step_bound
 from planner.compose.completing import Completing
 from planner.compose.cost_bound import cost_bound
-from planner.compose.degrees import NO_SHAPE, Candidate, candidates
+from planner.compose.degrees import NO_SHAPE, Candidate, candidates, others
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
 from planner.compose.measured import at_most
@@ -278,4 +278,6 @@ def _least_of_shapes(
         step.raise_bound(least.bound or 0.0, basis, witness, rounding=0.0)
     parts = {k: c for k, c in best.plan.certificates.items() if k != "step"}
     found = step.result(exhausted=best.stop_reason)
-    return _with_certificates(replace(found, candidates=tuple(table)), parts)
+    assert found.plan is not None
+    instead = found.plan.replace(alternatives=others(found.plan, table))
+    return _with_certificates(replace(found, plan=instead, candidates=tuple(table)), parts)

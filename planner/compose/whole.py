@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.compose.alternative import Alternative
 from planner.compose.bounds import StepBound
 from planner.compose.device_flow import Spread
 from planner.compose.flow_plan import Draft, Prepared
@@ -32,6 +31,7 @@ from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
+from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan, in_levels
 
@@ -185,7 +185,8 @@ class _Search:
                 raise KeyboardInterrupt  # before anything that fits was found
             self._take_refuted()
         result = self.best.result(exhausted="all layouts that were found")
-        return replace(result, candidates=alternatives)
+        assert result.plan is not None
+        return replace(result, plan=result.plan.replace(alternatives=alternatives))
 
     def _refutes(self, value: float) -> bool:
         """Whether many steps cannot be what the clock says of the few it looks at.

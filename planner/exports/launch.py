@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from planner.exports.options import ExportOptions, require_name
 from planner.exports.ranks import nodes_of
@@ -32,8 +33,9 @@ def torchrun_lines(plan: TrainingPlan, options: ExportOptions) -> str:
     ExportError
         A name that is none of a host.
     """
-    commands = _commands(plan, options).items()
-    return "".join(f"# {host}\n{command}\n" for host, command in commands)
+    commands = _commands(plan, options)
+    lines = "".join(f"# {host}\n{command}\n" for host, command in commands.items())
+    return _remark(plan, options, commands) + lines
 
 
 def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
@@ -65,7 +67,7 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
 #SBATCH --ntasks-per-node=1
 #SBATCH --nodelist={",".join(commands)}
 
-on_node() {{
+{_remark(plan, options, commands)}on_node() {{
   case "$SLURMD_NODENAME" in
 {cases}    *) echo "the plan has no node $SLURMD_NODENAME" >&2; exit 2 ;;
   esac
@@ -73,6 +75,16 @@ on_node() {{
 export -f on_node
 srun --kill-on-bad-exit=1 bash -c on_node
 """
+
+
+def _remark(plan: TrainingPlan, options: ExportOptions, hosts: Mapping[str, str]) -> str:
+    """Where ranks will listen if nobody names an interface, which hosts with several may need."""
+    if len(hosts) < 2 or options.interface is not None or plan.cluster.devices.interfaces:
+        return ""
+    return (
+        f"# ranks listen where their host reaches {next(iter(hosts))}; if others cannot reach them "
+        "there, name an interface (--interface, or the devices file's)\n"
+    )
 
 
 def _commands(plan: TrainingPlan, options: ExportOptions) -> dict[str, str]:

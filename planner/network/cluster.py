@@ -32,6 +32,7 @@ from planner.network.words import quantity, some, span
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
 """Names of network interfaces, as Linux has them."""
+POSITIVE = ("flops", "peak_flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,8 @@ class Devices:
     interfaces
         Network interface on which the rank of each device listens, such as ``eth1``; empty: the one
         from which it reaches the others.
+    peak_flops
+        The data sheet's FLOP/s in the workload's format, over which MFU counts; None: not known.
     """
 
     flops: ArrayLike
@@ -70,6 +73,7 @@ class Devices:
     can_aggregate: ArrayLike = True
     usd_per_hour: ArrayLike | None = None
     interfaces: Sequence[str] | None = None
+    peak_flops: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         # arrays are looked at once it is known how many devices there are
@@ -95,7 +99,7 @@ class Devices:
         Returns
         -------
         Devices
-            FLOP/s, memory and price, the same for all.
+            FLOP/s, peak, memory and price, the same for all.
 
         Raises
         ------
@@ -108,7 +112,12 @@ class Devices:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
         gpu = GPUS[name]
         peak = gpu.peak(choice(Dtype, "dtype", dtype))
-        return cls(peak * utilization, gpu.memory_bytes, usd_per_hour=gpu.usd_per_hour)
+        return cls(
+            peak * utilization,
+            gpu.memory_bytes,
+            usd_per_hour=gpu.usd_per_hour,
+            peak_flops=peak,
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Devices):
@@ -166,7 +175,7 @@ class Devices:
             if getattr(self, field) is None:
                 raise ValueError("devices.flops and devices.memory_bytes must both be given")
         changes: dict[str, Any] = {**self._site_fields(n), "interfaces": self._interfaces(n)}
-        for field in ("flops", "memory_bytes", "upload_bytes_per_s", "download_bytes_per_s"):
+        for field in POSITIVE:
             changes[field] = self._positive(field, n)
         for field in ("can_compute", "can_aggregate"):
             changes[field] = self._flags(field, n)

@@ -35,6 +35,8 @@ class DeviceRow:
         Devices of this kind at a place that the network knows as one.
     flops
         FLOP/s that training attains.
+    peak_flops
+        The data sheet's, over which MFU counts.
     memory_bytes
         Memory of each device.
     upload_bytes_per_s, download_bytes_per_s
@@ -56,6 +58,7 @@ class DeviceRow:
     name: str
     count: int | None = None
     flops: float | None = None
+    peak_flops: float | None = None
     memory_bytes: float | None = None
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
@@ -86,10 +89,10 @@ def load_devices(
     path
         CSV with a header. ``name`` is required; ``gpu`` (of `planner.GPUS`), ``count``,
         ``memory_gb`` (10^9 bytes), ``tflops`` (10^12 FLOP/s that training attains, in ``dtype``),
-        ``upload_mbps``, ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``,
-        ``can_compute``, ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (of the
-        network, that its rank listens on) are optional, and so is
-        each of their values.
+        ``peak_tflops`` (its data sheet's, over which MFU counts), ``upload_mbps``,
+        ``download_mbps``, ``site``, ``site_upload_mbps``, ``site_download_mbps``, ``can_compute``,
+        ``can_aggregate`` (yes or no), ``usd_per_hour`` and ``interface`` (of the network, that its
+        rank listens on) are optional, and so is each of their values.
     network
         Measured between the named devices; those that are not named are left out.
     default
@@ -145,7 +148,8 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
                     f"line {line}: gpu is {gpu!r}; choose one of {', '.join(GPUS)}, or give tflops "
                     "and memory_gb"
                 )
-            fields["flops"] = GPUS[gpu].peak(dtype) * utilization
+            fields["peak_flops"] = GPUS[gpu].peak(dtype)
+            fields["flops"] = fields["peak_flops"] * utilization
             fields["memory_bytes"] = GPUS[gpu].memory_bytes
             fields["gpu_usd_per_hour"] = GPUS[gpu].usd_per_hour
         for column, value in given.items():
@@ -201,6 +205,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "count": ("count", _number(1, whole=True)),
     "memory_gb": ("memory_bytes", _number(1e9)),
     "tflops": ("flops", _number(1e12)),
+    "peak_tflops": ("peak_flops", _number(1e12)),
     "upload_mbps": ("upload_bytes_per_s", _MBPS),
     "download_mbps": ("download_bytes_per_s", _MBPS),
     "site": ("site", _text),
@@ -303,7 +308,19 @@ def _devices(
         can_aggregate=[row.can_aggregate is not False for row in rows],
         usd_per_hour=_prices(rows, full, usd_per_hour),
         interfaces=[row.interface or "" for row in rows],
+        peak_flops=_peaks(rows, full),
     )
+
+
+def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
+    """As stated, else the GPU's, else the default's where its FLOP/s are; of all or of none."""
+    usual = [None] * len(rows) if full.peak_flops is None else full.peak_flops
+    found = [
+        row.peak_flops or (None if row.flops is not None else peak)
+        for row, peak in zip(rows, np.asarray(usual, dtype=object).tolist(), strict=True)
+    ]
+    known = [peak for peak in found if peak is not None]
+    return known if len(known) == len(found) else None
 
 
 def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> list[float] | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.clock.timeline import Timeline
+from planner.clock.timeline import LinkLoad, Timeline
 from planner.training_plan.model import TrainingPlan
 
 Floats = NDArray[np.float64]
@@ -86,22 +85,21 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
                 f'<text x="{x:.1f}" y="{y - radii[r] - 5:.1f}" text-anchor="middle">'
                 f"{escape(name)}</text>"
             )
-    pairs, lines = _fullest(timeline, network.ids)
-    for (i, j), busy in pairs:
-        (x, y), (u, v) = dots[i], dots[j]
-        full = busy / plan.predicted.step_s
+    pairs, lines = _fullest(timeline)
+    for load in pairs:
+        (x, y), (u, v) = (dots[d] for d in load.ends)
+        full = load.busy_s / plan.predicted.step_s
         parts.append(
             f'<line class="link" x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" '
-            f'stroke-width="{1 + 5 * min(full, 1):.1f}"><title>{escape(network.ids[i])} to '
-            f"{escape(network.ids[j])}: {busy:.3g} s of messages, {full:.0%} of a step"
-            "</title></line>"
+            f'stroke-width="{1 + 5 * min(full, 1):.1f}"><title>{escape(load.name)}: '
+            f"{load.busy_s:.3g} s of messages, {full:.0%} of a step</title></line>"
         )
-    for d, (what, busy) in lines.items():
+    for d, load in lines.items():
         x, y = dots[d]
         parts.append(
             f'<circle class="link" fill="none" cx="{x:.1f}" cy="{y:.1f}" r="{DOT + 3}" '
-            f'stroke-width="3"><title>{escape(what)}: {busy:.3g} s of messages, '
-            f"{busy / plan.predicted.step_s:.0%} of a step</title></circle>"
+            f'stroke-width="3"><title>{escape(load.name)}: {load.busy_s:.3g} s of '
+            f"messages, {load.busy_s / plan.predicted.step_s:.0%} of a step</title></circle>"
         )
     for d, (x, y) in dots.items():
         held = d in stage_of
@@ -114,34 +112,14 @@ def placement_svg(plan: TrainingPlan, timeline: Timeline) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _fullest(
-    timeline: Timeline, ids: Sequence[str]
-) -> tuple[list[tuple[tuple[int, int], float]], dict[int, tuple[str, float]]]:
+def _fullest(timeline: Timeline) -> tuple[list[LinkLoad], dict[int, LinkLoad]]:
     """Pairs, and devices' own lines, that are full longest: pipeline and averaging together."""
-    place = {name: d for d, name in enumerate(ids)}
-    whole = {f"{way} of {name}": d for way in ("upload", "download") for name, d in place.items()}
-    pairs: list[tuple[tuple[int, int], float]] = []
-    lines: dict[int, tuple[str, float]] = {}
+    pairs = [load for load in timeline.loads if len(load.ends) == 2][:LINKS]
+    lines: dict[int, LinkLoad] = {}
     for load in timeline.loads:  # the fullest first
-        busy = load.pipeline_s + load.averaging_s
-        if load.name in whole:
-            if len(lines) < LINKS:
-                lines.setdefault(whole[load.name], (load.name, busy))
-        elif len(pairs) < LINKS and (pair := _pair(load.name, place)) is not None:
-            pairs.append((pair, busy))
-        if len(pairs) == len(lines) == LINKS:
-            break
+        if len(load.ends) == 1 and len(lines) < LINKS:
+            lines.setdefault(load.ends[0], load)
     return pairs, lines
-
-
-def _pair(name: str, place: Mapping[str, int]) -> tuple[int, int] | None:
-    """Of a load that is a pair's; None: a site's."""
-    words = name.split(" to ")
-    for k in range(1, len(words)):  # devices' names may hold such a word too
-        ends = " to ".join(words[:k]), " to ".join(words[k:])
-        if ends[0] in place and ends[1] in place:
-            return place[ends[0]], place[ends[1]]
-    return None
 
 
 def _fitted(places: Floats) -> Floats:

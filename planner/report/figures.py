@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import BACKWARD_TO_FORWARD, split_costs
 
@@ -64,11 +66,30 @@ def tokens_per_s(plan: TrainingPlan) -> float | None:
     return None if arch is None else samples(plan) * arch.sequence / plan.predicted.step_s
 
 
+def least(plan: TrainingPlan) -> float:
+    """What was to be least, seconds or dollars of a step, as the plan has it."""
+    of = plan.certificates.get("cost", plan.certificates.get("step"))
+    return plan.predicted.step_s if of is None or of.objective is None else of.objective
+
+
 def utilization(plan: TrainingPlan) -> float:
     """FLOPs of forward and backward passes over what all devices' FLOP/s, stated or measured, do.
 
     Recomputation does not count: it is what a device does, not the model.
     """
+    return _model_flops(plan) / (plan.predicted.step_s * float(plan.cluster.flops.sum()))
+
+
+def mfu(plan: TrainingPlan) -> float | None:
+    """Model FLOPs utilization: the same over what the GPUs' peaks do; None: they are not known."""
+    peaks = plan.cluster.devices.peak_flops
+    if peaks is None:
+        return None
+    return _model_flops(plan) / (plan.predicted.step_s * float(np.sum(peaks)))
+
+
+def _model_flops(plan: TrainingPlan) -> float:
+    """Of a step, in the mean over the cycle."""
     w, stage_of = plan.workload, plan.stage_of
     loads = [w.stage(*layers).forward_flops for layers in plan.stage_layers]
     visited = sum(
@@ -76,8 +97,7 @@ def utilization(plan: TrainingPlan) -> float:
         for k in plan.cycle
         for path in plan.schedules[k].paths
     ) / len(plan.cycle)
-    done = (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
-    return float(done / (plan.predicted.step_s * plan.cluster.flops.sum()))
+    return (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
 
 
 def days(plan: TrainingPlan, tokens: float) -> float | None:

@@ -15,11 +15,19 @@ from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
 from planner.network.html import table
 from planner.network.words import some
 from planner.report.critical import critical_path
-from planner.report.decisions import Decision
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
-from planner.report.figures import days, memory, parameters, samples, tokens_per_s, utilization
-from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, SLOWER, Slower
+from planner.report.figures import (
+    days,
+    least,
+    memory,
+    mfu,
+    parameters,
+    samples,
+    tokens_per_s,
+    utilization,
+)
+from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
 from planner.training_plan.model import TrainingPlan
 
 GENERATOR = '<meta name="generator" content="planner report">'
@@ -35,7 +43,6 @@ def report_html(
     tokens: float = 1e11,
     run: Sequence[Executed] = (),
     slower: Sequence[Slower] | None = None,
-    decisions: Sequence[Decision] | None = None,
 ) -> str:
     """The page.
 
@@ -49,8 +56,6 @@ def report_html(
         Steps that were executed; empty: none were.
     slower
         Of `sensitivity`; None: it was not asked for.
-    decisions
-        What could have been instead; None: not known, as of a plan file.
 
     Returns
     -------
@@ -81,7 +86,7 @@ def report_html(
             _section("Timeline of a step from rest", _timeline(timeline, critical)),
             _section("Fullest links", _links(plan, timeline)),
             _section("What each bound stands on", _standings(plan)),
-            _section("What else could have been", _decisions(decisions)),
+            _section("What else could have been", _decisions(plan)),
             _section("Averaging and what is sent", _sync(plan)),
             _section("Cost", _cost(plan)),
             _section("Sensitivity", _sensitivity(plan, slower)),
@@ -113,6 +118,7 @@ def timeline_data(timeline: Timeline, critical: Sequence[Any]) -> dict[str, Any]
 
 def _head(plan: TrainingPlan, tokens: float) -> str:
     step, rate, took = plan.certificates.get("step"), tokens_per_s(plan), days(plan, tokens)
+    used = mfu(plan)
     bound, gap = (None, None) if step is None else (step.bound, step.gap)
     cells = [
         ("step", f"{plan.predicted.step_s:.4g} s"),
@@ -123,11 +129,12 @@ def _head(plan: TrainingPlan, tokens: float) -> str:
         ("samples/s", f"{samples(plan) / plan.predicted.step_s:.4g}"),
         (f"days for {tokens:g} tokens", "not known" if took is None else f"{took:,.1f}"),
         ("of stated FLOP/s", f"{utilization(plan):.1%}"),
+        ("MFU", "not known" if used is None else f"{used:.1%}"),
     ]
     inner = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in cells)
     return f'<dl class="head">{inner}</dl>' + _note(
         "Stated FLOP/s are what devices are taken to attain, if nobody said otherwise 40% of a "
-        "GPU's peak: MFU is so much less."
+        "GPU's peak. MFU counts over the peaks of all devices, also those without a stage."
     )
 
 
@@ -218,15 +225,16 @@ def _standings(plan: TrainingPlan) -> str:
     return f"<ul>{lines}</ul>"
 
 
-def _decisions(rows: Sequence[Decision] | None) -> str:
-    if rows is None:
+def _decisions(plan: TrainingPlan) -> str:
+    if not plan.alternatives:
         return _note(
-            "Not in a plan file: planner plan --report writes it into the page, and planner "
-            "compare sets two plans side by side."
+            "The plan names none: each decision was given, there was no other, or an older release "
+            "made it. planner compare sets two plans side by side."
         )
-    if not rows:
-        return _note("Nothing: each decision was given, or there was no other.")
-    cells = [[escape(one.taken), escape(one.instead), escape(one.outcome)] for one in rows]
+    cells = [
+        [escape(one.taken), escape(one.instead), escape(one.outcome(least(plan)))]
+        for one in plan.alternatives
+    ]
     return table(["taken", "instead", "a step would then take or cost"], cells)
 
 
@@ -286,8 +294,10 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
         )
     )
     return _note(
-        f"At {SLOWER:.0%} of their speed, one at a time; decisions stay. Without a device its "
-        f"microbatches go to others of its stage.{cut}"
+        f"At {SLOWER:.0%} of their speed, one at a time; decisions stay. Where regions have "
+        f"several devices, the {MOST_SINGLE} fullest links and lines of single ones too, and the "
+        f"{MOST_SINGLE} devices that compute longest. Without a device its microbatches go to "
+        f"others of its stage.{cut}"
     ) + table(["slower", "step s", "change"], rows)
 
 

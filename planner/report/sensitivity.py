@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from planner.clock.simulator import step_s
+from planner.clock.simulator import predicted_timeline, step_s
+from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster, device_limits
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -17,8 +19,12 @@ from planner.training_plan.without import without
 
 SLOWER = 0.7
 """Rate that is left."""
-MOST_PAIRS, MOST_REGIONS = 24, 24
-"""Priced at most."""
+MOST_PAIRS, MOST_REGIONS, MOST_SINGLE = 24, 24, 12
+"""Priced at most: pairs of regions, regions; single pairs, lines and devices."""
+
+Bools = np.typing.NDArray[np.bool_]
+Case = tuple[str, Callable[[], TrainingPlan]]
+"""What is slower, in words, and the plan with it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ def sensitivity(
 
     Pairs of regions with the most devices that may talk come first; within a region is a pair too.
     A region's lines are its devices' whole up- and downloads, and those of sites that they are at.
+    Single pairs and lines are the fullest, single devices those that compute longest, where their
+    regions have others.
 
     Parameters
     ----------
@@ -44,45 +52,94 @@ def sensitivity(
     progress
         Told after each how many are done, of how many.
     """
-    network, names = plan.cluster.network, np.array(plan.cluster.network.regions)
-    count = {name: int((names == name).sum()) for name in dict.fromkeys(names.tolist())}
-    pairs = [(a, b) for k, a in enumerate(count) for b in list(count)[k:] if a != b or count[a] > 1]
-    pairs = sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]
-    regions = sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
-    cluster, found, whole = pinned(plan.cluster), [], len(pairs) + 3 * len(regions)
-    for a, b in pairs:
-        between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
-        rate = network.bandwidth_bytes_per_s * np.where(between, SLOWER, 1.0)
-        changed = cluster.replace(network=network.replace(bandwidth_bytes_per_s=rate))
-        what = f"links within {a}" if a == b else f"links between {a} and {b}"
-        found.append(Slower(what, step_s(plan.replace(cluster=changed))))
-        progress(len(found), whole)
-    for name in regions:
-        found.append(Slower(f"devices of {name}", step_s(slower_devices(plan, names == name))))
-        progress(len(found), whole)
-        found.append(
-            Slower(f"lines of {name}", step_s(_slower_lines(plan, cluster, names == name)))
-        )
-        progress(len(found), whole)
-    lost = [_without(plan, name) for name in regions]
-    found += [one for one in lost if one is not None]
-    progress(whole, whole)
+    cluster, timeline = pinned(plan.cluster), predicted_timeline(plan)
+    cases = [
+        *_pairs(plan, cluster, timeline),
+        *_devices(plan, timeline),
+        *_lines(plan, cluster, timeline),
+        *_lost(plan),
+    ]
+    found = []
+    for what, changed in cases:
+        found.append(Slower(what, step_s(changed())))
+        progress(len(found), len(cases))
     return sorted(found, key=lambda one: -one.step_s)
 
 
-def _without(plan: TrainingPlan, region: str) -> Slower | None:
-    """A device of the region lost, the first that others of its stage can stand in for."""
-    names = plan.cluster.network.regions
-    for d in (d for d in sorted(plan.stage_of) if names[d] == region):
-        device = plan.cluster.network.ids[d]
-        with suppress(PlanError):
-            return Slower(f"without {device}", step_s(without(plan, [device])))
-    return None
+def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
+    """All links between two regions, and single ones among them."""
+    names, count = _regions(plan)
+    regions = list(count)
+    pairs = [(a, b) for k, a in enumerate(regions) for b in regions[k:] if a != b or count[a] > 1]
+    for a, b in sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]:
+        between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
+        what = f"links within {a}" if a == b else f"links between {a} and {b}"
+        yield what, partial(_slower_links, plan, cluster, between)
+    ids = plan.cluster.network.ids
+    single = (sorted(load.ends) for load in timeline.loads if len(load.ends) == 2)
+    known = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]
+    for i, j in list(dict.fromkeys(known))[:MOST_SINGLE]:
+        between = np.zeros((len(ids), len(ids)), dtype=bool)
+        between[i, j] = between[j, i] = True
+        what = f"link between {ids[i]} and {ids[j]}"
+        yield what, partial(_slower_links, plan, cluster, between)
 
 
-def _slower_lines(
-    plan: TrainingPlan, cluster: Cluster, which: np.typing.NDArray[np.bool_]
-) -> TrainingPlan:
+def _devices(plan: TrainingPlan, timeline: Timeline) -> Iterator[Case]:
+    """All of a region, and single ones."""
+    (names, count), ids = _regions(plan), plan.cluster.network.ids
+    for name in _largest(count):
+        yield f"devices of {name}", partial(slower_devices, plan, names == name)
+    busy = np.zeros(len(ids))
+    for op in timeline.ops:
+        busy[op.device] += op.end_s - op.start_s
+    longest = [d for d in np.argsort(-busy, kind="stable").tolist() if count[names[d]] > 1]
+    for d in longest[:MOST_SINGLE]:
+        if busy[d] > 0:
+            yield f"device {ids[d]}", partial(slower_devices, plan, np.arange(len(ids)) == d)
+
+
+def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
+    """Those of all devices of a region, and single ones."""
+    (names, count), ids = _regions(plan), plan.cluster.network.ids
+    for name in _largest(count):
+        yield f"lines of {name}", partial(_slower_lines, plan, cluster, names == name)
+    single = [x.ends[0] for x in timeline.loads if len(x.ends) == 1 and count[names[x.ends[0]]] > 1]
+    for d in list(dict.fromkeys(single))[:MOST_SINGLE]:
+        of_it = np.arange(len(ids)) == d
+        yield f"lines of {ids[d]}", partial(_slower_lines, plan, cluster, of_it)
+
+
+def _lost(plan: TrainingPlan) -> Iterator[Case]:
+    """A device of each region, the first that others of its stage can stand in for."""
+    names, count = _regions(plan)
+    for name in _largest(count):
+        for d in (d for d in sorted(plan.stage_of) if names[d] == name):
+            device = plan.cluster.network.ids[d]
+            with suppress(PlanError):
+                without(plan, [device])
+                yield f"without {device}", partial(without, plan, [device])
+                break
+
+
+def _regions(plan: TrainingPlan) -> tuple[np.typing.NDArray[np.str_], dict[str, int]]:
+    """Of each device, and how many each has."""
+    names = np.array(plan.cluster.network.regions)
+    return names, {name: int((names == name).sum()) for name in dict.fromkeys(names.tolist())}
+
+
+def _largest(count: dict[str, int]) -> list[str]:
+    return sorted(count, key=lambda name: -count[name])[:MOST_REGIONS]
+
+
+def _slower_links(plan: TrainingPlan, cluster: Cluster, which: Bools) -> TrainingPlan:
+    network = cluster.network
+    rate = network.bandwidth_bytes_per_s * np.where(which, SLOWER, 1.0)
+    slower = network.replace(bandwidth_bytes_per_s=rate)
+    return plan.replace(cluster=cluster.replace(network=slower))
+
+
+def _slower_lines(plan: TrainingPlan, cluster: Cluster, which: Bools) -> TrainingPlan:
     devices, part = cluster.devices, np.where(which, SLOWER, 1.0)
     changes: dict[str, Any] = {}
     for name in ("upload", "download"):
@@ -108,7 +165,7 @@ def pinned(cluster: Cluster) -> Cluster:
     return cluster.replace(devices=devices)
 
 
-def slower_devices(plan: TrainingPlan, which: np.typing.NDArray[np.bool_]) -> TrainingPlan:
+def slower_devices(plan: TrainingPlan, which: Bools) -> TrainingPlan:
     """The plan with longer operations on some devices.
 
     Parameters

@@ -180,7 +180,17 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
         elif name in ABILITIES:
             values = True
         fields[name] = values
-    return Devices(**fields)
+    return Devices(**fields, peak_flops=_peaks(raw, n))
+
+
+def _peaks(raw: Mapping[str, Any], n: int) -> Sequence[float] | None:
+    """By device: no decision looks at them, so that they make no kinds."""
+    peaks: Sequence[float] | None = raw.get("peak_flops")
+    if peaks is not None and len(peaks) != n:
+        raise PlanError(
+            f"devices.peak_flops: must have {n} entries, found {len(peaks)}; give one per device"
+        )
+    return peaks
 
 
 def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:

@@ -19,6 +19,7 @@ from planner.network.values import of_kind
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
+from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.compact import devices_of, network_of
 from planner.training_plan.cost import Cost
@@ -247,4 +248,5 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         clip=data["averaging"].get("clip"),
         cost=Cost.from_dict(data["cost"]) if data.get("cost") is not None else None,
         package_version=data["package_version"],
+        alternatives=tuple(map(Alternative.from_dict, data.get("alternatives", ()))),
     )

@@ -17,6 +17,7 @@ from planner.network.words import listed, some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan import plain
+from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec, Head, OuterStep, Phase, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
@@ -575,6 +576,8 @@ class TrainingPlan:
     certificates
         Per part. ``paths``: mean makespan over the cycle with both directions of every link
         averaged, as the path solver counts, and a bound for this arrangement.
+    alternatives
+        What else decisions could have been; empty: all were given, or nothing else was looked at.
     """
 
     cluster: Cluster
@@ -598,6 +601,7 @@ class TrainingPlan:
     clip: float | None = None
     cost: Cost | None = None
     package_version: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, name in (
@@ -632,6 +636,7 @@ class TrainingPlan:
             ("recompute", plain.flags("recompute", self.recompute) or (False,) * len(layers)),
             ("left_out", plain.all_of(str, "left_out", self.left_out)),
             ("cycle", plain.numbers("cycle", self.cycle)),
+            ("alternatives", plain.all_of(Alternative, "alternatives", self.alternatives)),
         ):
             object.__setattr__(self, name, value)
         if not self.schedules:
@@ -863,6 +868,8 @@ class TrainingPlan:
         content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
+        if (peaks := self.cluster.devices.peak_flops) is not None:
+            content["devices"]["peak_flops"] = np.asarray(peaks).tolist()
         return {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
@@ -872,6 +879,11 @@ class TrainingPlan:
             "predicted": asdict(self.predicted),
             **({} if self.cost is None else {"cost": self.cost.to_dict()}),
             "certificates": {part: asdict(c) for part, c in self.certificates.items()},
+            **(
+                {"alternatives": [one.to_dict() for one in self.alternatives]}
+                if self.alternatives
+                else {}
+            ),
         }
 
 

@@ -50,6 +50,42 @@ def test_hosts_of_a_file(
     assert lines[3].endswith(f"{plan_file} --devices 1 3 5 --steps 3")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--stpes 3", "unrecognized arguments: --stpes 3"),
+        ("--steps many", "--steps: must be a whole number, found 'many'"),
+        ("--elastic", "torchrun ends all ranks of a node when one fails"),
+        ("--devices 0", "each host's line has its own"),
+        ("--impose --checkpoint kept", "--impose runs no model; leave out --checkpoint"),
+    ],
+)
+def test_words_that_every_rank_would_refuse_are_refused(
+    words: str, said: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before they are sent to nodes."""
+    line = ["export", str(plan_file), "--to", "torchrun", f"--executor-options={words}"]
+    try:
+        code: object = main(line)
+    except SystemExit as end:
+        code = end.code
+    printed = capsys.readouterr()
+    assert code == 2 and printed.out == "" and said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_several_hosts_without_an_interface_are_told(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a comment; one host has nothing to choose."""
+    hosts = tmp_path / "hosts.csv"
+    for names, told in (("ab", True), ("aa", False)):
+        hosts.write_text("device,host\n" + "".join(f"{d},{names[d % 2]}\n" for d in range(6)))
+        for to in ("torchrun", "slurm"):
+            assert main(["export", str(plan_file), "--to", to, "--hosts", str(hosts)]) == 0
+            assert ("name an interface" in capsys.readouterr().out) is told
+
+
 def test_refusals_write_nothing_and_end_with_2(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

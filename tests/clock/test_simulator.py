@@ -127,14 +127,19 @@ def test_limits_cut_the_bandwidth() -> None:
 def test_links_carry_pipeline_and_averaging() -> None:
     """a -> b and c -> d, 4 microbatches of 100 bytes; a and c, b and d swap halves twice."""
     found = simulate(two_pipelines()).loads
-    assert all(load[1:] == (2.0, 1.0) for load in found if "load of" in load.name)
-    assert {load.name: load[1:] for load in found if " to " in load.name} == {
+    assert all(load[1:3] == (2.0, 1.0) for load in found if "load of" in load.name)
+    assert {load.name: load[1:3] for load in found if " to " in load.name} == {
         "a to b": (2.0, 0.0),
         "b to a": (2.0, 0.0),
         "c to d": (2.0, 0.0),
         "d to c": (2.0, 0.0),
         **{f"{i} to {j}": (0.0, 1.0) for i, j in ("ac", "ca", "bd", "db")},
     }
+    for load in found:
+        ends = ["abcd"[d] for d in load.ends]
+        pair = " to ".join(ends)
+        lines = [f"{way}load of {pair}" for way in ("up", "down")]
+        assert load.name in ([pair] if len(ends) == 2 else lines)
 
 
 def test_averaging_by_hand(line4: Network) -> None:

@@ -83,6 +83,19 @@ def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
     assert cluster.network == network
 
 
+def test_peaks_are_of_all_or_of_none(tmp_path: Path) -> None:
+    """A GPU's are known by its name, others are stated; what attains something else has its own."""
+    peaks = pl.GPUS["A100"].peak_flops, pl.GPUS["V100"].peak_flops
+    cluster = load_devices(written(tmp_path, "name,gpu\nn/0,A100\ns/0,\n"), two_regions())
+    assert cluster.devices.peak_flops == pytest.approx(peaks)
+    text = "name,gpu,tflops,peak_tflops\nn/0,A100,200,\ns/0,,30,90\n"
+    stated = load_devices(written(tmp_path, text), two_regions())
+    assert stated.devices.peak_flops == pytest.approx((peaks[0], 9e13))
+    assert stated.flops.tolist() == [2e14, 3e13]
+    unknown = load_devices(written(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
+    assert unknown.devices.peak_flops is None
+
+
 def test_interfaces_are_kept(tmp_path: Path) -> None:
     """In the plan too; where no row names one, nothing is said of them."""
     cluster = load_devices(written(tmp_path, "name,interface\nn/0,eth1\ns/0,\n"), two_regions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 from planner.cli.main import main
 from planner.clock.simulator import predicted_timeline, simulate, step_s
 from planner.report.critical import critical_path
-from planner.report.decisions import Decision
-from planner.report.figures import memory
+from planner.report.figures import memory, mfu, utilization
 from planner.report.page import report_html
 from planner.report.sensitivity import sensitivity
-from planner.training_plan.file import save_plan
+from planner.training_plan.alternative import Alternative
+from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import without
+from tests.clock.test_simulator import two_pipelines
 from tests.conftest import make_plan, random_network, tiny_workload
 
 VOID = {"meta", "link", "br"}
@@ -75,13 +77,33 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
 
 
 def test_what_else_could_have_been() -> None:
-    """Of a plan file nothing is known; what is known stays text."""
+    """A plan file keeps it, and names stay text."""
     plan = evil_plan()
-    assert "Not in a plan file" in report_html(plan)
-    assert "each decision was given" in report_html(plan, decisions=[])
+    assert "each decision was given" in report_html(plan)
+    others = (Alternative("2 stages", EVIL, 3.0), Alternative("2 stages", "9", None, why="no room"))
+    known = from_dict(plan.replace(alternatives=others).to_dict())
+    assert known.content_hash == plan.content_hash and known != plan
     reader = Reader()
-    reader.feed(report_html(plan, decisions=[Decision("2 stages", EVIL, "about 3 s")]))
-    assert EVIL in reader.text and "about 3 s" in reader.text and "b" not in reader.tags
+    reader.feed(report_html(known))
+    assert EVIL in reader.text and "about 3.0000 s" in reader.text and "b" not in reader.tags
+    assert "no room" in reader.text
+
+
+def test_mfu_counts_over_peaks(tmp_path: Path) -> None:
+    """Of a plan file too, whose hash leaves peaks out; where they are not known it is not."""
+    plan = make_plan([[0, 1], [2, 3]])
+    assert mfu(plan) is None and "<dt>MFU</dt><dd>not known" in report_html(plan)
+    cluster = plan.cluster
+    peaks = cluster.flops * [2.0, 2.0, 4.0, 8.0]
+    known = plan.replace(
+        cluster=cluster.replace(devices=replace(cluster.devices, peak_flops=peaks))
+    )
+    save_plan(known, tmp_path / "plan.json")
+    again = load_plan(tmp_path / "plan.json")
+    assert again == known and again.content_hash == plan.content_hash
+    part = utilization(plan) * cluster.flops.sum() / peaks.sum()
+    assert mfu(again) == pytest.approx(part)
+    assert f"<dt>MFU</dt><dd>{part:.1%}" in report_html(again)
 
 
 def test_devices_that_need_the_same_share_a_row() -> None:
@@ -108,6 +130,19 @@ def test_critical_path_goes_from_rest_to_the_end() -> None:
     assert path[-1].end_s == timeline.makespan_s
     for one, after in pairwise(path):
         assert after.start_s == pytest.approx(one.end_s)
+
+
+def test_single_links_and_devices_of_regions_are_priced() -> None:
+    """Where a region has several: the fullest links and lines, and those who compute longest."""
+    plan = two_pipelines()
+    network = plan.cluster.network.replace(regions=["x", "x", "y", "y"])
+    devices = replace(plan.cluster.devices, upload_bytes_per_s=100.0, download_bytes_per_s=100.0)
+    plan = plan.replace(cluster=plan.cluster.replace(network=network, devices=devices))
+    found = {one.what: one.step_s for one in sensitivity(plan)}
+    for what in ("device a", "device d", "lines of a", "link between a and b", "lines of x"):
+        assert found[what] >= step_s(plan) * (1 - 1e-9)
+    assert sum(what.startswith("link between") for what in found) == 4
+    assert "links within x" in found and "devices of y" in found
 
 
 def test_slower_is_not_faster_and_memory_fits() -> None:

@@ -1,0 +1,75 @@
+"""What a plan's decisions would cost otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.network.values import of_kind, real, short
+from planner.training_plan.error import PlanError
+
+UNITS = ("s", "$")
+SAME = 0.01
+"""Relative difference under which an estimate says nothing."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The runner-up of one decision, the others left as they are or nearly so.
+
+    Attributes
+    ----------
+    taken, instead
+        In words.
+    value
+        About what a step would take or cost, mostly from a draft. None: it cannot be.
+    unit
+        ``"s"`` or ``"$"``.
+    why
+        It cannot be, in words; empty: memory does not hold it.
+    """
+
+    taken: str
+    instead: str
+    value: float | None
+    unit: str = "s"
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("taken", "instead", "unit", "why"):
+            of_kind(str, getattr(self, name), f"{name} of an alternative", error=PlanError)
+        if self.unit not in UNITS:
+            raise PlanError(f"unit of an alternative is {short(self.unit)}; give s or $")
+        if self.value is not None:
+            value = real("value of an alternative", self.value, 0, error=PlanError)
+            object.__setattr__(self, "value", value)
+
+    def outcome(self, least: float) -> str:
+        """What a step would take or cost, in words.
+
+        Parameters
+        ----------
+        least
+            What it takes or costs as decided.
+        """
+        if self.value is None:
+            return self.why or "cannot be"
+        if abs(self.value - least) < SAME * least:
+            return "about the same"
+        return f"about {self.value:.4f} {self.unit}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_dict` reads it again."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Alternative:
+        """Of a plan file.
+
+        Parameters
+        ----------
+        data
+            Validated by its schema.
+        """
+        return cls(**data)
