@@ -336,7 +336,7 @@ def seedless(question: Question) -> dict[str, Baseline]:
 
     def region() -> list[Baseline]:
         alone = one_region(question)
-        return [_fixed(alone.plan, alone.tally, f"{alone.region}: ")]
+        return [_fixed(alone.plan, alone.tally, f"{alone.name}: ")]
 
     def sailor() -> list[Baseline]:
         rule = sailor_rule(question)
@@ -492,7 +492,8 @@ def report(rows: Sequence[Row], before: str) -> str:
         "Pipeline outermost: stage j is ranks jP to (j + 1)P - 1; data outermost: pipeline p is "
         "ranks pS to (p + 1)S - 1; the best number of stages, microbatch size and order, "
         "recomputing or not. One "
-        "region: likewise, on that region's devices alone. Nearest: ranks that go on to the "
+        "region: likewise, on that region's devices alone, or the fastest half, quarter and so on "
+        "of them. Nearest: ranks that go on to the "
         "nearest device, the best of ten orders. SAILOR's rule: stages within regions, "
         "its own estimate decides (rebuilt from paper and code). DT-FM's rule: the shape and "
         "placement whose communication cost (eq. 1) is least; stages tried: eq. 1 places, the "

@@ -71,14 +71,14 @@ def _region(
     from planner.compose.rank_order import one_region
 
     data["one_region"] = None
-    if len(set(question.cluster.network.regions)) == 1:
-        return []
     found, why = _or_why(lambda: one_region(question, over=over))
     if found is None:
         return [why]
+    if found.plan.devices == len(question.cluster):
+        return []  # ranks by region are the same
     data["one_region"] = _told(found)
     plan = found.plan
-    alone = f"{found.region} alone: {_shape(plan)}, {_step(plan, step_s)}"
+    alone = f"{found.name} alone: {_shape(plan)}, {_step(plan, step_s)}"
     return [f"{alone}{_left_out(found.tally)}"]
 
 

@@ -69,7 +69,7 @@ class RanksByRegion:
 
 @dataclass(frozen=True)
 class OneRegion:
-    """The best plan on the devices of one region, the others left out.
+    """The best plan on devices of one region, the others left out.
 
     Attributes
     ----------
@@ -78,12 +78,21 @@ class OneRegion:
     plan
         Ranks in the network's order, either degree outermost.
     tally
-        Of all regions that differ.
+        Of all regions that differ, and numbers of devices.
+    of
+        Devices that the region has: a few may be faster than all.
     """
 
     region: str
     plan: FixedPlan
     tally: Tally
+    of: int
+
+    @property
+    def name(self) -> str:
+        """The region, and how many of its devices where it is not all."""
+        few = self.plan.devices < self.of
+        return f"{self.plan.devices} of {self.region}" if few else self.region
 
 
 def region_order(network: Network) -> tuple[int, ...]:
@@ -206,6 +215,9 @@ def one_region(
 ) -> OneRegion:
     """The best that one region does by itself, as in `ranks_by_region`.
 
+    With all of its devices, and with half, a quarter and so on down to one: those that attain most
+    FLOP/s, the first of equal ones.
+
     Parameters
     ----------
     question
@@ -225,22 +237,35 @@ def one_region(
     ProblemError
         No region holds the model.
     """
-    regions = dict.fromkeys(question.cluster.network.regions)
-    parts: dict[bytes, str] = {}
+    names, cluster = question.cluster.network.regions, question.cluster
+    where = {region: [d for d, r in enumerate(names) if r == region] for region in names}
+    known: set[bytes] = set()
     starts: list[Start] = []
-    for region in regions:
-        where = [d for d, r in enumerate(question.cluster.network.regions) if r == region]
-        part = replace(question, cluster=question.cluster.subset(where))
-        if parts.setdefault(_alike(part.cluster), region) != region:
-            continue
-        for start in _starts(part, range(len(where))):
-            starts.append(replace(start, name="region"))
+    for devices in [
+        *where.values(),
+        *(few for every in where.values() for few in _few(every, cluster)),
+    ]:
+        part = replace(question, cluster=cluster.subset(devices))
+        alike = _alike(part.cluster)
+        if alike not in known:
+            known.add(alike)
+            ranks = range(len(devices))
+            starts += (replace(start, name="region") for start in _starts(part, ranks))
     trials = best_of(starts, most_events, over)
     if not trials.best:
         why = trials.refusal or NO_SHAPE
-        raise ProblemError(f"none of {len(regions)} regions holds the model by itself: {why}")
+        raise ProblemError(f"none of {len(where)} regions holds the model by itself: {why}")
     region = trials.starts["region"].question.cluster.network.regions[0]
-    return OneRegion(region, trials.best["region"], trials.tally)
+    return OneRegion(region, trials.best["region"], trials.tally, len(where[region]))
+
+
+def _few(devices: Sequence[int], cluster: Cluster) -> Iterator[list[int]]:
+    """Half of them, a quarter and so on, in the network's order."""
+    fastest = sorted(devices, key=lambda d: -cluster.flops[d])
+    count = len(devices) // 2
+    while count:
+        yield sorted(fastest[:count])
+        count //= 2
 
 
 def nearest_orders(question: Question, count: int) -> list[tuple[int, ...]]:

@@ -27,9 +27,11 @@ from planner.bench.suite.problem import Family, Instance
 from planner.bench.suite.problem_files import instance_data, problem_hash, problem_of
 from planner.bench.suite.registry import INSTANCES, METHODS, instances_of
 from planner.bench.suite.rows import Row, append_row, read_rows
+from planner.bench.suite.runner import next_task
 from planner.bench.suite.solution_files import AnswerError, answer_data, answer_of
 from planner.bench.suite.summary import profile, summarise
 from planner.bench.suite.text import markdown, terminal
+from planner.bench.suite.work import Task
 from planner.bench.suite.world import world
 from planner.cli.main import main as planner_main
 
@@ -386,6 +388,15 @@ def test_rows_are_kept_and_gone_on_with(
     with pytest.raises(ValueError, match="line 1 is no row"):
         main([*argv, "--resume"])
     capsys.readouterr()
+
+
+def test_processes_begin_with_families_of_their_own() -> None:
+    """What one of them compiles the others need not; in the end all are at what is left."""
+    tasks = [Task(name, "ours", 0, 1.0, 60.0) for name in (PLAN, PLAN, WAVE, PEERS)]
+    assert next_task(tasks, []) is tasks[0]
+    assert next_task(tasks[1:], tasks[:1]).instance == WAVE
+    assert next_task(tasks[1:], [tasks[0], tasks[2]]).instance == PEERS
+    assert next_task(tasks[1:2], tasks[:1]) is tasks[1]
 
 
 def test_ctrl_c_keeps_what_is_done(

@@ -236,8 +236,19 @@ def test_one_region_alone() -> None:
         Question(question.cluster.subset([0, 1, 2, 3]), question.workload, question.request)
     )
     assert both.region == "a"
-    everyone = ranks_by_region(alone).tally
-    assert both.tally.priced + both.tally.excluded == everyone.priced + everyone.excluded
+    single = Question(question.cluster.subset([0]), question.workload, question.request)
+    looked = [ranks_by_region(one).tally for one in (alone, single)]
+    every = sum(tally.priced + tally.excluded for tally in looked)
+    assert both.tally.priced + both.tally.excluded == every
+
+
+def test_a_few_devices_of_a_region_may_be_faster_than_all() -> None:
+    """Over slow links the fastest one does it alone, and is named so."""
+    network = regions_of("aaaabb", {"a": 1e3, "b": 1e3})
+    devices = pl.Devices([1e9, 1e9, 3e9, 1e9, 1e9, 1e9], 16e9)
+    found = one_region(Question(pl.Cluster(network, devices), tiny_workload(), PlanRequest()))
+    assert (found.region, found.plan.devices, found.name) == ("a", 1, "1 of a")
+    assert found.plan.plan().cluster.flops.tolist() == [3e9]
 
 
 def test_limited_work_says_what_was_left_out() -> None:

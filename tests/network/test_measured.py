@@ -48,6 +48,9 @@ def test_nccl_tests() -> None:
     for ends in (("node-a", "b"), ("b", "node-a")):
         assert found.latency_s[ends] == pytest.approx(34.24e-6)
         assert found.bandwidth_bytes_per_s[ends] == pytest.approx(2.23e9)
+    for tag in ("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] "):
+        tagged = "".join(f"{tag}{line}" for line in text.splitlines(keepends=True))
+        assert read_nccl_tests(tagged, {"node-b": "b"}) == found
     one_host = text.replace("node-b device  0", "node-a device  1")
     assert ("node-a/0", "node-a/1") in read_nccl_tests(one_host, {}).latency_s
     older = "\n".join(
@@ -138,6 +141,7 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.json", iperf3("fwd").replace('"TCP"', '"UDP"'), "over TCP"),
         ("a.json", iperf3("fwd").replace("tokyo.example.org", "oregon"), "to itself"),
         ("a.txt", "", "is of 0 ranks"),
+        ("a.txt", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
         ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),
         ("a.toml", "", "unknown kind"),
     ],

@@ -171,6 +171,6 @@ METHODS = (
         "one region",
         lambda q, e: _given(one_region(q, _events(e)).plan),
         Kind.RULE,
-        "the fastest region alone",
+        "the fastest region alone, or a part of it",
     ),
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 
 from planner.bench.suite.problem_files import problem_hash
+from planner.bench.suite.registry import INSTANCES
 from planner.bench.suite.rows import Row
 from planner.bench.suite.work import Done, Task, run_task, start_worker
 from planner.search.interrupts import INTERRUPTS
@@ -85,12 +86,13 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
-    waiting, going = list(reversed(tasks)), dict[Future[Done], Task]()
+    waiting, going = list(tasks), dict[Future[Done], Task]()
     try:
         while waiting or going:
             while waiting and len(going) < jobs:
-                going[pool.submit(run_task, waiting[-1])] = waiting[-1]
-                waiting.pop()
+                task = next_task(waiting, going.values())
+                waiting.remove(task)
+                going[pool.submit(run_task, task)] = task
             for future in wait(going, return_when=FIRST_COMPLETED).done:
                 task = going.pop(future)
                 try:
@@ -112,9 +114,24 @@ def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done
             process.join()
 
 
-def _dead(task: Task) -> Row:
-    from planner.bench.suite.registry import INSTANCES
+def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
+    """The first of a family that no other process is at, or just the first.
 
+    Each compiles what its family needs, and the others then load that from the disk.
+
+    Parameters
+    ----------
+    waiting
+        At least one.
+    going
+        What the other processes are at.
+    """
+    under_way = {INSTANCES[task.instance].family for task in going}
+    others = (task for task in waiting if INSTANCES[task.instance].family not in under_way)
+    return next(others, waiting[0])
+
+
+def _dead(task: Task) -> Row:
     problem = problem_hash(INSTANCES[task.instance].make())
     reason = "its process died (memory, or a crash in compiled code)"
     return Row(

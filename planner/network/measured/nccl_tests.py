@@ -14,6 +14,9 @@ RANK = re.compile(
     re.M,
 )
 ROW = re.compile(r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]\w*)\s+(?P<rest>.*)$", re.M)
+TAG = re.compile(r"^\[(\d+,)?\d+\](<\w+>:)? ?", re.M)
+"""Put before each line by mpirun: ``[1,0]<stdout>:`` of Open MPI, ``[0]`` of MPICH."""
+PING = re.compile(r"^PING |\bicmp_seq=|^rtt min/avg/max", re.M)
 COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.M)
 MICRO, GIGA = 1e-6, 1e9
 
@@ -48,6 +51,12 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
     NetworkError
         It is none, or of other than two ranks.
     """
+    text = TAG.sub("", text)
+    if PING.search(text):
+        raise NetworkError(
+            "is what ping prints, which does not say from where; write its averages into a .csv "
+            "with source,destination,rtt_ms"
+        )
     ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in RANK.finditer(text)]
     if len(ranks) != 2:
         raise NetworkError(
