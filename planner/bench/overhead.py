@@ -1,8 +1,8 @@
 """``planner bench overhead``: the executor on one device, against a plain loop and the clock.
 
-One rank and a plain PyTorch loop of the same model, batch and precision in turns, each a process of
-its own; then four ranks that share the device, beside what the clock says of them. With ``--device
-cuda`` on a GPU, in bf16.
+One rank and a plain PyTorch loop of the same model, batch and precision in one process, step by
+step in turns; then four ranks that share the device, beside what the clock says of them. With
+``--device cuda`` on a GPU, in bf16.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from planner.bench._in_turns import EVENT
 from planner.bench._stamp import stamp
 from planner.compose.planning import plan
 from planner.executor.local import run_local
@@ -36,7 +38,7 @@ from planner.workload.workload import Workload
 
 SEED = 0
 WARM, STEPS = 3, 15
-"""Steps left out at the beginning of a run, and those after them."""
+"""Steps left out at the beginning of a run, and those after them of four ranks."""
 LIMIT_S = 1800
 
 
@@ -52,15 +54,15 @@ class Case:
         The model.
     samples, microbatch
         Of a step, and of a microbatch.
-    times
-        As many runs for one of the largest model: small ones are short, and as noisy.
+    steps
+        Of each way in one process: those of small models are short, and as noisy.
     """
 
     name: str
     architecture: Architecture
     samples: int
     microbatch: int
-    times: int = 1
+    steps: int = STEPS
 
     def plan(self, precision: str, devices: int = 1, stages: int = 1) -> TrainingPlan:
         """Stages of as many devices each.
@@ -96,12 +98,12 @@ CASES = {
         Case(
             "llama, 4 layers of 64",
             *(Architecture(Family.LLAMA, 4, 64, 4, 4, 172, 256, 64), 16, 4),
-            times=6,
+            steps=120,
         ),
         Case(
             "llama, 4 layers of 256",
             *(Architecture(Family.LLAMA, 4, 256, 8, 8, 688, 2048, 128), 8, 2),
-            times=3,
+            steps=40,
         ),
         Case(
             "gpt2, 6 layers of 384", Architecture(Family.GPT2, 6, 384, 6, 6, 1536, 8192, 256), 8, 2
@@ -133,18 +135,34 @@ class SharedRow:
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a step, by way and run; losses of the first run."""
+    """Seconds of a step, by way, process and step, without the first; losses of the first process.
+
+    Attributes
+    ----------
+    case
+        Which.
+    seconds
+        By way, as many lists as processes.
+    losses
+        By way.
+    """
 
     case: Case
-    seconds: dict[str, list[float]]
+    seconds: dict[str, list[list[float]]]
     losses: dict[str, list[float]]
 
     @property
-    def ratios(self) -> tuple[float, float, float]:
-        """Executor over plain, of pairs: the first quartile, the median and the third."""
-        pairs = zip(self.seconds["executor"], self.seconds["plain"], strict=True)
-        found = np.quantile([ours / plain for ours, plain in pairs], (0.25, 0.5, 0.75))
-        return float(found[0]), float(found[1]), float(found[2])
+    def ratios(self) -> list[float]:
+        """Executor over plain: of each process the median of its pairs of steps, ascending."""
+        processes = zip(self.seconds["executor"], self.seconds["plain"], strict=True)
+        return sorted(
+            statistics.median(ours / plain for ours, plain in zip(*pair, strict=True))
+            for pair in processes
+        )
+
+    def step_s(self, way: str) -> float:
+        """Median over all."""
+        return statistics.median(s for process in self.seconds[way] for s in process)
 
 
 def measure(case: Case, device: str, repeats: int) -> Row:
@@ -157,69 +175,47 @@ def measure(case: Case, device: str, repeats: int) -> Row:
     device
         ``"cpu"`` or ``"cuda"``.
     repeats
-        Of each, so many times as the case says.
+        Processes, one after the other.
 
     Returns
     -------
     Row
         What was measured.
     """
-    seconds: dict[str, list[float]] = {"plain": [], "executor": []}
+    seconds: dict[str, list[list[float]]] = {"executor": [], "plain": []}
     losses: dict[str, list[float]] = {}
     made = case.plan("fp32" if device == "cpu" else "bf16")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         save_plan(made, path)
-        for k in range(case.times * repeats):
-            # first the one, then the other
-            ways = ("plain", "executor") if k % 2 == 0 else ("executor", "plain")
-            for way in ways:
-                found = _executor(made, path, device) if way == "executor" else _plain(path, device)
-                seconds[way].append(statistics.median(found[0][WARM:]))
-                losses.setdefault(way, found[1])
+        for _ in range(repeats):
+            events = _in_turns(made, path, device, WARM + case.steps)
+            found = next(e for e in events if e["event"] == EVENT)
+            for way, each in found["seconds"].items():
+                seconds[way].append(each[WARM:])
+            own = {e.get("loss_step", e["step"]): e["loss"] for e in events if "loss" in e}
+            losses = losses or {
+                "executor": [own[t] for t in range(WARM + case.steps)],
+                "plain": found["losses"],
+            }
     return Row(case, seconds, losses)
 
 
-def _plain(path: Path, device: str) -> tuple[list[float], list[float]]:
-    words = [str(path), "--steps", str(WARM + STEPS), "--device", device]
-    done = subprocess.run(
-        [sys.executable, "-m", "planner.bench._plain_loop", *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the plain loop failed: {done.stderr[-500:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["seconds"], found["losses"]
-
-
-def _executor(made: TrainingPlan, path: Path, device: str) -> tuple[list[float], list[float]]:
-    words = ["--devices", *made.cluster.network.ids, "--steps", str(WARM + STEPS)]
+def _in_turns(made: TrainingPlan, path: Path, device: str, steps: int) -> list[dict[str, Any]]:
+    """Events of a process that does both."""
+    ids = made.cluster.network.ids
+    words = [str(path), "--devices", *ids, "--steps", str(steps), "--device", device, "--events"]
     lines: list[str] = []
     code, reason = run_local(
-        [
-            sys.executable,
-            "-m",
-            "planner.executor",
-            str(path),
-            *words,
-            "--device",
-            device,
-            "--events",
-        ],
-        made.cluster.network.ids,
+        [sys.executable, "-m", "planner.bench._in_turns", *words],
+        ids,
         dict(os.environ),
         lines.append,
         lambda line: print(line, file=sys.stderr),
     )
     if code:
         raise RuntimeError(f"the executor failed: {reason}")
-    events = [json.loads(line) for line in lines]
-    steps = [e for e in events if e["event"] == "step"]
-    losses = {e.get("loss_step", e["step"]): e["loss"] for e in events if "loss" in e}
-    return [e["took_s"] for e in steps], [losses[t] for t in range(len(steps))]
+    return [json.loads(line) for line in lines]
 
 
 def measure_shared(case: Case, device: str, stages: int) -> SharedRow:
@@ -272,7 +268,7 @@ def report(
     device
         Where.
     repeats
-        Of each way with the largest model.
+        Processes of each model.
     before
         The load when the benchmark began.
 
@@ -288,24 +284,25 @@ def report(
         "",
         f"Regenerate with `planner bench overhead --device {device} --repeats {repeats}`. The same "
         "model, batch and optimizer: the executor with the plan of one device, and a loop of 20 "
-        "lines of PyTorch whose tokens are made beforehand, in turns; "
+        "lines of PyTorch whose tokens are made beforehand, in one process step by step in turns "
+        "(two processes with the same steps may differ by a third); "
         + ("fp32. " if device == "cpu" else "bf16, the loop under autocast. ")
-        + f"A run's figure is the median of {STEPS} steps after {WARM}; the ratio is the median of "
-        "the pairs' ratios, with their quartiles. Losses: the largest relative difference.",
+        + f"A process's ratio is the median of its pairs of steps, after {WARM}; told is the "
+        "median of the processes, with the least and the largest. Losses: the largest relative "
+        "difference.",
         "",
-        "| model | parameters | pairs | plain | executor | ratio | losses |",
+        "| model | parameters | processes, pairs | plain | executor | ratio | losses |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        plain, ours = (statistics.median(row.seconds[way]) for way in ("plain", "executor"))
-        low, middle, high = row.ratios
         pairs = zip(row.losses["plain"], row.losses["executor"], strict=True)
         off = max(abs(a - b) / abs(a) for a, b in pairs)
-        size = row.case.plan("fp32").workload.parameters / 1e6
+        size, ratios = row.case.plan("fp32").workload.parameters / 1e6, row.ratios
         lines.append(
             f"| {row.case.name}, {row.case.samples} samples in {row.case.microbatch}s | "
-            f"{size:.1f}M | {len(row.seconds['plain'])} | {1e3 * plain:.1f} ms | "
-            f"{1e3 * ours:.1f} ms | {middle:.3f} ({low:.3f} to {high:.3f}) | {off:.1e} |"
+            f"{size:.1f}M | {len(ratios)}, {row.case.steps} each | "
+            f"{1e3 * row.step_s('plain'):.1f} ms | {1e3 * row.step_s('executor'):.1f} ms | "
+            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) | {off:.1e} |"
         )
     lines += [
         "",
@@ -353,13 +350,13 @@ def main(argv: Sequence[str]) -> int:
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-overhead-{today}.md")
     parser.add_argument("--device", choices=list(CASES), default="cpu")
-    parser.add_argument("--repeats", type=int, default=7, help="of the largest model")
+    parser.add_argument("--repeats", type=int, default=7, help="processes of each model")
     args = parser.parse_args(argv)
     before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     for case in CASES[args.device]:
         rows.append(measure(case, args.device, args.repeats))
-        print(f"{case.name}: {rows[-1].ratios[1]:.3f}", flush=True)
+        print(f"{case.name}: {statistics.median(rows[-1].ratios):.3f}", flush=True)
     shared = []
     for case in CASES[args.device][-2:]:
         for stages in (1, 2, SHARED):

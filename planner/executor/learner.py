@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -245,13 +244,19 @@ class Learner:
     def operate(self, kind: str, microbatch: int, received: Tensor | None) -> Tensor:
         """Do F, H or B; returns the activations or their gradient, as a message."""
         given = None if received is None else self.read(kind, received)
-        work = {"F": self._forward, "H": self._run_head, "B": self._backward}[kind]
-        with self.kept.counting(self.weights) if self._counting else nullcontext():
-            made = self.boundary.write(work(microbatch, given), gradient=kind != "F")
-        if self._counting:
-            own = [t for kept in self._kept.values() for t in kept if t is not None]
-            self.kept.bytes([*own, *self._head_gradients.values()])
+        if not self._counting:
+            return self._done(kind, microbatch, given)
+        with self.kept.counting(self.weights):
+            made = self._done(kind, microbatch, given)
+        own = [t for kept in self._kept.values() for t in kept if t is not None]
+        self.kept.bytes([*own, *self._head_gradients.values()])
         return made
+
+    def _done(self, kind: str, microbatch: int, given: Tensor | None) -> Tensor:
+        if kind == "F":
+            return self.boundary.write(self._forward(microbatch, given), gradient=False)
+        made = (self._run_head if kind == "H" else self._backward)(microbatch, given)
+        return self.boundary.write(made, gradient=True)
 
     def read(self, kind: str, message: Tensor) -> Tensor:
         """What an operation of a kind computes with, of the message that it waited for."""

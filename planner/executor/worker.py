@@ -132,7 +132,8 @@ class Worker:
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
         # of steps that end with averaging, and whose operations have an order
         fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
-        self._forecast = Forecast(self.wiring.averaging.ahead_s) if fixed else None
+        ahead_s = self.wiring.averaging.ahead_s
+        self._forecast = Forecast(ahead_s) if fixed and ahead_s else None
 
     @property
     def sent_bytes(self) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +24,7 @@ from planner.executor.data import sources  # noqa: E402
 from planner.executor.data.microbatches import microbatches_of  # noqa: E402
 from planner.executor.data.sources import DataError, Items, TextFiles  # noqa: E402
 from planner.executor.data.stream import Samples  # noqa: E402
+from planner.executor.data.synthetic import Synthetic  # noqa: E402
 from planner.executor.data.tokenizer import Bytes  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.optimizing import Optimizing  # noqa: E402
@@ -308,3 +309,21 @@ def test_error_ahead_is_told_when_its_block_is_needed() -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             made.tokens(1, 0)
+
+
+def test_the_synthetic_language() -> None:
+    """A symbol has four at most that may follow; any microbatch is made anew as it was."""
+    for vocabulary, symbols in ((50257, 64), (10, 10)):
+        language = Synthetic(vocabulary, 200, 3, seed=5)
+        follows: dict[int, set[int]] = {}
+        texts = [language.tokens(step, b) for step in range(4) for b in range(4)]
+        for rows in texts:
+            assert rows.shape == (3, 201) and rows.dtype is torch.int64
+            assert int(rows.min()) >= 0 and int(rows.max()) < symbols
+            for row in rows.tolist():
+                for one, after in pairwise(row):
+                    follows.setdefault(one, set()).add(after)
+        assert max(map(len, follows.values())) == 4
+        assert len({str(rows.tolist()) for rows in texts}) == len(texts)
+        assert torch.equal(Synthetic(vocabulary, 200, 3, seed=5).tokens(3, 2), texts[14])
+        assert not torch.equal(Synthetic(vocabulary, 200, 3, seed=6).tokens(3, 2), texts[14])
