@@ -15,8 +15,9 @@ from planner.compose.shape import shape_of
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 

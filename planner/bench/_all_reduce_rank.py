@@ -22,7 +22,7 @@ from planner.executor.pace import Pace
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.network.line_parser import LineParser
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 
 CLEAR_PEAK = "5"
 """Written to ``/proc/self/clear_refs``, makes the largest resident size the present one."""

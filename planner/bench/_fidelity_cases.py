@@ -13,7 +13,8 @@ from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
-from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 

@@ -46,7 +46,8 @@ from planner.swarm.queueing import Chooser, FixedPath, simulate_queues
 from planner.swarm.square_cube import BYTES_PER_S, FIGURE_3_S, STAGES, TABLE_1, TOKENS
 from planner.training_plan.choices import Head, Told, Wiring
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import Routing, Schedule, TrainingPlan
+from planner.training_plan.model import Routing, TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.workload import Workload
 

@@ -26,7 +26,7 @@ from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.line_parser import LineParser
 from planner.network.network import Network
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 
 LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""

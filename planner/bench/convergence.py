@@ -33,7 +33,8 @@ from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
-from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 
 STEPS, EVERY, LAYERS = 1000, 200, 4
 WIDTH = 20

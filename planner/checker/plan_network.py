@@ -7,8 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
-from planner.training_plan.model import AveragingGroup, Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 
 Floats = NDArray[np.float64]
 

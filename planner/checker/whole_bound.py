@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.checker.plan_network import pair_rates
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS
 from planner.workload.workload import Workload
 

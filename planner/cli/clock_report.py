@@ -9,7 +9,8 @@ from planner.clock.simulator import simulate, unlike_steps_s
 from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import Sync
 from planner.workload.boundary_codec import BoundaryCodec
 
 ASKED_INSTEAD = (1, 2, 5, 10, 20, 50, 100, 200, 500)

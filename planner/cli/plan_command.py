@@ -54,9 +54,11 @@ from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import OutOfTime
+from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
 from planner.training_plan.choices import Wiring as MadeWiring
-from planner.training_plan.model import FORMAT, OuterOptimizer, Routing, TrainingPlan, in_levels
+from planner.training_plan.model import FORMAT, Routing, TrainingPlan
+from planner.training_plan.sync import OuterOptimizer
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 

@@ -12,7 +12,7 @@ from planner.clock.pairs import Pairs
 from planner.clock.program import KINDS, Program, Work
 from planner.clock.rounds import Rounds
 from planner.clock.state import IDLE, Averaging, Devices, Flows, Rules, Times
-from planner.training_plan.model import Operation
+from planner.training_plan.schedule import Operation
 
 
 @dataclass(frozen=True)

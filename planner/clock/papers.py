@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from planner.clock.timeline import Op, sorted_ops
 from planner.network.cluster import Cluster
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs, pairs_of
 from planner.clock.rounds import Rounds, compile_rounds
-from planner.training_plan.model import Schedule, TrainingPlan, within
+from planner.training_plan.averaging_group import within
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 

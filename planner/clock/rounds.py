@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup
 
 
 class Rounds(NamedTuple):

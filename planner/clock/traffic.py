@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from planner.clock.links import NONE, Links
 from planner.clock.program import compile_plan
 from planner.clock.rounds import group_bytes
+from planner.training_plan.averaging_group import StageAveraging
 from planner.training_plan.choices import Codec, Phase
-from planner.training_plan.model import StageAveraging, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from planner.compose.request import Shares
 from planner.compose.two_clocks import on_two_clocks
 from planner.network.cluster import Cluster, device_limits
 from planner.problems import AveragingProblem, ProblemError
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup, StageAveraging
 from planner.training_plan.shares import shares_of
 
 

@@ -23,8 +23,10 @@ from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.compose.straight import eagerly_served
 from planner.lp.flow import FlowRates, StageFlow, solve_flow
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import within
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import Schedule, TrainingPlan, within
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 

@@ -20,7 +20,9 @@ from planner.clock.simulator import predict
 from planner.compose.request import Question
 from planner.network.cluster import Cluster, device_limits
 from planner.problems.answers import AssignmentPlan
-from planner.training_plan.model import AveragingGroup, Schedule, TrainingPlan
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.training_plan.shares import shares_of
 from planner.workload.compute_times import FIELDS, ComputeTimes
 

@@ -16,9 +16,9 @@ import numpy as np
 from planner.clock.links import Links
 from planner.network.cluster import Cluster
 from planner.problems import AveragingProblem
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Phase
 from planner.training_plan.holders import exchanged, holders
-from planner.training_plan.model import AveragingGroup, StageAveraging
 from planner.training_plan.shares import shares_of
 
 

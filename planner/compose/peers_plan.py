@@ -16,8 +16,10 @@ from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.answers import AssignmentPlan, AveragingPlan
 from planner.problems.peers_file import Peers
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Head
-from planner.training_plan.model import AveragingGroup, Predicted, Schedule, TrainingPlan
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.training_plan.shares import integer_parts, shares_of
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import stage_costs

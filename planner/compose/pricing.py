@@ -11,8 +11,10 @@ from planner.compose.shape import Shape
 from planner.compose.straight import straight_schedule
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import StageAveraging
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import Predicted, Schedule, StageAveraging, TrainingPlan
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 

@@ -21,7 +21,8 @@ from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import choice, of_kind, seed_of, whole
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import MOST_EVERY, OuterOptimizer, Routing, Sync
+from planner.training_plan.model import Routing
+from planner.training_plan.sync import MOST_EVERY, OuterOptimizer, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload

@@ -11,8 +11,8 @@ from planner.clock.rounds import round_s
 from planner.compose.layer_split import least_largest
 from planner.compose.request import Question
 from planner.compose.shape import Layers, Shape
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup
 from planner.workload.costs import StageCosts, stage_costs
 
 LIMITS = 24

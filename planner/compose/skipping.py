@@ -18,7 +18,8 @@ from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, StopRun
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 MEAN = 1e-12

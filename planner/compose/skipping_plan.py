@@ -27,7 +27,8 @@ from planner.problems.path_method import PathMethod
 from planner.search.certificate import Certificate
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
 
 ARRANGING, FIRST, TRYING, TOGETHER = 0.25, 0.4, 0.05, 0.05

@@ -22,7 +22,7 @@ from planner.compose.shape import Shape, memory_room, sent_bytes
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Head
-from planner.training_plan.model import Operation, Schedule
+from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.compute_times import ComputeTimes
 
 Paths = tuple[tuple[int, ...], ...]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.network.cluster import Cluster
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.holders import exchanged, holders
-from planner.training_plan.model import AveragingGroup, StageAveraging
 
 
 def on_two_clocks(

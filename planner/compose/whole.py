@@ -32,8 +32,9 @@ from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
 from planner.training_plan.alternative import Alternative
+from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import TrainingPlan, in_levels
+from planner.training_plan.model import TrainingPlan
 
 ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
 """Of the layout search in one round, at most, and after a limit within which nothing was found."""

@@ -23,7 +23,7 @@ from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.warmth import kept_warm
 from planner.network.line_parser import LineParser
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 
 
 def main() -> int:

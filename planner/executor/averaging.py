@@ -17,7 +17,7 @@ from planner.executor.codec import Wire
 from planner.executor.exchange import Exchange, Peers
 from planner.executor.pace import Pace
 from planner.executor.transport import Outbox
-from planner.training_plan.model import AveragingGroup, in_levels
+from planner.training_plan.averaging_group import AveragingGroup, in_levels
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from planner.executor.records import StepRecord
 from planner.executor.side import HOST, Side
 from planner.executor.transport import Expected, Inbox, Outbox
 from planner.training_plan.choices import Head
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.calibration import Calibration
 from planner.workload.compute_times import FIELDS
 

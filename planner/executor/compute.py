@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planner.executor.messages import Message
 from planner.executor.side import Side
-from planner.training_plan.model import Schedule
+from planner.training_plan.schedule import Schedule
 
 
 class Operations(Protocol):

@@ -29,7 +29,8 @@ from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
 from planner.executor.transport import Expected, Inbox, Outbox
 from planner.executor.wiring import Wiring
-from planner.training_plan.model import Operation, Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
 
 LARGEST = 700.0
 """Loss whose perplexity a float still holds."""

@@ -41,8 +41,8 @@ from planner.executor.connections import (
 from planner.executor.failure import Failure
 from planner.executor.pace import Pace
 from planner.executor.transport import Lane
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import AveragingGroup
 from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
 HEAD = struct.Struct("!I")

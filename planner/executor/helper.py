@@ -9,7 +9,8 @@ from planner.executor.learner import require_executable, tied_values
 from planner.executor.messages import Message
 from planner.executor.model import build_head, build_stage
 from planner.executor.side import HOST
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 
 
 class Helper:

@@ -20,7 +20,8 @@ from torch import Tensor
 from planner.executor.messages import Message
 from planner.executor.side import HOST
 from planner.training_plan.choices import Wiring
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 
 SET_TIMER_SLACK = 29
 """prctl PR_SET_TIMERSLACK of Linux."""

@@ -24,8 +24,9 @@ from planner.executor.side import HOST, Side, side_of
 from planner.executor.weights import load_weights
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.training_plan.schedule import Schedule
 from planner.workload.executed_bytes import unexecuted
 from planner.workload.layers import Architecture
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.training_plan.model import Operation, Schedule
+from planner.training_plan.schedule import Operation, Schedule
 
 
 @dataclass(frozen=True)

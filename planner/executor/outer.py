@@ -20,7 +20,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from planner.training_plan.model import Schedule, TrainingPlan, as_one
+from planner.training_plan.model import TrainingPlan, as_one
+from planner.training_plan.schedule import Schedule
 
 PARAMETER, MOMENTUM, MEAN = "outer/parameter/", "outer/momentum/", "outer/mean/"
 SAMPLES, CHANGED = "outer/samples", "outer/changed"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 
 MESSAGE_S = 40e-6
 """Processor time of a chunk's message at one end."""

@@ -11,7 +11,7 @@ from planner.executor.messages import Message, Traffic
 from planner.executor.records import StepRecord
 from planner.executor.side import Mark, Side
 from planner.executor.transport import Arrival, Inbox, Outbox
-from planner.training_plan.model import Operation
+from planner.training_plan.schedule import Operation
 
 
 def run_operations(

@@ -18,8 +18,9 @@ from planner.executor.routed import Places
 from planner.executor.transport import Expected
 from planner.network.cluster import device_limits
 from planner.network.dtype import Dtype
+from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.choices import Wiring as Kind
-from planner.training_plan.model import StageAveraging, TrainingPlan, within
+from planner.training_plan.model import TrainingPlan
 
 
 class Wiring:

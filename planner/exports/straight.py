@@ -6,7 +6,8 @@ from collections import Counter
 
 from planner.exports.error import ExportError
 from planner.training_plan.choices import Codec, Head, Phase, Wiring
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
 from planner.workload.boundary_codec import BoundaryCodec
 
 Pipelines = tuple[tuple[int, ...], ...]

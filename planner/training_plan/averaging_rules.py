@@ -7,14 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup, in_levels, within
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import (
-    WHOLE,
-    AveragingGroup,
-    TrainingPlan,
-    in_levels,
-    within,
-)
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import fraction_ends
 
 Floats = NDArray[np.float64]

@@ -20,6 +20,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
 from planner.training_plan.alternative import Alternative
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Phase, Wiring
 from planner.training_plan.compact import devices_of, network_of
 from planner.training_plan.cost import Cost
@@ -27,19 +28,15 @@ from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import (
     FORMAT,
     SCHEMA_VERSION,
-    WHOLE,
-    AveragingGroup,
-    OuterOptimizer,
     Predicted,
     Routing,
-    Schedule,
-    StageAveraging,
-    Sync,
     TrainingPlan,
     hash_of,
     json_text,
 )
 from planner.training_plan.rules import contradictions
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 

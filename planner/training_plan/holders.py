@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.network.cluster import Cluster, device_limits
+from planner.training_plan.averaging_group import WHOLE, AveragingGroup
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import WHOLE, AveragingGroup
 from planner.training_plan.shares import fraction_ends, shares_of
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.choices import Wiring
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remade import one_round, ordered, shared_out
 from planner.training_plan.rules import contradictions
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import FIELDS, FROM_FLOPS, ComputeTimes
 
 

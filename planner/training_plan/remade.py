@@ -10,16 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Head, Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.holders import exchanged, holders
-from planner.training_plan.model import (
-    AveragingGroup,
-    Operation,
-    Schedule,
-    StageAveraging,
-    TrainingPlan,
-)
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
 
 
 def one_round(

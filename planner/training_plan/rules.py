@@ -9,7 +9,8 @@ import numpy as np
 from planner.network.dtype import Dtype
 from planner.training_plan.averaging_rules import averaging_contradictions, unlike_lengths
 from planner.training_plan.choices import Codec, Wiring
-from planner.training_plan.model import Operation, Schedule, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.compute_times import FIELDS
 
 

@@ -14,7 +14,8 @@ from planner.training_plan.choices import Head
 from planner.training_plan.compact import device_fields, network_fields
 from planner.training_plan.error import PlanError, require_hash
 from planner.training_plan.model import SCHEMA_VERSION as NEWEST
-from planner.training_plan.model import Schedule, hash_of
+from planner.training_plan.model import hash_of
+from planner.training_plan.schedule import Schedule
 
 SCHEMA_VERSION = 1
 HASHED = (

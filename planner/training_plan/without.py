@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import StageAveraging, within
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import Schedule, StageAveraging, TrainingPlan, within
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remade import on_two_clocks, one_round, ordered
 from planner.training_plan.rules import contradictions
+from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import FIELDS, ComputeTimes
 
 

@@ -22,8 +22,10 @@ from planner.clock.simulator import (
 from planner.compose.helpers import moved
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload

@@ -20,7 +20,8 @@ from planner.clock.timeline import from_records
 from planner.network.cluster import Cluster, Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload

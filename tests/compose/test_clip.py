@@ -11,8 +11,8 @@ import planner as pl
 from planner.clock.simulator import predict
 from planner.problems import ProblemError
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import Sync
 from planner.training_plan.rules import contradictions
+from planner.training_plan.sync import Sync
 from tests.conftest import make_plan, random_network, tiny_workload
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,8 @@ from planner.compose.averaging import adaptive_group
 from planner.compose.helpers import helped_group, moved
 from planner.compose.whole_bound import long_run_s, whole_bound
 from planner.search.certificate import OPTIMAL_GAP, Certificate, Status, relative_gap
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.model import TrainingPlan
 from planner.workload.layers import Layer
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import tiny_workload

@@ -23,7 +23,7 @@ from planner.compose.places import Places
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload

@@ -20,8 +20,8 @@ from planner.compose.layout_kernel import averaging_s
 from planner.compose.layout_search import LayoutSearch
 from planner.compose.levels import has_levels, two_levels
 from planner.compose.places import Places
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup
 from tests.compose.test_layouts import model
 from tests.conftest import tiny_workload
 

@@ -21,7 +21,8 @@ from planner.compose.whole_bound import whole_bound
 from planner.network.prices import Prices
 from planner.training_plan.choices import Codec
 from planner.training_plan.file import from_dict
-from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import make_plan, tiny_workload
 

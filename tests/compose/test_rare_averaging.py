@@ -25,7 +25,8 @@ from planner.compose.shape import assignment_problem, shape_of
 from planner.compose.whole_bound import long_run_s, whole_bound
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
-from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.compose.whole_plans import layouts, tiny_cluster, tiny_model, whole_plan
 from tests.conftest import random_network, regional_network, tiny_workload
 

@@ -26,7 +26,7 @@ from planner.mapf import arrange_paths
 from planner.problems.answers import AssignmentPlan
 from planner.problems.path_method import PathMethod
 from planner.search.incumbent import ROUNDING
-from planner.training_plan.model import AveragingGroup
+from planner.training_plan.averaging_group import AveragingGroup
 from tests.conftest import random_network, tiny_workload
 from tests.mapf.conftest import random_problem
 

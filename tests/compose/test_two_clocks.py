@@ -33,10 +33,12 @@ from planner.compose.shape import shape_of
 from planner.compose.whole_bound import long_run_s, whole_bound
 from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
+from planner.training_plan.averaging_group import AveragingGroup, within
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict
-from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan, within
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer
 from planner.workload.workload import Workload

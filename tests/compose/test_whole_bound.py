@@ -21,16 +21,12 @@ from planner.compose.bounds import StepBound
 from planner.compose.whole_bound import long_run_s, whole_bound
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status, relative_gap
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.file import from_dict
-from planner.training_plan.model import (
-    AveragingGroup,
-    Operation,
-    Predicted,
-    Schedule,
-    Sync,
-    TrainingPlan,
-)
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
+from planner.training_plan.sync import Sync
 from planner.workload import costs
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.layers import Layer

@@ -13,14 +13,10 @@ from planner.compose.two_clocks import on_two_clocks
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head
-from planner.training_plan.model import (
-    AveragingGroup,
-    Operation,
-    Predicted,
-    Schedule,
-    TrainingPlan,
-)
+from planner.training_plan.model import Predicted, TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.calibration import Calibration
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.costs import split_costs

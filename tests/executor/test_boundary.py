@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.training_plan.model import OuterOptimizer, Sync
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.boundary_codec import BoundaryCodec
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.test_train import TOLERANCE, execute, expected_gradient, single

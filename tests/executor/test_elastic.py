@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.without import without
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.faults import Started

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import OuterOptimizer, Sync
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.workload import Workload
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.launch import torchrun

@@ -10,8 +10,9 @@ import pytest
 
 import planner as pl
 from planner.compose.helpers import moved
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup, TrainingPlan
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.shares import share_ranges
 from tests.conftest import make_plan, random_network, tiny_workload
 from tests.executor.test_train import execute, expected_gradient, single

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import AveragingGroup, OuterOptimizer, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.forks import losses_by_step
 from tests.executor.test_train import SETTINGS, STEPS, TOLERANCE, execute

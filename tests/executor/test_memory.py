@@ -38,7 +38,7 @@ from planner.executor.memory import (  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
 from planner.executor.wiring import averaging_of  # noqa: E402
-from planner.training_plan.model import AveragingGroup  # noqa: E402
+from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from planner.workload.costs import stage_costs  # noqa: E402
 
 

@@ -19,8 +19,8 @@ from planner.executor.pace import (
 )
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
-from planner.training_plan.model import AveragingGroup
 
 WAY_S, RATE = 0.2, 10e6
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.training_plan.model import OuterOptimizer, Routing, Schedule, Sync, TrainingPlan
+from planner.training_plan.model import Routing, TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradient, single
 

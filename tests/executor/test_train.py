@@ -195,8 +195,8 @@ def test_int8_codec_trains_almost_alike(tmp_path: Path) -> None:
 def test_rounds_of_small_groups_give_the_exact_mean(tmp_path: Path) -> None:
     """Four peers in two rounds of pairs; rounds that mix too little are refused."""
     from planner.executor.learner import require_executable
+    from planner.training_plan.averaging_group import AveragingGroup
     from planner.training_plan.error import PlanError
-    from planner.training_plan.model import AveragingGroup
 
     plan = make_plan([[0], [1], [2], [3]], workload=tiny_workload(batch_samples=8))
     pairs = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
@@ -244,7 +244,7 @@ def skipping_and_swapping_plan() -> TrainingPlan:
     from planner.clock.links import Links
     from planner.compose.straight import eagerly_ordered
     from planner.training_plan.choices import Head
-    from planner.training_plan.model import Schedule
+    from planner.training_plan.schedule import Schedule
 
     plan = make_plan([[0, 1, 2]], head="first", workload=tiny_workload(batch_samples=4))
     paths = ((0, 1), (0, 2), (0, 2, 1), (0, 1, 2))

@@ -13,7 +13,8 @@ import pytest
 
 from planner.cli.main import main
 from planner.training_plan.file import save_plan
-from planner.training_plan.model import Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import Sync
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
 from tests.executor.forks import losses_by_step

@@ -23,8 +23,11 @@ from planner.clock.simulator import simulate
 from planner.exports.error import ExportError
 from planner.exports.formats import FORMATS, export_plan
 from planner.network.cluster import Cluster, Devices
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec
-from planner.training_plan.model import AveragingGroup, Schedule, Sync, TrainingPlan
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.sync import Sync
 from planner.workload.compute_times import FIELDS, ComputeTimes
 from tests.conftest import levels, make_plan, random_network, tiny_workload
 

@@ -13,16 +13,12 @@ import pytest
 
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import from_dict, load_plan, save_plan
-from planner.training_plan.model import (
-    AveragingGroup,
-    OuterOptimizer,
-    Predicted,
-    Routing,
-    Schedule,
-    Sync,
-)
+from planner.training_plan.model import Predicted, Routing
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [

@@ -9,14 +9,11 @@ import pytest
 import planner as pl
 from planner.clock.simulator import predict
 from planner.compose.programmes import averaging_of_stage
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.file import load_plan, save_plan
-from planner.training_plan.model import (
-    AveragingGroup,
-    OuterOptimizer,
-    Sync,
-    TrainingPlan,
-)
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 
 GRID = [[0, 3], [2, 1]]

@@ -11,17 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.network.cluster import Cluster
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Phase
 from planner.training_plan.error import PlanError
-from planner.training_plan.model import (
-    AveragingGroup,
-    OuterOptimizer,
-    Schedule,
-    Sync,
-    TrainingPlan,
-)
+from planner.training_plan.model import TrainingPlan
 from planner.training_plan.remade import ordered
 from planner.training_plan.rules import contradictions
+from planner.training_plan.schedule import Schedule
+from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.training_plan.without import require_elastic, without
 from tests.conftest import levels, make_plan, tiny_workload
 

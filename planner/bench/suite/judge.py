@@ -17,8 +17,9 @@ from planner.checker.violation import Violation
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
 from planner.problems.rebalancing import RebalancingPlan
 from planner.search.result import Result
+from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Codec, Head, Wiring
-from planner.training_plan.model import TrainingPlan, in_levels
+from planner.training_plan.model import TrainingPlan
 from planner.workload.compute_times import FROM_FLOPS, ComputeTimes
 
 KINDS: dict[Family, type] = {

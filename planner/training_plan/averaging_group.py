@@ -1,0 +1,178 @@
+"""Who averages what with whom: groups, and the rounds of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.network.values import choice, real, several
+from planner.network.words import some
+from planner.training_plan import plain
+from planner.training_plan.choices import Codec, Phase
+from planner.training_plan.error import PlanError
+
+WHOLE = (0.0, 1.0)
+"""The slice that is all of a vector."""
+
+
+@dataclass(frozen=True)
+class AveragingGroup:
+    """Devices that average together (DeDLOC, 3.2).
+
+    Attributes
+    ----------
+    members
+        Devices.
+    shares
+        Per member, the fraction of the vector that it sums; they sum to 1 (eq. 6).
+    contributes
+        Per member, c_k: whether it gives its gradients.
+    receives
+        Per member, whether it gets the sums of others: all who hold the stage do, a helper that
+        only sums does not. Empty: all do.
+    slice
+        ``(start, stop)``, fractions: the part of the vector that the group works on, and that its
+        shares are shares of.
+    phase
+        What its round does. Averaging in two levels is a round of groups that reduce, one of groups
+        that exchange, one of groups that spread. On two clocks groups average gradients `within` in
+        every step, and what is exchanged and spread are changes of parameters.
+
+    Raises
+    ------
+    PlanError
+        No lists of devices, numbers and truth values.
+
+    References
+    ----------
+    M. Diskin et al., "Distributed Deep Learning in Open Collaborations" (DeDLOC, 2021), 3.2.
+    """
+
+    members: tuple[int, ...]
+    shares: tuple[float, ...]
+    contributes: tuple[bool, ...]
+    receives: tuple[bool, ...] = ()
+    slice: tuple[float, float] = WHOLE
+    phase: Phase = Phase.ALL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", plain.numbers("members", self.members))
+        if not self.members:
+            raise PlanError("members must hold a device at least, found none; leave the group out")
+        shares = several("shares", self.shares, error=PlanError)
+        shares = tuple(real("a share of an averaging group", x, 0, error=PlanError) for x in shares)
+        object.__setattr__(self, "shares", shares)
+        for name in ("contributes", "receives"):
+            object.__setattr__(self, name, plain.flags(name, getattr(self, name)))
+        if not self.receives:
+            object.__setattr__(self, "receives", (True,) * len(self.members))
+        cut = several("slice", self.slice, error=PlanError)
+        ends = tuple(real("an end of a slice", end, 0, error=PlanError) for end in cut)
+        if len(ends) != 2 or not ends[0] < ends[1] <= 1:
+            raise PlanError(
+                f"slice: must be start < stop, fractions of the vector, found {list(ends)}; give "
+                "two numbers from 0 to 1"
+            )
+        object.__setattr__(self, "slice", ends)
+        object.__setattr__(self, "phase", choice(Phase, "phase", self.phase, error=PlanError))
+
+    def __repr__(self) -> str:
+        return f"AveragingGroup({some(len(self.members), 'member')}, {self.phase})"
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """Members that get nothing back: they sum for those who hold the stage."""
+        flags = zip(self.members, self.receives, strict=False)
+        return tuple(d for d, gets in flags if not gets)
+
+    @property
+    def gives(self) -> tuple[bool, ...]:
+        """Per member, whether it sends others the shares that they sum."""
+        return self.contributes if self.phase is not Phase.SPREAD else (False,) * len(self.members)
+
+    @property
+    def gets(self) -> tuple[bool, ...]:
+        """Per member, whether others send it the shares that they hold."""
+        return self.receives if self.phase is not Phase.REDUCE else (False,) * len(self.members)
+
+    @property
+    def width(self) -> float:
+        """The part of the vector that the group works on."""
+        return self.slice[1] - self.slice[0]
+
+    def codec(self, codec: Codec) -> Codec:
+        """How it writes on the wire where gradients are written so.
+
+        Sums within a site stay as they are, and what all of a site get is bit for bit what others
+        do.
+        """
+        return codec if self.phase in (Phase.ALL, Phase.EXCHANGE) else Codec.NONE
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; what says nothing is left out: all receive, the whole slice, phase."""
+        data: dict[str, Any] = {
+            name: list(getattr(self, name)) for name in ("members", "shares", "contributes")
+        }
+        if not all(self.receives):
+            data["receives"] = list(self.receives)
+        if self.slice != WHOLE:
+            data["slice"] = list(self.slice)
+        if self.phase is not Phase.ALL:
+            data["phase"] = self.phase
+        return data
+
+    @classmethod
+    def equal(cls, members: tuple[int, ...]) -> AveragingGroup:
+        """Everybody contributes and everybody sums the same share.
+
+        Parameters
+        ----------
+        members
+            Devices, at least one.
+
+        Returns
+        -------
+        AveragingGroup
+            Shares of 1 / n.
+
+        Raises
+        ------
+        PlanError
+            There are no members.
+        """
+        if not members:
+            raise PlanError("an averaging group has no members; give at least one")
+        n = len(members)
+        return cls(members, (1.0 / n,) * n, (True,) * n)
+
+
+StageAveraging = tuple[tuple[AveragingGroup, ...], ...]
+"""Rounds of groups of one stage, one round after the other."""
+
+
+def in_levels(rounds: Sequence[Sequence[AveragingGroup]]) -> bool:
+    """Whether a stage averages in two levels.
+
+    Parameters
+    ----------
+    rounds
+        Of a stage.
+    """
+    return any(group.phase is not Phase.ALL for groups in rounds for group in groups)
+
+
+def within(rounds: Sequence[Sequence[AveragingGroup]]) -> StageAveraging:
+    """Rounds of a stage in which gradients are averaged in every step of H.
+
+    Parameters
+    ----------
+    rounds
+        Of the stage.
+
+    Returns
+    -------
+    StageAveraging
+        Empty where it averages on one clock.
+    """
+    return tuple(tuple(groups) for groups in rounds if groups and groups[0].phase is Phase.WITHIN)

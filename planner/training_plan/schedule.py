@@ -1,0 +1,136 @@
+"""A schedule: which devices each microbatch visits, and in which order each device works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.network.values import choice, of_kind, several
+from planner.network.words import some
+from planner.training_plan import plain
+from planner.training_plan.choices import Head
+from planner.training_plan.compact import order_of, order_text, paths_of, route_fields
+from planner.training_plan.error import PlanError
+
+Operation = tuple[str, int]
+"""``("F" | "H" | "B", microbatch)``."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which devices each microbatch visits, and the order in which each device works.
+
+    Attributes
+    ----------
+    name
+        What made it, for people.
+    head
+        The device of each path that runs head and loss.
+    paths
+        Per microbatch, the devices in the order visited.
+    order
+        Per device, its operations in the order it does them.
+    """
+
+    name: str
+    head: Head
+    paths: tuple[tuple[int, ...], ...]
+    order: tuple[tuple[Operation, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
+        for name, plain_row in (("paths", plain.numbers), ("order", plain.operations)):
+            rows = several(name, getattr(self, name), error=PlanError)
+            object.__setattr__(self, name, tuple(plain_row(name, row) for row in rows))
+        of_kind(str, self.name, "name", error=PlanError)
+        if () in self.paths:
+            raise PlanError(
+                f"paths[{self.paths.index(())}] visits no device; let it visit stage 0 at least"
+            )
+
+    def head_device(self, microbatch: int) -> int:
+        """The device that runs H of a microbatch."""
+        return self.paths[microbatch][-1 if self.head is Head.LAST else 0]
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.order))
+        words = some(len(self.paths), "microbatch"), some(count, "operation")
+        return f"Schedule({self.name!r}, {', '.join(words)})"
+
+    def most_live(self) -> list[int]:
+        """Per device, the most microbatches it holds between their F and B."""
+        held = []
+        for ops in self.order:
+            live = most = 0
+            for kind, _ in ops:
+                live += {"F": 1, "H": 0, "B": -1}[kind]
+                most = max(most, live)
+            held.append(most)
+        return held
+
+    def visits(self, devices: int) -> list[dict[str, list[int]]]:
+        """Per device, by kind of operation, its microbatches as the paths have them, ascending.
+
+        Parameters
+        ----------
+        devices
+            N; what paths name beyond them is left out.
+
+        Returns
+        -------
+        list[dict[str, list[int]]]
+            Keys F, H and B.
+        """
+        found: list[dict[str, list[int]]] = [{"F": [], "H": [], "B": []} for _ in range(devices)]
+        for b in range(len(self.paths)):
+            for kind, d in self.chain(b):
+                if d < devices:
+                    found[d][kind].append(b)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; `from_dict` reads it again."""
+        every = self.visits(len(self.order))
+        return {
+            "name": self.name,
+            "head": self.head,
+            **route_fields(self.paths),
+            "order": [order_text(*device) for device in zip(self.order, every, strict=True)],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> Schedule:
+        """From the form that `to_dict` makes (and that a plan file holds).
+
+        Parameters
+        ----------
+        data
+            As in a plan file, validated by its schema.
+        where
+            Its place, for messages.
+
+        Returns
+        -------
+        Schedule
+            The same.
+
+        Raises
+        ------
+        PlanError
+            A route or an operation that is not there.
+        """
+        bare = cls(data["name"], Head(data["head"]), paths_of(data, where), ())
+        every = bare.visits(len(data["order"]))
+        texts = enumerate(zip(data["order"], every, strict=True))
+        order = (order_of(*device, f"{where}.order[{d}]") for d, device in texts)
+        return replace(bare, order=tuple(order))
+
+    def chain(self, microbatch: int) -> list[tuple[str, int]]:
+        """``(kind, device)`` in dependency order: F along the path, H, B back."""
+        path = self.paths[microbatch]
+        return [
+            *(("F", d) for d in path),
+            ("H", self.head_device(microbatch)),
+            *(("B", d) for d in reversed(path)),
+        ]
