@@ -145,10 +145,11 @@ def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
 
 def _placement_note(plan: TrainingPlan) -> str:
     out = f" Left out: {', '.join(plan.left_out)}." if plan.left_out else ""
+    assumed = assumed_limits(plan.cluster)
     return (
         "Regions are laid out by latency, devices have their stages' colours, lines are the "
         "fullest pairs, rings the devices whose whole up- or downloads are fullest. "
-        f"{assumed_limits(plan.cluster)}{out}"
+        f"{assumed[:1].upper()}{assumed[1:]}{out}"
     )
 
 
@@ -280,9 +281,13 @@ def _cost(plan: TrainingPlan) -> str:
 def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
     if slower is None:
         return _note("Not asked for: planner report --sensitivity prices slower links and devices.")
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for x in slower:
+        change = f"{x.step_s / plan.predicted.step_s - 1:+.1%}"
+        alike.setdefault((x.kind, f"{x.step_s:.4g}", change), []).append(x.name)
     rows = [
-        [escape(x.what), f"{x.step_s:.4g}", f"{x.step_s / plan.predicted.step_s - 1:+.1%}"]
-        for x in slower
+        [escape(f"{kind} {'; '.join(names)}"), step, change]
+        for (kind, step, change), names in alike.items()
     ]
     regions = len(set(plan.cluster.network.regions))
     cut = (

@@ -23,16 +23,22 @@ MOST_PAIRS, MOST_REGIONS, MOST_SINGLE = 24, 24, 12
 """Priced at most: pairs of regions, regions; single pairs, lines and devices."""
 
 Bools = np.typing.NDArray[np.bool_]
-Case = tuple[str, Callable[[], TrainingPlan]]
-"""What is slower, in words, and the plan with it."""
+Case = tuple[str, str, Callable[[], TrainingPlan]]
+"""What is slower, its kind and name, and the plan with it."""
 
 
 @dataclass(frozen=True)
 class Slower:
-    """One thing slower, and the step that the plan then takes, in seconds."""
+    """One thing slower, such as the lines of a region, and the step that the plan then takes."""
 
-    what: str
+    kind: str
+    name: str
     step_s: float
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return f"{self.kind} {self.name}"
 
 
 def sensitivity(
@@ -60,8 +66,8 @@ def sensitivity(
         *_lost(plan),
     ]
     found = []
-    for what, changed in cases:
-        found.append(Slower(what, step_s(changed())))
+    for kind, name, changed in cases:
+        found.append(Slower(kind, name, step_s(changed())))
         progress(len(found), len(cases))
     return sorted(found, key=lambda one: -one.step_s)
 
@@ -73,41 +79,41 @@ def _pairs(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     pairs = [(a, b) for k, a in enumerate(regions) for b in regions[k:] if a != b or count[a] > 1]
     for a, b in sorted(pairs, key=lambda p: -count[p[0]] * count[p[1]])[:MOST_PAIRS]:
         between = np.outer(names == a, names == b) | np.outer(names == b, names == a)
-        what = f"links within {a}" if a == b else f"links between {a} and {b}"
-        yield what, partial(_slower_links, plan, cluster, between)
+        what = ("links within", a) if a == b else ("links between", f"{a} and {b}")
+        yield *what, partial(_slower_links, plan, cluster, between)
     ids = plan.cluster.network.ids
     single = (sorted(load.ends) for load in timeline.loads if len(load.ends) == 2)
     known = [(i, j) for i, j in single if max(count[names[i]], count[names[j]]) > 1]
     for i, j in list(dict.fromkeys(known))[:MOST_SINGLE]:
         between = np.zeros((len(ids), len(ids)), dtype=bool)
         between[i, j] = between[j, i] = True
-        what = f"link between {ids[i]} and {ids[j]}"
-        yield what, partial(_slower_links, plan, cluster, between)
+        name = f"{ids[i]} and {ids[j]}"
+        yield "link between", name, partial(_slower_links, plan, cluster, between)
 
 
 def _devices(plan: TrainingPlan, timeline: Timeline) -> Iterator[Case]:
     """All of a region, and single ones."""
     (names, count), ids = _regions(plan), plan.cluster.network.ids
     for name in _largest(count):
-        yield f"devices of {name}", partial(slower_devices, plan, names == name)
+        yield "devices of", name, partial(slower_devices, plan, names == name)
     busy = np.zeros(len(ids))
     for op in timeline.ops:
         busy[op.device] += op.end_s - op.start_s
     longest = [d for d in np.argsort(-busy, kind="stable").tolist() if count[names[d]] > 1]
     for d in longest[:MOST_SINGLE]:
         if busy[d] > 0:
-            yield f"device {ids[d]}", partial(slower_devices, plan, np.arange(len(ids)) == d)
+            yield "device", ids[d], partial(slower_devices, plan, np.arange(len(ids)) == d)
 
 
 def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator[Case]:
     """Those of all devices of a region, and single ones."""
     (names, count), ids = _regions(plan), plan.cluster.network.ids
     for name in _largest(count):
-        yield f"lines of {name}", partial(_slower_lines, plan, cluster, names == name)
+        yield "lines of", name, partial(_slower_lines, plan, cluster, names == name)
     single = [x.ends[0] for x in timeline.loads if len(x.ends) == 1 and count[names[x.ends[0]]] > 1]
     for d in list(dict.fromkeys(single))[:MOST_SINGLE]:
         of_it = np.arange(len(ids)) == d
-        yield f"lines of {ids[d]}", partial(_slower_lines, plan, cluster, of_it)
+        yield "lines of", ids[d], partial(_slower_lines, plan, cluster, of_it)
 
 
 def _lost(plan: TrainingPlan) -> Iterator[Case]:
@@ -118,7 +124,7 @@ def _lost(plan: TrainingPlan) -> Iterator[Case]:
             device = plan.cluster.network.ids[d]
             with suppress(PlanError):
                 without(plan, [device])
-                yield f"without {device}", partial(without, plan, [device])
+                yield "without", device, partial(without, plan, [device])
                 break
 
 

@@ -143,6 +143,11 @@ def test_single_links_and_devices_of_regions_are_priced() -> None:
         assert found[what] >= step_s(plan) * (1 - 1e-9)
     assert sum(what.startswith("link between") for what in found) == 4
     assert "links within x" in found and "devices of y" in found
+    page = report_html(plan, slower=sensitivity(plan))
+    part = page.split("<h2>Sensitivity</h2>")[1].split("</section>")[0]
+    # equal ones share a row, and none is left out
+    assert part.count("<tr>") - 1 < len(found)
+    assert "<td>devices of x; y</td>" in part and "<td>device b; d</td>" in part
 
 
 def test_slower_is_not_faster_and_memory_fits() -> None:
