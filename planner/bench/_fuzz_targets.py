@@ -68,6 +68,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"stages": 2, "pipelines": 2, "codec": "int8", "sync_every": 3},
     {"stages": 2, "wiring": "stochastic", "clip": 1.0},
     {"path_stages": 2, "stage_sizes": (1, 2, 1)},
+    {},
 )
 """What is asked for; plans have more of their parts so."""
 
@@ -179,9 +180,10 @@ def _devices(folder: Path) -> Attempt:
 
     text = (
         "name,count,gpu,memory_gb,tflops,upload_mbps,download_mbps,site,site_upload_mbps,"
-        "site_download_mbps,can_compute,can_aggregate,usd_per_hour,interface\n"
-        "Oregon,4,A100,,,,,,,,,,1.3,eth1\n"
-        "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4,\n"
+        "site_download_mbps,can_compute,can_aggregate,usd_per_hour,interface,"
+        "peak_tflops\n"
+        "Oregon,4,A100,,,,,,,,,,1.3,eth1,\n"
+        "Virginia,2,T4,15,,900,900,office,1000,1000,,,0.4,,60\n"
     )
     network = pl.load_network("aws8_dtfm_worldwide_2022")
     inside = pl.Link(0.005, 2.5e8)
@@ -451,6 +453,7 @@ def _calls(folder: Path) -> Attempt:
                 "upload_bytes_per_s": 1e8,
                 "download_bytes_per_s": [1e8] * 4,
                 "usd_per_hour": 1.0,
+                "peak_flops": 2e12,
             },
         ),
         (pl.Devices.of_gpu, {"name": "V100", "utilization": 0.4}),
@@ -564,6 +567,7 @@ def _objects(folder: Path) -> Attempt:
     """Plans, parts of plans and results, as a solver of somebody else's may make them."""
     import planner as pl
     from planner.exports.formats import FORMATS
+    from planner.report.page import report_html
 
     wholes = [pl.load_plan(_written(folder, text)) for text in _plan_texts(folder)]
     network = wholes[0].cluster.network
@@ -579,6 +583,7 @@ def _objects(folder: Path) -> Attempt:
         pl.simulate_cycle,
         repr,
         lambda plan: plan._repr_html_(),
+        report_html,
         lambda plan: pl.save_plan(plan, folder / "object.json"),
         *(partial(pl.export_plan, to=to) for to in FORMATS),
         lambda plan: plan in wholes,

@@ -285,7 +285,8 @@ def report(
         f"Regenerate with `planner bench overhead --device {device} --repeats {repeats}`. The same "
         "model, batch and optimizer: the executor with the plan of one device, and a loop of 20 "
         "lines of PyTorch whose tokens are made beforehand, in one process step by step in turns "
-        "(two processes with the same steps may differ by a third); "
+        "(two processes with the same steps may differ by a third; the loop's one has the "
+        "executor's threads too); "
         + ("fp32. " if device == "cpu" else "bf16, the loop under autocast. ")
         + f"A process's ratio is the median of its pairs of steps, after {WARM}; told is the "
         "median of the processes, with the least and the largest. Losses: the largest relative "

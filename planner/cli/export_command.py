@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from planner.cli.arguments import count, positive
@@ -12,6 +14,7 @@ from planner.exports.formats import FORMATS, export_plan
 from planner.exports.options import load_hosts
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
+from planner.training_plan.model import TrainingPlan
 
 NAME = "export"
 ABOUT = "write a plan in another tool's terms"
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("plan_path", str(args.plan))
     plan = load_plan(args.plan)
     if options.get("executor_options") and "executor_options" in FORMATS[args.to].reads:
-        _require_understood(options["executor_options"])
+        _require_understood(options["executor_options"], plan)
     text = export_plan(plan, args.to, args.out, **options)
     if args.out is None:
         show(args.json, {"format": args.to, "text": text}, [text.removesuffix("\n")])
@@ -75,28 +78,41 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_understood(text: str) -> None:
-    """Words that every rank would refuse are refused before they are sent to nodes."""
-    from planner.executor.arguments import arguments, require_sensible
+def _require_understood(text: str, plan: TrainingPlan) -> None:
+    """Words that every rank would refuse are refused before they are sent to nodes.
 
+    Files are the nodes' own. Without PyTorch, which the executor needs, nothing is known of them.
+    """
+    try:
+        from planner.executor.arguments import arguments, require_sensible
+        from planner.executor.options import optimizing_of
+        from planner.executor.pieces import pieces_of
+    except ImportError:
+        return
     try:
         words = shlex.split(text)
     except ValueError:
         return  # said by the format
     if not words or not words[0].startswith("-"):
         return
-    told = arguments(["plan.json", "--devices", "", *words], None)
-    if told.devices != [""]:
-        raise ValueError(
-            f"--executor-options has --devices {' '.join(told.devices)}; each host's line has its "
-            "own, leave them out"
-        )
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said), redirect_stdout(said):
+            told = arguments(["plan.json", "--devices", "", *words], None)
+    except SystemExit as end:
+        why = said.getvalue().partition(": ")[2].partition("; see ")[0]
+        raise ValueError(f"--executor-options: {why if end.code else 'asks for help'}") from None
+    if told.devices != [""] or told.bind is not None:
+        name = "bind" if told.bind is not None else "devices"
+        raise ValueError(f"--executor-options: --{name} differs from host to host; leave it out")
     if told.elastic:
         raise ValueError(
-            "--executor-options has --elastic, and torchrun ends all ranks of a node when one "
+            "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
             "fails; start them with planner run, or each by itself"
         )
     require_sensible(told)
+    optimizing_of(told)
+    pieces_of(plan, told.move, told.steps)
 
 
 def _readers(option: str) -> str:

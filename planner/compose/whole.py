@@ -222,7 +222,8 @@ class _Search:
             yield from self._averaging_otherwise(best)
 
     def _alternative(self, words: tuple[str, str], value: float | None) -> Alternative:
-        return Alternative(*words, value, "$" if self.merit.by_cost else "s")
+        why = "memory does not hold it" if value is None else ""
+        return Alternative(*words, value, "$" if self.merit.by_cost else "s", why)
 
     def _averaging_otherwise(self, best: Draft) -> Iterator[Alternative]:
         """One round with equal shares instead, which is taken if it turns out to be better.

@@ -280,7 +280,7 @@ def resume(
         if says != learner.data.says:
             raise CheckpointError(
                 f"{path}: was trained on {says}, this run has {learner.data.says}; give "
-                "the same --data, --tokenizer and --shuffle"
+                "the same --data, --tokenizer and --shuffle, with the release that wrote it"
             )
         learner.data.seek(position)
     if not same and ranks.rank == min(plan.stage_of):

@@ -79,7 +79,8 @@ srun --kill-on-bad-exit=1 bash -c on_node
 
 def _remark(plan: TrainingPlan, options: ExportOptions, hosts: Mapping[str, str]) -> str:
     """Where ranks will listen if nobody names an interface, which hosts with several may need."""
-    if len(hosts) < 2 or options.interface is not None or plan.cluster.devices.interfaces:
+    named = options.interface is not None or all(plan.cluster.devices.interfaces or [""])
+    if named or len(hosts) < 2:
         return ""
     return (
         f"# ranks listen where their host reaches {next(iter(hosts))}; if others cannot reach them "

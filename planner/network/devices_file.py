@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,7 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
             if value:
                 field, read = _COLUMNS[column]
                 fields[field] = read(value, column, line)
+        _see_to_peak(fields, bool(given.get("peak_tflops")), line)
         name = fields.get("name", "")
         if not name or name in seen:
             what = "name is empty" if not name else f"{name!r} is listed twice"
@@ -164,6 +166,17 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
         yield DeviceRow(**fields)
     if not seen:
         raise NetworkError("no rows; give one per device or region")
+
+
+def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
+    """Nobody attains more than the peak: a stated one is wrong then, and a GPU's not known."""
+    if fields.get("flops", 0.0) > fields.get("peak_flops", math.inf):
+        if stated:
+            raise NetworkError(
+                f"line {line}: peak_tflops is {fields['peak_flops'] / 1e12:g}, less than the "
+                f"{fields['flops'] / 1e12:g} that training attains; correct one"
+            )
+        del fields["peak_flops"]
 
 
 def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], float | int]:
@@ -313,12 +326,16 @@ def _devices(
 
 
 def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:
-    """As stated, else the GPU's, else the default's where its FLOP/s are; of all or of none."""
+    """As stated, else the GPU's, else the default's where its FLOP/s are; of all or of none.
+
+    Who cannot compute has none that counts: what it is taken to attain stands for it.
+    """
     usual = [None] * len(rows) if full.peak_flops is None else full.peak_flops
-    found = [
-        row.peak_flops or (None if row.flops is not None else peak)
-        for row, peak in zip(rows, np.asarray(usual, dtype=object).tolist(), strict=True)
-    ]
+    columns = (np.asarray(usual, dtype=object).tolist(), np.asarray(full.flops).tolist())
+    found = []
+    for row, peak, flops in zip(rows, *columns, strict=True):
+        known = row.peak_flops or (None if row.flops is not None else peak)
+        found.append(known or ((row.flops or flops) if row.can_compute is False else None))
     known = [peak for peak in found if peak is not None]
     return known if len(known) == len(found) else None
 

@@ -34,6 +34,8 @@ from planner.network.words import some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
+MOST_DEVICES = 4096
+"""Of places with several: tables of all pairs grow with the square, to 0.13 GB each."""
 """Of devices in a message."""
 
 
@@ -437,6 +439,11 @@ class Network:
         ids: list[str] = []
         for region, asked in mapping("counts", counts, error=NetworkError).items():
             size = count(f"counts of region {region!r}", asked, error=NetworkError)
+            if len(sources) + size > MOST_DEVICES:
+                raise NetworkError(
+                    f"counts make {len(sources) + size} devices or more, at most {MOST_DEVICES} "
+                    "are possible; give fewer"
+                )
             sources += [self.index_of(region)] * size
             ids += [f"{region}/{k}" for k in range(size)]
         if not sources:

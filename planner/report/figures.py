@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import BACKWARD_TO_FORWARD, split_costs
@@ -75,9 +76,10 @@ def least(plan: TrainingPlan) -> float:
 def utilization(plan: TrainingPlan) -> float:
     """FLOPs of forward and backward passes over what all devices' FLOP/s, stated or measured, do.
 
-    Recomputation does not count: it is what a device does, not the model.
+    Recomputation does not count: it is what a device does, not the model; nor do devices that
+    cannot compute.
     """
-    return _model_flops(plan) / (plan.predicted.step_s * float(plan.cluster.flops.sum()))
+    return _part_of(plan, plan.cluster.flops)
 
 
 def mfu(plan: TrainingPlan) -> float | None:
@@ -85,11 +87,11 @@ def mfu(plan: TrainingPlan) -> float | None:
     peaks = plan.cluster.devices.peak_flops
     if peaks is None:
         return None
-    return _model_flops(plan) / (plan.predicted.step_s * float(np.sum(peaks)))
+    return _part_of(plan, np.asarray(peaks))
 
 
-def _model_flops(plan: TrainingPlan) -> float:
-    """Of a step, in the mean over the cycle."""
+def _part_of(plan: TrainingPlan, flops: NDArray[np.float64]) -> float:
+    """The model's FLOPs of a step, in the mean over the cycle, of what devices could do in it."""
     w, stage_of = plan.workload, plan.stage_of
     loads = [w.stage(*layers).forward_flops for layers in plan.stage_layers]
     visited = sum(
@@ -97,7 +99,9 @@ def _model_flops(plan: TrainingPlan) -> float:
         for k in plan.cycle
         for path in plan.schedules[k].paths
     ) / len(plan.cycle)
-    return (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
+    done = (1 + BACKWARD_TO_FORWARD) * w.microbatch_samples * visited
+    could = float(flops[np.asarray(plan.cluster.devices.can_compute)].sum())
+    return done / (plan.predicted.step_s * could)
 
 
 def days(plan: TrainingPlan, tokens: float) -> float | None:

@@ -134,7 +134,8 @@ def _head(plan: TrainingPlan, tokens: float) -> str:
     inner = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in cells)
     return f'<dl class="head">{inner}</dl>' + _note(
         "Stated FLOP/s are what devices are taken to attain, if nobody said otherwise 40% of a "
-        "GPU's peak. MFU counts over the peaks of all devices, also those without a stage."
+        "GPU's peak. MFU counts over the peaks of all devices that can compute, also those without "
+        "a stage."
     )
 
 
@@ -229,8 +230,8 @@ def _standings(plan: TrainingPlan) -> str:
 def _decisions(plan: TrainingPlan) -> str:
     if not plan.alternatives:
         return _note(
-            "The plan names none: each decision was given, there was no other, or an older release "
-            "made it. planner compare sets two plans side by side."
+            "The plan names none: decisions were given, nothing else was looked at, or an older "
+            "release made it. planner compare sets two plans side by side."
         )
     cells = [
         [escape(one.taken), escape(one.instead), escape(one.outcome(least(plan)))]

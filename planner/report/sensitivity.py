@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 
 from planner.clock.simulator import predicted_timeline, step_s
 from planner.clock.timeline import Timeline
-from planner.network.cluster import Cluster, device_limits
+from planner.network.cluster import Cluster, Devices, device_limits
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import without
@@ -47,9 +48,9 @@ def sensitivity(
     """The plan priced again on changed clusters, the worst first.
 
     Pairs of regions with the most devices that may talk come first; within a region is a pair too.
-    A region's lines are its devices' whole up- and downloads, and those of sites that they are at.
-    Single pairs and lines are the fullest, single devices those that compute longest, where their
-    regions have others.
+    A region's lines are its devices' whole up- and downloads, and those of sites that they are at;
+    a site's is the one that its devices share. Single pairs and lines are the fullest, single
+    devices those that compute longest, where their regions have others.
 
     Parameters
     ----------
@@ -113,7 +114,11 @@ def _lines(plan: TrainingPlan, cluster: Cluster, timeline: Timeline) -> Iterator
     single = [x.ends[0] for x in timeline.loads if len(x.ends) == 1 and count[names[x.ends[0]]] > 1]
     for d in list(dict.fromkeys(single))[:MOST_SINGLE]:
         of_it = np.arange(len(ids)) == d
-        yield "lines of", ids[d], partial(_slower_lines, plan, cluster, of_it)
+        yield "lines of", ids[d], partial(_slower_lines, plan, cluster, of_it, False)
+    sites = Counter(plan.cluster.devices.sites or ())
+    for site, devices in sites.most_common(MOST_SINGLE):
+        if devices > 1 and any(site in (x or {}) for x in _site_lines(plan)):
+            yield "line of site", site, partial(_slower_site, plan, cluster, site)
 
 
 def _lost(plan: TrainingPlan) -> Iterator[Case]:
@@ -145,18 +150,37 @@ def _slower_links(plan: TrainingPlan, cluster: Cluster, which: Bools) -> Trainin
     return plan.replace(cluster=cluster.replace(network=slower))
 
 
-def _slower_lines(plan: TrainingPlan, cluster: Cluster, which: Bools) -> TrainingPlan:
+def _site_lines(plan: TrainingPlan) -> tuple[Mapping[str, float] | None, ...]:
+    devices = plan.cluster.devices
+    return devices.site_upload_bytes_per_s, devices.site_download_bytes_per_s
+
+
+def _slower_lines(
+    plan: TrainingPlan, cluster: Cluster, which: Bools, sites: bool = True
+) -> TrainingPlan:
+    """What devices send and receive in all, and the lines of the sites that they are at."""
     devices, part = cluster.devices, np.where(which, SLOWER, 1.0)
-    changes: dict[str, Any] = {}
-    for name in ("upload", "download"):
-        own, of_sites = f"{name}_bytes_per_s", f"site_{name}_bytes_per_s"
-        if getattr(devices, own) is not None:
-            changes[own] = np.asarray(getattr(devices, own)) * part
-        slower = {s for s, slow in zip(devices.sites or (), which, strict=False) if slow}
-        lines = getattr(devices, of_sites) or {}
-        if lines:
-            changes[of_sites] = {s: r * (SLOWER if s in slower else 1.0) for s, r in lines.items()}
-    return plan.replace(cluster=cluster.replace(devices=replace(devices, **changes)))
+    changes: dict[str, Any] = {
+        name: np.asarray(getattr(devices, name)) * part
+        for name in ("upload_bytes_per_s", "download_bytes_per_s")
+        if getattr(devices, name) is not None
+    }
+    changed = replace(devices, **changes)
+    slower = {s for s, slow in zip(devices.sites or (), which, strict=False) if slow and sites}
+    return plan.replace(cluster=cluster.replace(devices=_slower_sites(changed, slower)))
+
+
+def _slower_site(plan: TrainingPlan, cluster: Cluster, site: str) -> TrainingPlan:
+    return plan.replace(cluster=cluster.replace(devices=_slower_sites(cluster.devices, {site})))
+
+
+def _slower_sites(devices: Devices, which: set[str]) -> Devices:
+    changes: dict[str, Any] = {
+        name: {site: rate * (SLOWER if site in which else 1.0) for site, rate in lines.items()}
+        for name in ("site_upload_bytes_per_s", "site_download_bytes_per_s")
+        if (lines := getattr(devices, name))
+    }
+    return replace(devices, **changes)
 
 
 def pinned(cluster: Cluster) -> Cluster:

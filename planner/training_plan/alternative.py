@@ -27,7 +27,7 @@ class Alternative:
     unit
         ``"s"`` or ``"$"``.
     why
-        It cannot be, in words; empty: memory does not hold it.
+        It cannot be, in words.
     """
 
     taken: str
@@ -57,7 +57,8 @@ class Alternative:
             return self.why or "cannot be"
         if abs(self.value - least) < SAME * least:
             return "about the same"
-        return f"about {self.value:.4f} {self.unit}"
+        value = f"{self.value:.4f}" if self.value >= 0.01 else f"{self.value:.4g}"
+        return f"about {value} {self.unit}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` reads it again."""

@@ -183,14 +183,35 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
     return Devices(**fields, peak_flops=_peaks(raw, n))
 
 
+def peak_fields(devices: Devices) -> dict[str, Any]:
+    """Peaks of devices, one where they are equal; nothing where they are not known.
+
+    No decision looks at them, so that they make no kinds and the hash leaves them out.
+
+    Parameters
+    ----------
+    devices
+        Arrays of N.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``peak_flops``, or nothing.
+    """
+    if devices.peak_flops is None:
+        return {}
+    peaks = np.asarray(devices.peak_flops).tolist()
+    return {"peak_flops": peaks[:1] if len(set(peaks)) == 1 else peaks}
+
+
 def _peaks(raw: Mapping[str, Any], n: int) -> Sequence[float] | None:
-    """By device: no decision looks at them, so that they make no kinds."""
     peaks: Sequence[float] | None = raw.get("peak_flops")
-    if peaks is not None and len(peaks) != n:
+    if peaks is not None and len(peaks) not in (1, n):
         raise PlanError(
-            f"devices.peak_flops: must have {n} entries, found {len(peaks)}; give one per device"
+            f"devices.peak_flops: must have {n} entries, found {len(peaks)}; give one per device, "
+            "or one for all"
         )
-    return peaks
+    return [*peaks] * n if peaks is not None and len(peaks) == 1 else peaks
 
 
 def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:

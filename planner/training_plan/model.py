@@ -23,6 +23,7 @@ from planner.training_plan.choices import Codec, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
     network_fields,
+    peak_fields,
 )
 from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError
@@ -428,8 +429,7 @@ class TrainingPlan:
         content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
-        if (peaks := self.cluster.devices.peak_flops) is not None:
-            content["devices"]["peak_flops"] = np.asarray(peaks).tolist()
+        content["devices"] |= peak_fields(self.cluster.devices)
         return {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,

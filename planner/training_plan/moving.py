@@ -170,6 +170,7 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
         averaging=tuple(averaging),
         compute_times=_times(plan, device, groups[move.stage][0], after),
         certificates={},
+        alternatives=(),
         cost=None,
     )
     made = made.replace(schedules=(_schedule(plan, made, device, {source, move.stage}),))

@@ -116,6 +116,7 @@ def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         left_out=(*plan.left_out, *(ids[d] for d in sorted(gone))),
         schedules=tuple(_schedule(plan, s, gone, number) for s in plan.schedules),
         certificates={},
+        alternatives=(),
         cost=None,
     )
     for problem in contradictions(made):

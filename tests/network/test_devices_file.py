@@ -92,6 +92,13 @@ def test_peaks_are_of_all_or_of_none(tmp_path: Path) -> None:
     stated = load_devices(written(tmp_path, text), two_regions())
     assert stated.devices.peak_flops == pytest.approx((peaks[0], 9e13))
     assert stated.flops.tolist() == [2e14, 3e13]
+    # who cannot compute needs none
+    text = "name,gpu,tflops,can_compute\nn/0,V100,,\ns/0,,1,no\n"
+    helped = load_devices(written(tmp_path, text), two_regions())
+    assert helped.devices.peak_flops == pytest.approx((peaks[1], 1e12))
+    # more than the peak in this format is of another one
+    more = load_devices(written(tmp_path, "name,gpu,tflops\nn/0,T4,90\n"), two_regions())
+    assert more.devices.peak_flops is None
     unknown = load_devices(written(tmp_path, "name,tflops\nn/0,1\ns/0,\n"), two_regions())
     assert unknown.devices.peak_flops is None
 
@@ -155,6 +162,7 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
         ("name,count\nnorth,3\n", "count of 'north' is 3, the network has 2 devices there"),
         ("name,tflops\nn/0,1,2\n", "line 2: has more values"),
         ("name,site_upload_mbps\nn/0,1\n", "has a limit of its site but no site"),
+        ("name,tflops,peak_tflops\nn/0,9,3\n", "line 2: peak_tflops is 3, less than the 9"),
         ("name,interface\nn/0,eth1;ls\n", "devices.interfaces has 'eth1;ls'; give at most 15"),
         (
             "name,site,site_upload_mbps\nn/0,lab,1\nn/1,lab,2\n",

@@ -51,6 +51,8 @@ def test_nccl_tests() -> None:
     for tag in ("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] "):
         tagged = "".join(f"{tag}{line}" for line in text.splitlines(keepends=True))
         assert read_nccl_tests(tagged, {"node-b": "b"}) == found
+    before = "PING b (10.0.0.2) 56(84) bytes of data.\nrtt min/avg/max/mdev = 1/1/1/0 ms\n"
+    assert read_nccl_tests(before + text, {"node-b": "b"}) == found
     one_host = text.replace("node-b device  0", "node-a device  1")
     assert ("node-a/0", "node-a/1") in read_nccl_tests(one_host, {}).latency_s
     older = "\n".join(

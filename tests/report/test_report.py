@@ -8,14 +8,16 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import planner as pl
 from planner.cli.main import main
 from planner.clock.simulator import predicted_timeline, simulate, step_s
 from planner.report.critical import critical_path
 from planner.report.figures import memory, mfu, utilization
 from planner.report.page import report_html
-from planner.report.sensitivity import sensitivity
+from planner.report.sensitivity import SLOWER, sensitivity
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.file import from_dict, load_plan, save_plan
 from planner.training_plan.model import TrainingPlan
@@ -79,7 +81,7 @@ def test_page_is_balanced_escaped_and_has_the_plan() -> None:
 def test_what_else_could_have_been() -> None:
     """A plan file keeps it, and names stay text."""
     plan = evil_plan()
-    assert "each decision was given" in report_html(plan)
+    assert "nothing else was looked at" in report_html(plan)
     others = (Alternative("2 stages", EVIL, 3.0), Alternative("2 stages", "9", None, why="no room"))
     known = from_dict(plan.replace(alternatives=others).to_dict())
     assert known.content_hash == plan.content_hash and known != plan
@@ -148,6 +150,49 @@ def test_single_links_and_devices_of_regions_are_priced() -> None:
     # equal ones share a row, and none is left out
     assert part.count("<tr>") - 1 < len(found)
     assert "<td>devices of x; y</td>" in part and "<td>device b; d</td>" in part
+
+
+def test_a_slower_link_and_lines_that_are_wide() -> None:
+    """The link is all that messages wait for; nobody's own line is full, nothing leaves a site."""
+    made = make_plan([[0, 1]], network=random_network(2))
+    latency, rate = np.zeros((2, 2)), np.full((2, 2), 100.0)
+    network = pl.Network(latency, rate, ["a", "b"], ["x", "x"])
+    wide = np.full(2, 1e6)
+    devices = pl.Devices(
+        made.cluster.flops,
+        made.cluster.memory_bytes,
+        upload_bytes_per_s=wide,
+        download_bytes_per_s=wide,
+        sites=["one", "one"],
+        site_upload_bytes_per_s={"one": 1e6},
+    )
+    plan = made.replace(cluster=pl.Cluster(network, devices))
+    found, step = {one.what: one.step_s for one in sensitivity(plan)}, step_s(plan)
+    for what in ("lines of a", "lines of b", "lines of x", "line of site one"):
+        assert found[what] == pytest.approx(step)
+    slow = network.replace(bandwidth_bytes_per_s=rate * SLOWER)
+    slower = step_s(plan.replace(cluster=pl.Cluster(slow, devices)))
+    assert found["link between a and b"] == found["links within x"] == pytest.approx(slower)
+    assert slower > step
+
+
+def test_a_site_shares_one_line_and_its_devices_have_their_own() -> None:
+    """A device's own line is not the site's, which what leaves it waits for."""
+    made = make_plan([[0, 2], [1, 3]], network=random_network(4))
+    network = made.cluster.network.replace(regions=["x", "x", "y", "y"])
+    devices = pl.Devices(
+        made.cluster.flops,
+        made.cluster.memory_bytes,
+        upload_bytes_per_s=np.full(4, 1e12),
+        download_bytes_per_s=np.full(4, 1e12),
+        sites=["one", "one", "two", "three"],
+        site_upload_bytes_per_s={"one": 1.0},
+    )
+    plan = made.replace(cluster=pl.Cluster(network, devices))
+    found, step = {one.what: one.step_s for one in sensitivity(plan)}, step_s(plan)
+    ids = network.ids
+    assert found[f"lines of {ids[0]}"] == found[f"lines of {ids[1]}"] == pytest.approx(step)
+    assert found["line of site one"] == found["lines of x"] > 1.2 * step
 
 
 def test_slower_is_not_faster_and_memory_fits() -> None:

@@ -52,12 +52,12 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
         It is none, or of other than two ranks.
     """
     text = TAG.sub("", text)
-    if PING.search(text):
+    ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in RANK.finditer(text)]
+    if not ranks and PING.search(text):
         raise NetworkError(
             "is what ping prints, which does not say from where; write its averages into a .csv "
             "with source,destination,rtt_ms"
         )
-    ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in RANK.finditer(text)]
     if len(ranks) != 2:
         raise NetworkError(
             f"is of {len(ranks)} ranks: what a pair of devices gets shows with two; run a test for "
