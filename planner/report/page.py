@@ -28,7 +28,9 @@ from planner.report.figures import (
     utilization,
 )
 from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
+from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.rules import contradictions
 
 GENERATOR = '<meta name="generator" content="planner report">'
 """By which a page is known as one of ours."""
@@ -61,7 +63,16 @@ def report_html(
     -------
     str
         HTML.
+
+    Raises
+    ------
+    PlanError
+        The plan contradicts itself, or has no step.
     """
+    for problem in contradictions(plan):
+        raise PlanError(problem)
+    if plan.predicted.step_s <= 0:
+        raise PlanError(f"predicted.step_s is {plan.predicted.step_s:g}; make the plan again")
     timeline = predicted_timeline(plan)
     critical = critical_path(timeline)
     name = plan.network_name or "a network"
