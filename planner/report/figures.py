@@ -62,9 +62,11 @@ def samples(plan: TrainingPlan) -> float:
 
 
 def tokens_per_s(plan: TrainingPlan) -> float | None:
-    """None: the workload does not say how many tokens a sample has."""
+    """None: the workload does not say how many tokens a sample has, or a step takes no time."""
     arch = plan.workload.architecture
-    return None if arch is None else samples(plan) * arch.sequence / plan.predicted.step_s
+    if arch is None or plan.predicted.step_s <= 0:
+        return None
+    return samples(plan) * arch.sequence / plan.predicted.step_s
 
 
 def least(plan: TrainingPlan) -> float:

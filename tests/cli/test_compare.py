@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.cli.main import main
 from planner.training_plan.file import save_plan
-from tests.conftest import make_plan
+from tests.conftest import make_plan, tiny_workload
 
 
 def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +29,13 @@ def test_what_differs_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[
         "*" not in out and f"{plan.predicted.step_s:.6g} " in out and "least_reserve_bytes" in out
     )
     assert main(["compare", str(a), str(tmp_path / "none.json")]) == 2
+
+
+def test_a_step_of_no_time_is_compared_too(tmp_path: Path) -> None:
+    """Predicted times are not hashed, so that a file may say anything of them."""
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload())
+    save_plan(plan, a)
+    save_plan(plan.replace(predicted=replace(plan.predicted, step_s=0.0)), b)
+    assert plan.workload.architecture is not None
+    assert main(["compare", str(a), str(b)]) == 0
