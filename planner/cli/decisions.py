@@ -23,7 +23,7 @@ def candidate_lines(table: Sequence[Candidate]) -> list[str]:
     for c in table:
         shape = f"{c.stages:6d} x {c.pipelines:<9d}  {c.microbatch_samples:10d}"
         if c.step_s is None:
-            rows.append(f"{shape}   refused: {_why(c)}")
+            rows.append(f"{shape}   refused: {c.why}")
         else:
             bound = "none" if c.bound_s is None else f"{c.bound_s:.4f}"
             rows.append(f"{shape}   {c.step_s:10.4f} s  {bound}")
@@ -42,7 +42,3 @@ def alternative_lines(made: TrainingPlan) -> list[str]:
         f"{one.taken + ',':24}not {one.instead}: {one.outcome(least(made))}"
         for one in made.alternatives
     ]
-
-
-def _why(one: Candidate) -> str:
-    return one.refused.split(";")[0]

@@ -69,6 +69,11 @@ class Candidate:
         samples = question.workload.microbatch_samples
         return cls(stages, len(question.cluster) // stages, samples, None, None, why)
 
+    @property
+    def why(self) -> str:
+        """It is refused, without the remedy."""
+        return self.refused.split(";")[0]
+
     def rank(self) -> tuple[bool, float, int, int]:
         """Fastest first, refused ones last."""
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
@@ -88,7 +93,7 @@ def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative,
     taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
     shapes = [(one, _shape(one.stages, one.pipelines, one.microbatch_samples)) for one in table]
     return tuple(
-        Alternative(taken, shape, one.step_s, why=one.refused.split(";")[0])
+        Alternative(taken, shape, one.step_s, why=one.why)
         for one, shape in shapes
         if shape != taken
     )

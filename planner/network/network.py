@@ -34,9 +34,9 @@ from planner.network.words import some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
+"""Of devices in a message."""
 MOST_DEVICES = 4096
 """Of places with several: tables of all pairs grow with the square, to 0.13 GB each."""
-"""Of devices in a message."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,8 +128,8 @@ def _lost(plan: TrainingPlan) -> Iterator[Case]:
         for d in (d for d in sorted(plan.stage_of) if names[d] == name):
             device = plan.cluster.network.ids[d]
             with suppress(PlanError):
-                without(plan, [device])
-                yield "without", device, partial(without, plan, [device])
+                left = without(plan, [device])
+                yield "without", device, left.replace
                 break
 
 
