@@ -21,6 +21,8 @@ from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import (
     EVERY,
+    Library,
+    add_device,
     add_training,
     data_of,
     eval_data_of,
@@ -106,12 +108,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="go on without a device whose process is lost, where its stage has another, and let "
         f"it come back: it is started again, {RESTARTS} times at most",
     )
-    sub.add_argument(
-        "--device",
-        default="auto",
-        choices=["auto", "cpu", "cuda"],
-        help="where ranks compute; auto: CUDA where there is one; default %(default)s",
-    )
+    add_device(sub)
     sub.add_argument(
         "--patience",
         type=seconds,
@@ -142,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         args.calibration,
         args.trace,
         args.device,
+        args.direct,
         args.patience,
         args.checkpoint,
         args.every,
@@ -175,6 +173,8 @@ class LocalRun:
         Where the executed iteration goes.
     device
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    direct
+        What carries from GPU to GPU; None: nothing does.
     patience
         Seconds of a device's silence that end the run; None: the executor's own.
     checkpoint, every, resume
@@ -198,6 +198,7 @@ class LocalRun:
     calibration: Path | None
     trace: Path | None
     device: str
+    direct: Library | None = None
     patience: float | None = None
     checkpoint: Path | None = None
     every: int | None = None
@@ -437,6 +438,7 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
         ("--device", asked.device),
+        ("--direct", asked.direct),
         ("--patience", asked.patience),
         ("--rebalance", asked.rebalance),
         ("--rebalance-rule", asked.rebalance_rule),

@@ -31,6 +31,7 @@ from planner.executor.records import StepRecord
 from planner.executor.report import device_reports
 from planner.executor.watch import Watch
 from planner.executor.worker import Worker
+from planner.training_plan.choices import Wiring
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import require_elastic
@@ -58,6 +59,10 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     pieces = pieces_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
+    if args.direct is not None and plan.wiring is Wiring.STOCHASTIC:
+        raise ValueError(
+            "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
+        )
     if args.elastic:
         require_elastic(plan, None if args.checkpoint is None else args.every)
         if TORCHRUN in os.environ:

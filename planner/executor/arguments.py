@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.executor.binding import WAIT_S
 from planner.executor.opening import INTERFACE
-from planner.executor.options import EVERY, FILES, NUMBERS, add_training
+from planner.executor.options import EVERY, FILES, NUMBERS, add_device, add_training
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
@@ -21,7 +21,7 @@ from planner.workload.calibration import FORMAT
 
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic"),
+    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic", "direct"),
     *NUMBERS,
 )
 """Options that all ranks must be given alike."""
@@ -31,7 +31,12 @@ NO_MOVES = ("resume", "eval_data", "own_pace")
 """Options for a run whose devices stay in their stages."""
 NO_ELASTIC = ("impose", "own_pace", "move", "rebalance", "routes", "record")
 """Options for a run whose devices stay all the time."""
-NO_MODEL = ("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export")
+NO_DIRECT = ("elastic", "move", "rebalance")
+"""Options for a run whose devices may go by way of the host."""
+NO_MODEL = (
+    *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
+    "direct",
+)
 """Options for a model that is trained."""
 
 
@@ -61,7 +66,7 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
         "--resume", type=Path, help="folder with checkpoints; --steps counts those before too"
     )
     parser.add_argument("--trace", type=Path, help="Perfetto trace of the last step")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
     parser.add_argument(
         "--wait",
         type=float,
@@ -201,6 +206,9 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in NO_ELASTIC if args.elastic else ():
         if getattr(args, option):
             raise ValueError(f"--elastic goes without --{option.replace('_', '-')}; leave one out")
+    for option in NO_DIRECT if args.direct is not None else ():
+        if getattr(args, option):
+            raise ValueError(f"--direct goes without --{option.replace('_', '-')}; leave one out")
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:

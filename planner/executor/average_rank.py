@@ -15,10 +15,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, both_ways, streams_of
-from planner.executor.exchange import Exchange, Peers
+from planner.executor.exchange import Exchange
 from planner.executor.failure import Failure
 from planner.executor.opening import connections_to
 from planner.executor.pace import Pace
+from planner.executor.peers import Peers
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.warmth import kept_warm

@@ -7,15 +7,19 @@ contributions is the mean over samples, whoever gave how many.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 
 from planner.executor.codec import Wire
-from planner.executor.exchange import Exchange, Peers
+from planner.executor.direct import Direct
+from planner.executor.direct_exchange import DirectExchange
+from planner.executor.exchange import Exchange
 from planner.executor.pace import Pace
+from planner.executor.peers import Peers
+from planner.executor.side import HOST, Side
 from planner.executor.transport import Outbox
 from planner.training_plan.averaging_group import AveragingGroup, in_levels
 
@@ -56,19 +60,34 @@ class Averaging:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
+    def begins_here(self, direct: Direct | None) -> bool | None:
+        """Whether the first round wants its vector where operations compute; None: there is none.
+
+        Parameters
+        ----------
+        direct
+            What reaches others without the host; None: nothing does.
+        """
+        if not self.peers:
+            return None
+        return direct is not None and direct.reaches(self.rounds[0].members)
+
     def run(
         self,
-        vector: Tensor,
+        values: Callable[[bool], Tensor],
         peers: Peers,
         outbox: Outbox,
         told: Collection[int] | None = None,
+        direct: Direct | None = None,
+        side: Side = HOST,
     ) -> float:
         """Replace a vector by the sum over all devices of the stage, in place.
 
         Parameters
         ----------
-        vector
-            ``float32[values]``.
+        values
+            The vector, ``float32[values]``: where operations compute, if asked with True, and else
+            in host memory; what was changed in one place is brought along to the other.
         peers
             Connections.
         outbox
@@ -76,6 +95,10 @@ class Averaging:
         told
             Ranks that have word already that this one is ready for the first round; None: nobody
             tells ahead.
+        direct
+            What reaches others without the host; None: nothing does.
+        side
+            Where operations compute.
 
         Returns
         -------
@@ -94,10 +117,14 @@ class Averaging:
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
                 ahead = told if number == 0 else None
-                how = (peers, wire, pace, scale, room, ahead)
-                end = Exchange(vector, group, self.rank, *how).run()
+                if direct is not None and direct.reaches(group.members):
+                    how = (peers, direct, side, wire, scale, ahead or ())
+                    end = DirectExchange(values(True), group, self.rank, *how).run()
+                else:
+                    paced = (peers, wire, pace, scale, room, ahead)
+                    end = Exchange(values(False), group, self.rank, *paced).run()
             elif scale != 1.0:
-                vector.mul_(scale)
+                values(False).mul_(scale)
         return end
 
     def _room(self, outbox: Outbox) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +17,22 @@ from typing import Any
 
 import torch
 
-from planner.executor.connections import Purpose, as_bytes, receive_into, send_all
+from planner.executor.connections import (
+    Purpose,
+    Streams,
+    as_bytes,
+    both_ways,
+    receive_into,
+    send_all,
+    streams_of,
+)
+from planner.executor.direct import Direct
 from planner.executor.failure import Failure
 from planner.executor.learner import Learner
-from planner.executor.memory import gpu_of, machine
 from planner.executor.messages import Message, Traffic
 from planner.executor.opening import connections_to
 from planner.executor.pipeline import run_operations
+from planner.executor.place import gpu_of, machine
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
 from planner.executor.side import HOST, Side
@@ -44,7 +52,11 @@ EMPTY_OPERATIONS = 999
 
 
 def calibrate(
-    plan: TrainingPlan, ranks: Ranks, learner: Learner | None, device: torch.device
+    plan: TrainingPlan,
+    ranks: Ranks,
+    learner: Learner | None,
+    device: torch.device,
+    direct: Direct | None = None,
 ) -> Calibration | None:
     """Measure on every rank; rank 0 gets all of it, the others None.
 
@@ -61,6 +73,8 @@ def calibrate(
         What this rank computes; None: it holds no stage.
     device
         Where.
+    direct
+        What reaches others without the host; None: nothing does.
 
     Returns
     -------
@@ -78,7 +92,7 @@ def calibrate(
             mine = {"layers": layers, **measure_compute(learner)}
     ranks.meet("calibration/link")
     side = HOST if learner is None else learner.side
-    link = measure_link(ranks, side) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
+    link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
     name = plan.cluster.network.ids[rank]
     told = ranks.share("calibration", json.dumps([name, mine, measure_operation()]))
     if rank != 0:
@@ -223,13 +237,17 @@ class Link:
     message_s: float
 
 
-def measure_link(ranks: Ranks, side: Side) -> Link:
-    """Two message sizes over a bare connection, and small messages as the pipeline sends them.
+def measure_link(ranks: Ranks, side: Side, direct: Direct | None = None) -> Link:
+    """Messages of two sizes by themselves, and small ones as the pipeline sends them.
 
     Parameters
     ----------
     ranks
         Rank 0 and 1 measure, the others wait.
+    side
+        Where this one computes.
+    direct
+        What reaches others without the host, and is measured if it reaches the other of the two.
 
     Returns
     -------
@@ -237,10 +255,16 @@ def measure_link(ranks: Ranks, side: Side) -> Link:
         Only rank 0's is of use.
     """
     link = Link(0.0, 1e12, 0.0)
-    wanted = [(Purpose.CALIBRATION, 1 - ranks.rank)] if ranks.rank < 2 else []
+    others = [1 - ranks.rank] if ranks.rank < 2 else []
+    if direct is not None and direct.reaches(others):
+        direct.meet(others)
+    else:
+        direct = None
+    wanted = both_ways(Purpose.PIPELINE, others)
     with connections_to(ranks, wanted, "calibration") as connections:
-        for connection in connections.values():
-            link = _measure(connection, ranks.rank, side)
+        if others:
+            streams = streams_of(connections, Purpose.PIPELINE, ranks.rank)
+            link = _measure(streams, ranks.rank, side, direct)
     ranks.meet("calibration/measured")
     return link
 
@@ -284,31 +308,42 @@ class _Nothing:
         """Nothing."""
         return self._made
 
-    def buffer(self, message: Message) -> torch.Tensor:
+    def buffer(self, message: Message, *, own: bool = False) -> torch.Tensor:
         """A small message's."""
-        return self.side.room((SMALL_BYTES,), torch.uint8)
+        make = self.side.own if own else self.side.room
+        return make((SMALL_BYTES,), torch.uint8)
 
 
-def _measure(connection: socket.socket, rank: int, side: Side) -> Link:
+def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> Link:
+    other = 1 - rank
+    to, of = streams.to[other], streams.of[other]
     seconds = []
     for size in (SMALL_BYTES, LARGE_BYTES):
-        view = as_bytes(torch.zeros(size, dtype=torch.uint8))
+        values = torch.zeros(size, dtype=torch.uint8)
+        if direct is not None:
+            values = side.own((size,), torch.uint8)
 
-        def send(view: memoryview = view) -> None:
-            send_all(connection, view)
+        def send(values: torch.Tensor = values) -> None:
+            if direct is None:
+                send_all(to, as_bytes(values))
+            else:
+                direct.send(to, other, lambda: values)
 
-        def receive(view: memoryview = view) -> None:
-            receive_into(connection, view)
+        def receive(values: torch.Tensor = values) -> None:
+            if direct is None:
+                receive_into(of, as_bytes(values))
+            else:
+                direct.receive(of, other, values)
 
         seconds.append(_one_way(rank, PINGS, send, receive))
     small, large = seconds
     bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9)
     latency = max(small - SMALL_BYTES / bandwidth, 1e-9)
-    other, nothing, failure = 1 - rank, _Nothing(side), Failure()
+    nothing, failure = _Nothing(side), Failure()
     message = Message("F", 0, other, rank)
     coming = (Expected(serial, message) for serial in range(PINGS))
-    inbox = Inbox({other: connection}, {other: coming}, nothing.buffer, failure)
-    outbox = Outbox({other: connection}, failure, {other: bandwidth}, side=side)
+    inbox = Inbox(streams.of, {other: coming}, nothing.buffer, failure, direct=direct)
+    outbox = Outbox(streams.to, failure, {other: bandwidth}, side=side, direct=direct)
     numbers = count()
     ours = _one_way(
         rank,

@@ -41,16 +41,25 @@ class Compute(Operations, Protocol):
     def begin(self, step: int, schedule: Schedule) -> None:
         """A step begins."""
 
-    def buffer(self, message: Message) -> Tensor:
-        """Memory for a message to this rank."""
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
+        """Memory for a message to this rank.
 
-    def gradients(self, *, alone: bool = False) -> Tensor:
+        Parameters
+        ----------
+        message
+            Which.
+        own
+            Of `Side.own`, instead of the host's.
+        """
+
+    def gradients(self, *, here: bool | None = None) -> Tensor:
         """``float32`` vector of the step's gradients, to be averaged in place.
 
         Parameters
         ----------
-        alone
-            Whether nobody else has a part in it: then it is where it was made, else on the CPU.
+        here
+            Where operations compute, or else in host memory: it is brought there, and counts there
+            from now on; None: where it is.
         """
 
     @property

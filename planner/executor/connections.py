@@ -32,7 +32,6 @@ class Purpose(enum.IntEnum):
     PIPELINE = 0
     AVERAGING = 1
     LOSSES = 2
-    CALIBRATION = 3
     LIFELINE = 4
     NORM = 5
     PROBE = 6

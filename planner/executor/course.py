@@ -56,7 +56,8 @@ def train(made: Prepared, plan: TrainingPlan, pieces: Sequence[Piece]) -> Done:
     """
     args, ranks = made.args, made.ranks
     tickets = ranks.store if args.own_pace else None
-    worker = Worker(plan, ranks, made.works, imposed=made.imposed, tickets=tickets)
+    imposed, direct = made.imposed, made.direct
+    worker = Worker(plan, ranks, made.works, imposed=imposed, tickets=tickets, direct=direct)
     evaluation, held_out = None, made.held_out
     if held_out is not None:
         # with no step to do, what was done before is evaluated once

@@ -56,11 +56,11 @@ class Helper:
         """No plan asks for it."""
         raise NotImplementedError(f"{kind}{microbatch} on a device that holds no stage")
 
-    def buffer(self, message: Message) -> Tensor:
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
         """No plan asks for it."""
         raise NotImplementedError(f"a message to device {message.destination}, which has no stage")
 
-    def gradients(self, *, alone: bool = False) -> Tensor:
+    def gradients(self, *, here: bool | None = None) -> Tensor:
         """Where the sums of its share are made; what is there does not count."""
         return self._vector
 

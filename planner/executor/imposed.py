@@ -118,12 +118,12 @@ class ImposedCompute:
             owner = path[-1] if kind == "H" else path[max(place - 1, 0)]
         return self._payload[: self._sizes[owner]]
 
-    def buffer(self, message: Message) -> Tensor:
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
         """Memory for a message to this rank."""
         owner = message.destination if message.kind == "B" else message.source
         return torch.empty(self._sizes[owner], dtype=torch.uint8)
 
-    def gradients(self, *, alone: bool = False) -> Tensor:
+    def gradients(self, *, here: bool | None = None) -> Tensor:
         """A vector of the stage's size."""
         return self._vector
 

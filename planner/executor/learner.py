@@ -269,18 +269,19 @@ class Learner:
         assert self.data is not None
         return self.side.enter(self.data.tokens(step, microbatch))
 
-    def buffer(self, message: Message) -> Tensor:
+    def buffer(self, message: Message, *, own: bool = False) -> Tensor:
         """Memory for activations or their gradient."""
-        return self.side.room(*self.boundary.message)
+        make = self.side.own if own else self.side.room
+        return make(*self.boundary.message)
 
-    def gradients(self, *, alone: bool = False) -> Tensor:
+    def gradients(self, *, here: bool | None = None) -> Tensor:
         """All gradients in one vector."""
-        if alone:
-            return self._vector
-        if self._host is not self._vector:
-            self._host.copy_(self._vector)
-        self._on_host = True
-        return self._host
+        if here is not None and here is self._on_host:
+            there, found = (self._host, self._vector) if here else (self._vector, self._host)
+            if found is not there:
+                found.copy_(there)
+            self._on_host = not here
+        return self._host if self._on_host else self._vector
 
     def update(self) -> None:
         """Take the optimizer step, with the gradients of all or with this device's own."""
@@ -332,7 +333,8 @@ class Learner:
         # gradients are needed no more
         self.outer.change(self._vector, self._samples.weight(self._step, samples))
         self._to_come = True
-        return self.gradients()
+        self._on_host = False
+        return self.gradients(here=False)
 
     def outer_update(self) -> None:
         """Take the outer step with the mean of all changes."""

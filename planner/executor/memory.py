@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from planner.executor.averaging import Averaging
-from planner.executor.codec import message_length
+from planner.executor.codec import Wire, message_length
+from planner.executor.direct_exchange import HELD, PIECE_VALUES
 from planner.executor.learner import has_head
+from planner.executor.place import gpu_of, machine
 from planner.executor.ranks import Ranks
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
@@ -30,8 +29,6 @@ GPU_USABLE = 0.95
 """Of what is free: PyTorch's allocator rounds, and leaves gaps."""
 PASSING = 4
 """Messages on a GPU that come in and go out while operations compute."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""Of Linux: the same in all of a machine's containers and network namespaces."""
 
 
 class TooLittleMemoryError(ValueError):
@@ -70,6 +67,7 @@ def need_of(
     other: Averaging | None = None,
     on_gpu: bool = False,
     calibrates: bool = False,
+    direct: bool = False,
 ) -> Need:
     """What a rank will hold.
 
@@ -88,6 +86,8 @@ def need_of(
         Whether it computes there.
     calibrates
         Whether it measures first, on a copy of its parameters and of their moments.
+    direct
+        Whether what comes from others, and goes there, may do so from GPU to GPU.
 
     Returns
     -------
@@ -128,7 +128,10 @@ def need_of(
         working = found.total - costs.state_bytes - found.rounded_weights
         beyond["calibration"] = max(state + costs.need_bytes(1) - costs.state_bytes - working, 0.0)
     if on_gpu:
-        beyond["messages"] = PASSING * message
+        beyond["messages"] = (PASSING + direct * (live + waiting)) * message
+        beyond["averaging"] = direct * max(
+            direct_bytes(part, round(vector / SUM_BYTES)) for part in parts
+        )
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (live + waiting) * _power_of_two(message)
@@ -163,6 +166,30 @@ def buffer_bytes(averaging: Averaging, values: int) -> float:
         share = group.shares[group.members.index(averaging.rank)] * group.width
         chunk = message_length(int(share * values / pace.chunks) + 1, wire)
         most = max(most, givers * min(pace.window + 1, pace.chunks) * chunk)
+    return float(most)
+
+
+def direct_bytes(averaging: Averaging, values: int) -> float:
+    """The same where contributions go from GPU to GPU, and copies as they are written.
+
+    Parameters
+    ----------
+    averaging
+        A rank's part.
+    values
+        Of the vector.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    most = 0
+    for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
+        others = len(group.members) - 1
+        share = group.shares[group.members.index(averaging.rank)] * group.width
+        piece = message_length(min(math.ceil(share * values), PIECE_VALUES), wire)
+        most = max(most, others * (HELD + (wire is not Wire.FP32)) * piece)
     return float(most)
 
 
@@ -230,23 +257,6 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
     ]
 
 
-def gpu_of(device: torch.device) -> tuple[str, str]:
-    """The name of a GPU's kind, and a text that no other GPU has.
-
-    Parameters
-    ----------
-    device
-        A GPU.
-
-    Returns
-    -------
-    tuple[str, str]
-        The same for all ranks on it.
-    """
-    on = torch.cuda.get_device_properties(device)
-    return on.name, f"{machine()} {getattr(on, 'uuid', device.index)}"
-
-
 def require_memory(ranks: Ranks, claims: Sequence[Claim]) -> None:
     """Refuse to begin where memory will not do; all ranks come here together, a late one alone.
 
@@ -290,10 +300,3 @@ def _refusal(name: str, claim: Claim, sharing: int, total: float) -> str:
         "it to be used; plan for less (--memory-gb, --recompute all, fewer --microbatch-samples), "
         "or start fewer ranks here"
     )
-
-
-def machine() -> str:
-    """A text that is the same on all ranks of this machine, and on no other."""
-    with suppress(OSError):
-        return BOOT.read_text().strip()
-    return platform.node()

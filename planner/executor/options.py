@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,37 @@ TRAINING = (*NUMBERS, *FILES)
 EVERY = 100
 """Steps between two checkpoints, unless said otherwise."""
 EVAL_EVERY, EVAL_BATCHES = 100, 4
+
+
+class Library(enum.StrEnum):
+    """Who carries from GPU to GPU; gloo does the same from memory to memory, for tests."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where ranks compute, and what lies between them.
+
+    Parameters
+    ----------
+    parser
+        Gets the options.
+    """
+    parser.add_argument(
+        "--device",
+        default="auto",
+        choices=["auto", "cpu", "cuda"],
+        help="where ranks compute; auto: CUDA where there is one; default %(default)s",
+    )
+    parser.add_argument(
+        "--direct",
+        type=Library,
+        choices=list(Library),
+        metavar="{nccl,gloo}",
+        help="what goes between ranks of one machine that have a GPU each for themselves goes from "
+        "GPU to GPU, by NCCL (gloo: the same on the CPU, for tests); default: by host memory",
+    )
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from planner.executor.calibrate import calibrate
 from planner.executor.checkpoint import Checkpoints, require_free, resume
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
+from planner.executor.direct import Direct, open_direct
 from planner.executor.evaluate import HeldOut, held_out_of
 from planner.executor.helper import Helper
 from planner.executor.hf_export import Export
@@ -27,6 +28,7 @@ from planner.executor.pieces import Piece
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.report import peak_flops
+from planner.executor.side import HOST
 from planner.executor.store import BEGUN, StoreAddress
 from planner.executor.watch import Watch
 from planner.executor.wiring import averaging_of, tied_of
@@ -67,6 +69,8 @@ class Prepared:
         What writes them.
     export
         Where the model goes in the end.
+    direct
+        What reaches others without the host; None: nothing does.
     """
 
     args: argparse.Namespace
@@ -83,6 +87,7 @@ class Prepared:
     first: int = 0
     checkpoints: Checkpoints | None = None
     export: Export | None = None
+    direct: Direct | None = None
 
     def learner_of(self, plan: TrainingPlan) -> Learner:
         """What this rank computes by a plan, from its beginning.
@@ -131,6 +136,7 @@ class Prepared:
             else averaging_of(plan, rank, every_step=True),
             on_gpu=self.device.type == "cuda",
             calibrates=self.args.calibrate is not None,
+            direct=self.args.direct is not None,
         )
 
 
@@ -202,14 +208,24 @@ def _prepare_model(
         made.export = Export(args.export, plan, args.weights)
     if ranks.rank in plan.stage_of:
         made.learner = made.learner_of(plan)
+    if args.direct is not None:
+        made.direct = _direct(made)
     require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
-        measured = calibrate(plan, ranks, made.learner, made.device)
+        measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
         if measured is not None:
             write_text(args.calibrate, measured.to_json_text())
             made.progress.calibrated(args.calibrate)
     made.works = made.learner or Helper(plan, ranks.rank)
     _prepare_checkpoints(made, plan, watch)
+
+
+def _direct(made: Prepared) -> Direct | None:
+    """What reaches others from where this rank computes."""
+    learner = made.learner
+    side, device = (HOST, torch.device("cpu")) if learner is None else (learner.side, made.device)
+    store = StoreAddress.of_environment().connect(made.args.wait)
+    return open_direct(made.args.direct, made.ranks, device, side, store)
 
 
 def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from planner.executor.helper import Helper
 from planner.executor.learner import Learner
-from planner.executor.memory import Need, gpu_of
+from planner.executor.memory import Need
+from planner.executor.place import gpu_of
 from planner.executor.ranks import Ranks
 from planner.executor.worker import Worker
 from planner.network.gpus import CALLED, GPUS

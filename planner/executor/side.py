@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 Mark = Any
 """A moment of the computing side, that is maybe still to come."""
+T = TypeVar("T")
 
 
 class Side(Protocol):
@@ -35,8 +36,14 @@ class Side(Protocol):
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory for a message; safe to be called from any thread."""
 
+    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory where operations compute, for `across` to fill; safe to be called from any thread.
+
+        Operations may use it after `enter`.
+        """
+
     def enter(self, message: Tensor) -> Tensor:
-        """What is in host memory, for operations that are begun from now on.
+        """What is in host memory or in memory of `own`, for operations begun from now on.
 
         Parameters
         ----------
@@ -63,6 +70,29 @@ class Side(Protocol):
             Waits until it is there, and gives it; for any thread, once.
         """
 
+    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """What operations begun so far have made, where it is.
+
+        Parameters
+        ----------
+        tensor
+            Where operations compute; left alone from now on.
+
+        Returns
+        -------
+        Callable
+            Waits until it is complete, and gives it; for any thread.
+        """
+
+    def across(self, job: Callable[[], T]) -> T:
+        """Do something beside the operations, and wait until it is done; for any thread.
+
+        Parameters
+        ----------
+        job
+            On memory where operations compute that no operation uses meanwhile.
+        """
+
     def mark(self) -> Mark:
         """When what was begun so far has ended."""
 
@@ -82,6 +112,10 @@ class HostSide:
         """See `Side`."""
         return torch.empty(shape, dtype=dtype)
 
+    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """As `room`."""
+        return self.room(shape, dtype)
+
     def enter(self, message: Tensor) -> Tensor:
         """The same memory."""
         return message
@@ -89,6 +123,14 @@ class HostSide:
     def leave(self, made: Tensor) -> Callable[[], Tensor]:
         """The same memory, if it is in one piece."""
         return lambda: made.detach().contiguous()
+
+    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """As `leave`."""
+        return self.leave(tensor)
+
+    def across(self, job: Callable[[], T]) -> T:
+        """At once."""
+        return job()
 
     def mark(self) -> float:
         """Now."""
@@ -123,6 +165,15 @@ class Gpu(Protocol):
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor is in such memory."""
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> Tensor:
+        """Memory of the GPU for a stream."""
+
+    def is_here(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in such memory."""
+
+    def on(self, stream: Any, job: Callable[[], T]) -> T:
+        """Do something that gives work to a stream."""
+
     def copied_in(self, message: Tensor, stream: Any) -> Tensor:
         """Memory of the GPU that a stream copies pinned memory to."""
 
@@ -146,7 +197,7 @@ class GpuSide:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._out, self._into = gpu.stream(), gpu.stream()
+        self._out, self._into, self._across = gpu.stream(), gpu.stream(), gpu.stream()
         self.begin()
 
     def begin(self) -> None:
@@ -159,9 +210,16 @@ class GpuSide:
         """Pinned, of the allocator that keeps it from others while a copy reads it."""
         return self._gpu.pinned(shape, dtype)
 
+    def own(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Of the stream that `across` works on, which no operation holds up."""
+        return self._gpu.empty(shape, dtype, self._across)
+
     def enter(self, message: Tensor) -> Tensor:
         """See `Side`; operations begun before do not hold it up."""
         gpu, computing = self._gpu, self._gpu.computing()
+        if gpu.is_here(message):
+            gpu.used(message, computing)
+            return message
         if not gpu.is_pinned(message):
             message = self.room(tuple(message.shape), message.dtype).copy_(message)
         here = gpu.copied_in(message, self._into)
@@ -184,6 +242,23 @@ class GpuSide:
             return there
 
         return ready
+
+    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """See `Side`; operations begun later do not hold it up."""
+        tensor = tensor.detach().contiguous()
+        there = self._gpu.event(self._gpu.computing(), timing=False)
+
+        def ready() -> Tensor:
+            there.synchronize()
+            return tensor
+
+        return ready
+
+    def across(self, job: Callable[[], T]) -> T:
+        """See `Side`; on a stream of its own."""
+        found = self._gpu.on(self._across, job)
+        self._gpu.event(self._across, timing=False).synchronize()
+        return found
 
     def mark(self) -> Mark:
         """An event behind all operations."""
@@ -267,6 +342,22 @@ class Cuda:
     def is_pinned(self, tensor: Tensor) -> bool:
         """See `Gpu`."""
         return tensor.is_pinned()
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, stream: torch.cuda.Stream
+    ) -> Tensor:
+        """See `Gpu`."""
+        with torch.cuda.stream(stream):
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def is_here(self, tensor: Tensor) -> bool:
+        """See `Gpu`."""
+        return tensor.device == self._device
+
+    def on(self, stream: torch.cuda.Stream, job: Callable[[], T]) -> T:
+        """See `Gpu`."""
+        with torch.cuda.stream(stream):
+            return job()
 
     def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """See `Gpu`."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planner.executor.connections import as_bytes, receive_into, send_all, unacknowledged_bytes
+from planner.executor.direct import Direct
 from planner.executor.failure import Failure
 from planner.executor.messages import Message
 from planner.executor.side import HOST, Side
@@ -90,6 +91,8 @@ class Outbox:
         By destination, for how long what has left is not confirmed yet; None: no time.
     side
         Where messages are made.
+    direct
+        What reaches others without the host; None: nothing does.
     """
 
     def __init__(
@@ -99,8 +102,9 @@ class Outbox:
         rates: Mapping[int, float],
         round_trips_s: Mapping[int, float] | None = None,
         side: Side = HOST,
+        direct: Direct | None = None,
     ) -> None:
-        self._side = side
+        self._side, self._direct = side, direct
         self._connections, self._rates = connections, rates
         self._round_trips_s = round_trips_s or dict.fromkeys(connections, 0.0)
         self._leaves_s = dict.fromkeys(connections, 0.0)
@@ -122,6 +126,16 @@ class Outbox:
         """
         connection = self._connections[destination]
         self._given[destination] += tensor.nbytes
+        direct = self._direct
+        if direct is not None and direct.reaches([destination]):
+            made, size = self._side.made(tensor), tensor.nbytes
+
+            def carry() -> None:
+                direct.send(connection, destination, made)
+                self._taken[destination] += size
+
+            self._lanes[destination].submit(carry)
+            return
         ready = self._side.leave(tensor)
 
         def job() -> None:
@@ -211,7 +225,7 @@ class Arrival:
     message
         Which.
     tensor
-        What was sent, in host memory.
+        What was sent, in memory of `Inbox`'s buffer.
     arrived_s
         Monotonic clock, when its last byte was there.
     """
@@ -238,22 +252,26 @@ class Inbox:
     expected
         By source, its messages in the order in which they leave.
     buffer
-        Makes the memory that a message goes to.
+        Makes the memory that a message goes to, as `planner.executor.compute.Compute` has it.
     failure
         Where errors go.
     early_bytes
         Of messages that wait for their operation.
+    direct
+        What reaches others without the host; None: nothing does.
     """
 
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
         expected: Mapping[int, Iterable[Expected]],
-        buffer: Callable[[Message], Tensor],
+        buffer: Callable[..., Tensor],
         failure: Failure,
         early_bytes: int = EARLY_BYTES,
+        direct: Direct | None = None,
     ) -> None:
         self._buffer, self._failure, self._early = buffer, failure, early_bytes
+        self._direct = direct
         self._changed = threading.Condition()
         self._arrived: dict[Expected, Arrival] = {}
         self._held = 0
@@ -310,9 +328,15 @@ class Inbox:
 
     def _receive(self, connection: socket.socket, messages: Iterable[Expected]) -> None:
         for expected in messages:
-            tensor = self._buffer(expected.message)
-            self._wait_for_room(expected.message.source)
-            receive_into(connection, as_bytes(tensor))
+            source, direct = expected.message.source, self._direct
+            if direct is not None and direct.reaches([source]):
+                tensor = self._buffer(expected.message, own=True)
+                self._wait_for_room(source)
+                direct.receive(connection, source, tensor)
+            else:
+                tensor = self._buffer(expected.message)
+                self._wait_for_room(source)
+                receive_into(connection, as_bytes(tensor))
             arrived = time.monotonic()
             with self._changed:
                 self._arrived[expected] = Arrival(expected.message, tensor, arrived)

@@ -14,12 +14,13 @@ from planner.executor.beside import Beside
 from planner.executor.commit import Commit
 from planner.executor.compute import Compute
 from planner.executor.connections import BACK, Connection, Connections, Purpose, Streams, streams_of
-from planner.executor.exchange import Peers
+from planner.executor.direct import Direct
 from planner.executor.failure import Failure
 from planner.executor.forecast import Forecast
 from planner.executor.imposed import Imposed, Sleeper
 from planner.executor.losses import Losses, LossSender
 from planner.executor.opening import connections_to
+from planner.executor.peers import Peers
 from planner.executor.pipeline import run_alone, run_operations
 from planner.executor.ranks import Ranks
 from planner.executor.records import StepRecord
@@ -60,6 +61,8 @@ class Worker:
     commit
         Decides for all ranks whether a step's update is taken, and tells their losses; None: each
         takes its own when its gradients are there.
+    direct
+        What reaches others without the host; None: nothing does.
 
     Attributes
     ----------
@@ -92,6 +95,7 @@ class Worker:
         tickets: Store | None = None,
         before: Worker | None = None,
         commit: Commit | None = None,
+        direct: Direct | None = None,
     ) -> None:
         if tickets is not None and len(plan.assignment.groups) > 1:
             raise PlanError(
@@ -128,7 +132,7 @@ class Worker:
         self._beside: Beside | None = None
         self._outer_of: int | None = None
         self._beside_s = 0.0
-        self._commit = commit
+        self._commit, self._direct = commit, direct
         self.wiring = Wiring(plan, ranks.rank, imposed, tickets is not None, tells=commit is None)
         # of steps that end with averaging, and whose operations have an order
         fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
@@ -184,6 +188,8 @@ class Worker:
         walk = [cycle[t % len(cycle)] for t in (*range(rest), *range(first, first + count))]
         with ExitStack() as held:
             wanted = self.wiring.connections
+            if self._direct is not None:
+                self._direct.meet({other for what, other in wanted if what in BACK})
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
@@ -213,8 +219,9 @@ class Worker:
             self._commit.heed(failure)
         pipeline = self._streams[Purpose.PIPELINE]
         ways = (self.wiring.rates(), self.wiring.round_trips_s())
-        outbox = Outbox(pipeline.to, failure, *ways, self._compute.side)
-        inbox = Inbox(pipeline.of, self.wiring.expected(walk), self._compute.buffer, failure)
+        outbox = Outbox(pipeline.to, failure, *ways, self._compute.side, self._direct)
+        expected = self.wiring.expected(walk)
+        inbox = Inbox(pipeline.of, expected, self._compute.buffer, failure, direct=self._direct)
         routed = self._routed(pipeline.of, outbox, failure)
         peers = Peers(self._streams[Purpose.AVERAGING], failure)
         norms = _of(connections, Purpose.NORM)
@@ -304,15 +311,21 @@ class Worker:
         norms: dict[int, Connection],
     ) -> None:
         tied = self._compute.tied_values
-        averages = self.wiring.averaging.peers or (tied and self.wiring.tied.peers)
-        vector = self._compute.gradients(alone=not averages)
+        gradients, direct = self._compute.gradients, self._direct
+        averaging, also = self.wiring.averaging, self.wiring.tied
+        # what is brought to the first round's memory is there before others are told
+        gradients(here=averaging.begins_here(direct))
         told = None
         if self._forecast is not None:
             self._forecast.ready(time.monotonic())
             told = self._forecast.told
-        self._average(record, self.wiring.averaging, vector[tied:], peers, outbox, told)
+        rest, shared = slice(tied, None), slice(tied)
+        way = (peers, outbox, told, direct)
+        self._average(record, averaging, lambda on: gradients(here=on)[rest], *way)
         if tied:
-            self._average(record, self.wiring.tied, vector[:tied], peers, outbox)
+            way = (peers, outbox, None, direct)
+            self._average(record, also, lambda on: gradients(here=on)[shared], *way)
+        vector = gradients()
         if self.wiring.clipping is not None:
             if self._imposed is None:
                 # the first stage counts what the last one shares with it
@@ -332,7 +345,10 @@ class Worker:
         """
         sync = self.plan.sync
         if self.wiring.within.peers:
-            self._average(record, self.wiring.within, self._compute.gradients(), peers, outbox)
+            gradients, within, direct = self._compute.gradients, self.wiring.within, self._direct
+            gradients(here=within.begins_here(direct))
+            way = (peers, outbox, None, direct)
+            self._average(record, within, lambda on: gradients(here=on), *way)
         if self._commit is not None:
             self._commit.decide(record.step, self._compute.loss())
         self._update(record)
@@ -361,7 +377,8 @@ class Worker:
 
     def _agree(self, record: StepRecord, peers: Peers, outbox: Outbox) -> None:
         """Average the changes since the last outer step, and take the next one."""
-        self._average(record, self.wiring.averaging, self._change(record.step), peers, outbox)
+        change = self._change(record.step)
+        self._average(record, self.wiring.averaging, lambda on: change, peers, outbox)
         self._take_outer(record.step)
         record.end_s = time.monotonic()
 
@@ -371,7 +388,8 @@ class Worker:
         self._outer_of = step
         if self.wiring.averaging.peers:
             self._beside_s = time.monotonic()
-            self._beside = Beside(lambda: self.wiring.averaging.run(vector, peers, outbox))
+            averaging = self.wiring.averaging
+            self._beside = Beside(lambda: averaging.run(lambda on: vector, peers, outbox))
 
     def _end_outer(self, record: StepRecord) -> None:
         """Take the outer step that an earlier step has begun, if one has.
@@ -416,14 +434,15 @@ class Worker:
         self,
         record: StepRecord,
         averaging: Averaging,
-        vector: Tensor,
+        values: Callable[[bool], Tensor],
         peers: Peers,
         outbox: Outbox,
         told: Collection[int] | None = None,
+        direct: Direct | None = None,
     ) -> None:
         if averaging.peers:
             ready = time.monotonic()
-            end = averaging.run(vector, peers, outbox, told)
+            end = averaging.run(values, peers, outbox, told, direct, self._compute.side)
             record.ops.append((-1, self.rank, "A", ready, end))
 
     def _update(self, record: StepRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from planner.executor.failure import Failure
 
@@ -15,7 +15,7 @@ LONG_S = 60
 def all_run(
     run: Callable[[int], None],
     devices: int,
-    ends: Mapping[tuple[int, int], socket.socket],
+    ends: Iterable[socket.socket],
     failure: Failure,
 ) -> None:
     """Run every device to its end, and close what they were connected by.
@@ -27,7 +27,7 @@ def all_run(
     devices
         N.
     ends
-        By device and the one at the other end.
+        Sockets.
     failure
         Of all.
     """
@@ -38,5 +38,5 @@ def all_run(
         thread.join(LONG_S)
         assert not thread.is_alive()
     failure.check()
-    for end in ends.values():
+    for end in ends:
         end.close()

@@ -18,9 +18,10 @@ from torch import Tensor  # noqa: E402
 
 from planner.executor.codec import Wire  # noqa: E402
 from planner.executor.connections import Connection, ConnectionLost, Streams  # noqa: E402
-from planner.executor.exchange import Exchange, Peers  # noqa: E402
+from planner.executor.exchange import Exchange  # noqa: E402
 from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
+from planner.executor.peers import Peers  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.codec_error import error_bound  # noqa: E402
 

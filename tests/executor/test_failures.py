@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,14 +49,20 @@ def plan_of(grid: list[list[int]], folder: Path, seed: int = 0) -> Path:
 
 
 def all_hurt(
-    run: Started, folder: Path, grid: list[list[int]], device: int, phase: str, fault: str = "kill"
+    run: Started,
+    folder: Path,
+    grid: list[list[int]],
+    device: int,
+    phase: str,
+    fault: str = "kill",
+    more: Sequence[str] = (),
 ) -> list[str]:
     """Start all ranks; returns the others than the one to which it happens."""
     path = plan_of(grid, folder)
     given = {"device": str(device), "fault": fault, "phase": phase, "step": 2}
     devices = [str(d) for row in grid for d in row]
     for d in devices:
-        run.start(d, d, hurt(path, given | {"folder": str(folder)}))
+        run.start(d, d, hurt(path, given | {"folder": str(folder)}), *more)
     return [d for d in devices if d != str(device)]
 
 

@@ -51,7 +51,7 @@ def test_all_get_the_same_sum(
         wires = [Wire.of(group.codec(codec), gradients) for group in mine]
         own = Averaging(rank, mine, [pace] * len(mine), wires, len(vectors), 1e9)
         peers = members.peers[rank]
-        return own.run(vectors[rank], peers, Outbox({}, peers.failure, {}))
+        return own.run(lambda on: vectors[rank], peers, Outbox({}, peers.failure, {}))
 
     members.all_do(work)
     members.close()

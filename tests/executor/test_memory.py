@@ -32,6 +32,7 @@ from planner.executor.memory import (  # noqa: E402
     TooLittleMemoryError,
     buffer_bytes,
     claims_of,
+    direct_bytes,
     need_of,
     require_memory,
 )
@@ -153,7 +154,21 @@ def test_what_a_rank_needs() -> None:
     assert 1 << 16 < costs.gradient_bytes < 1 << 17 and costs.output_bytes == 2048
     assert gpu.host == (1 << 17) + found.beyond["averaging"] + found.beyond["messages"]
     # those that are copied while operations compute
-    assert gpu.beyond["messages"] == 4 * costs.output_bytes
+    assert gpu.beyond["messages"] == 4 * costs.output_bytes and not gpu.beyond["averaging"]
+    direct = need_of(plan, 3, averaging, on_gpu=True, direct=True)
+    assert direct.beyond["messages"] == (4 + 2 * live) * costs.output_bytes
+    assert direct.beyond["averaging"] == direct_bytes(averaging, int(costs.gradient_bytes) // 4)
+
+
+def test_pieces_from_gpu_to_gpu_wait_two_at_a_time() -> None:
+    """Counted by hand: 2 others, shares of 100 and 50 values, and of more than a piece."""
+    group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, True, True))
+    own = Averaging(0, [group], [Pace(4, 2)], [Wire.FP32], 3, 1e9)
+    assert direct_bytes(own, 200) == 2 * 2 * 4 * 100
+    assert direct_bytes(replace(own, rank=1), 200) == 2 * 2 * 4 * 50
+    # and one more as it is written
+    assert direct_bytes(replace(own, wires=[Wire.BF16]), 200) == 2 * 3 * 2 * 100
+    assert direct_bytes(own, 1 << 30) == 2 * 2 * (64 << 20)
 
 
 def test_buffers_hold_a_window_of_each_giver() -> None:

@@ -95,7 +95,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
             return [text, *(json.dumps([name, f"m {gpu}"]) for name, gpu in told)]
 
         ranks: Any = SimpleNamespace(rank=0, share=share)
-        monkeypatch.setattr("planner.executor.memory.machine", lambda: "m")
+        monkeypatch.setattr("planner.executor.place.machine", lambda: "m")
         return peak_flops(plan, ranks, torch.device("cuda", 0))
 
     h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"

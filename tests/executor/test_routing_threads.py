@@ -78,7 +78,7 @@ def play(plan: TrainingPlan, steps: int, forward_s: list[float]) -> tuple[list[A
         routed.finish()
         outbox.finish()
 
-    all_run(run, n, ends, failure)
+    all_run(run, n, ends.values(), failure)
     return records, computes
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from planner.executor.direct import Direct  # noqa: E402
 from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.messages import Traffic  # noqa: E402
@@ -122,6 +123,22 @@ class LateGpu:
         """See `Gpu`."""
         return tensor.untyped_storage().data_ptr() in self.pins
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, stream: LateStream) -> Tensor:
+        """Full of garbage."""
+        made: Tensor = torch.full(shape, GARBAGE if dtype.is_floating_point else 99, dtype=dtype)
+        made.here = True  # type: ignore[attr-defined]
+        return made
+
+    def is_here(self, tensor: Tensor) -> bool:
+        """See `Gpu`."""
+        return hasattr(tensor, "here")
+
+    def on(self, stream: LateStream, job: Callable[[], Any]) -> Any:
+        """By the stream, in its order."""
+        found: list[Any] = []
+        stream.give(lambda: found.append(job())).result(LONG_S)
+        return found[0]
+
     def copied_in(self, message: Tensor, stream: LateStream) -> Tensor:
         """See `Gpu`."""
         assert self.is_pinned(message), "a copy that the host would wait for"
@@ -199,6 +216,37 @@ def test_what_enters_is_there_before_it_is_used_and_kept_while_it_is() -> None:
     assert HOST.enter(message) is message
 
 
+def test_what_is_sent_from_where_it_is_made_is_complete() -> None:
+    """Who sends it waits for the operations begun so far, and for no others; nobody else does."""
+    gpu = LateGpu()
+    side = GpuSide(gpu)
+    soon, late = threading.Event(), threading.Event()
+    gpu.computing().give(lambda: soon.wait(LONG_S))
+    made = torch.arange(4.0)
+    ready = side.made(made.view(2, 2).t())
+    gpu.computing().give(lambda: late.wait(LONG_S))
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(ready)
+        time.sleep(10 * LATE_S)
+        assert not sent.done()
+        soon.set()
+        assert torch.equal(sent.result(LONG_S), torch.tensor([[0.0, 2.0], [1.0, 3.0]]))
+    late.set()
+
+
+def test_what_is_done_across_is_done_when_it_returns_and_holds_up_nobody() -> None:
+    """By a stream of its own, whose memory is lent to operations that use it."""
+    gpu = LateGpu()
+    side = GpuSide(gpu)
+    stuck = threading.Event()
+    gpu.computing().give(lambda: stuck.wait(LONG_S))
+    there = side.own((3,), torch.float32)
+    assert bool((there == GARBAGE).all())
+    assert side.across(lambda: there.fill_(2.0)) is there and bool((there == 2.0).all())
+    assert side.enter(there) is there and gpu.lent[-1] == (there, gpu.computing())
+    stuck.set()
+
+
 def test_marks_are_moments_of_the_monotonic_clock() -> None:
     """In order, and between the host's moments before and after."""
     for side in (GpuSide(LateGpu()), HOST):
@@ -213,19 +261,22 @@ def test_marks_are_moments_of_the_monotonic_clock() -> None:
 
 
 def played(
-    plan: TrainingPlan, sides: Sequence[Side], steps: int = 2
+    plan: TrainingPlan,
+    sides: Sequence[Side],
+    steps: int = 2,
+    directs: Mapping[int, Direct] | None = None,
 ) -> tuple[list[Learner], list[list[StepRecord]], list[float]]:
     """All devices of a plan, a thread each; and the loss of each step.
 
     Gradients are summed as they are found where they are averaged, by the first of a stage.
     """
-    n, schedule = len(plan.cluster), plan.schedules[0]
+    n, schedule, directs = len(plan.cluster), plan.schedules[0], directs or {}
     traffic = [Traffic(schedule, d) for d in range(n)]
-    ends: dict[tuple[int, int], socket.socket] = {}
+    to: dict[tuple[int, int], socket.socket] = {}
+    of: dict[tuple[int, int], socket.socket] = {}
     for d in range(n):
         for other in traffic[d].peers:
-            if (d, other) not in ends:
-                ends[d, other], ends[other, d] = socket.socketpair()
+            to[d, other], of[other, d] = socket.socketpair()
     learners = [Learner(plan, d, CPU, Optimizing(), side=sides[d]) for d in range(n)]
     records: list[list[StepRecord]] = [[] for _ in range(n)]
     # each device's own: two threads that add to one sum may lose a part
@@ -236,7 +287,7 @@ def played(
 
     def average(d: int) -> None:
         group = plan.assignment.groups[plan.stage_of[d]]
-        vectors[d] = learners[d].gradients(alone=len(group) == 1)
+        vectors[d] = learners[d].gradients(here=None if len(group) == 1 else False)
         met[group].wait(LONG_S)
         total = torch.stack([vectors[e] for e in group]).sum(0)
         met[group].wait(LONG_S)
@@ -244,14 +295,16 @@ def played(
             vectors[d].copy_(total)
 
     def run(d: int) -> None:
-        mine = {other: c for (own, other), c in ends.items() if own == d}
+        mine = {other: c for (own, other), c in to.items() if own == d}
+        theirs = {other: c for (own, other), c in of.items() if own == d}
         expected = {
             s: [Expected(k, m) for k in range(steps) for m in traffic[d].incoming.get(s, ())]
             for s in mine
         }
-        learner = learners[d]
-        inbox = Inbox(mine, expected, learner.buffer, failure)
-        outbox = Outbox(mine, failure, dict.fromkeys(mine, 1e9), side=learner.side)
+        learner, direct = learners[d], directs.get(d)
+        inbox = Inbox(theirs, expected, learner.buffer, failure, direct=direct)
+        rates = dict.fromkeys(mine, 1e9)
+        outbox = Outbox(mine, failure, rates, side=learner.side, direct=direct)
         for k in range(steps):
             record = StepRecord(k, False)
             records[d].append(record)
@@ -263,7 +316,7 @@ def played(
             losses[d].append(learner.loss() or 0.0)
         outbox.finish()
 
-    all_run(run, n, ends, failure)
+    all_run(run, n, [*to.values(), *of.values()], failure)
     return learners, records, [sum(each) for each in zip(*losses, strict=True)]
 
 

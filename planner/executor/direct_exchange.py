@@ -1,0 +1,226 @@
+"""One round of averaging from GPU to GPU: what `exchange` does, among members that reach each other
+so.
+
+Member k sums share k and returns it, in the same order and to the same bits. Nobody waits for all
+to be ready: for who is not yet there is no room, and nothing leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from planner.executor.codec import BLOCK, Wire, decode, encode, message_length
+from planner.executor.connections import receive_into
+from planner.executor.direct import Direct
+from planner.executor.exchange import chunk_ranges, ranges_of
+from planner.executor.peers import HEAD, READY, Peers
+from planner.executor.side import Side
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.shares import Range
+
+PIECE_VALUES = BLOCK << 14
+"""Of a share, that travel as one message: 64 MiB in fp32."""
+HELD = 2
+"""Pieces of each contributor that wait at a reducer to be summed."""
+
+
+def pieces_of(part: Range, most: int = PIECE_VALUES) -> list[Range]:
+    """A share in nearly equal pieces.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``.
+    most
+        Values of a piece.
+
+    Returns
+    -------
+    list[Range]
+        They follow each other; none is empty.
+    """
+    start, stop = part
+    return chunk_ranges(part, math.ceil((stop - start) / most)) if stop > start else []
+
+
+class DirectExchange:
+    """One member's part of a round.
+
+    Parameters
+    ----------
+    vector
+        ``float32[values]``, where operations compute, changed in place.
+    group
+        The rank's group.
+    rank
+        This process.
+    peers
+        Its connections, to the other members at least.
+    direct
+        That reaches them.
+    side
+        Where operations compute.
+    wire
+        How pieces are written.
+    scale
+        What sums are multiplied by.
+    told
+        Ranks that have word of this one already.
+    most
+        Values of a piece.
+    """
+
+    def __init__(
+        self,
+        vector: Tensor,
+        group: AveragingGroup,
+        rank: int,
+        peers: Peers,
+        direct: Direct,
+        side: Side,
+        wire: Wire,
+        scale: float = 1.0,
+        told: Collection[int] = (),
+        most: int = PIECE_VALUES,
+    ) -> None:
+        self._vector, self._members = vector, group.members
+        self._gives, self._gets = group.gives, group.gets
+        self._me = group.members.index(rank)
+        self._peers, self._direct, self._side = peers, direct, side
+        self._wire, self._scale, self._told = wire, scale, told
+        n = len(group.members)
+        self._pieces = [pieces_of(part, most) for part in ranges_of(group, len(vector))]
+        # starting after this one, so that not all send to the same one first
+        self._others = [(self._me + step) % n for step in range(1, n)]
+        self._givers = [k for k in sorted(self._others) if self._gives[k]]
+        self._takers = [k for k in self._others if self._gets[k]]
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        self._summed = 0
+        self._sums: dict[int, Tensor] = {}
+        reducers = self._others if self._gets[self._me] else []
+        self._open = sum(len(self._pieces[k]) for k in reducers)
+        self._leaving = len(self._others)
+
+    def run(self) -> float:
+        """Contribute, reduce and collect all pieces.
+
+        Returns
+        -------
+        float
+            Monotonic clock, when the whole vector was there.
+
+        Raises
+        ------
+        ConnectionLost
+            A member is gone.
+        """
+        # from here on nothing but this round uses the vector
+        self._side.made(self._vector)()
+        for k in self._others:
+            member = self._members[k]
+            if member not in self._told:
+                self._peers.tell(member)
+            self._peers.of[member].submit(partial(self._receive, k))
+            self._peers.to[member].do(partial(self._send, k))
+        for c in range(len(self._pieces[self._me])):
+            self._peers.wait_until(partial(self._complete, c))
+            self._reduce(c)
+        self._peers.wait_until(lambda: not self._open)
+        end = time.monotonic()
+        self._peers.wait_until(lambda: not self._leaving)
+        return end
+
+    def _complete(self, c: int) -> bool:
+        return all((k, c) in self._parts for k in self._givers)
+
+    def _send(self, k: int, connection: socket.socket) -> None:
+        """All that member k gets in this round."""
+        member = self._members[k]
+        if self._gives[self._me]:
+            for start, stop in self._pieces[k]:
+                part = self._vector[start:stop]
+                written = self._written(part)
+                self._direct.send(connection, member, lambda written=written: written)  # type: ignore[misc]
+        if self._gets[k]:
+            for c in range(len(self._pieces[self._me])):
+                self._peers.wait_until(partial(self._sums.__contains__, c))
+                self._direct.send(connection, member, partial(self._sums.__getitem__, c))
+        with self._peers.changed:
+            self._leaving -= 1
+            self._peers.changed.notify_all()
+
+    def _receive(self, k: int) -> None:
+        """All that member k sends in this round."""
+        member = self._members[k]
+        connection = self._peers.incoming[member]
+        head = bytearray(HEAD.size)
+        receive_into(connection, memoryview(head))
+        assert HEAD.unpack(head) == (READY,)
+        if self._gives[k]:
+            for c, part in enumerate(self._pieces[self._me]):
+                self._peers.wait_until(lambda c=c: c < self._summed + HELD)  # type: ignore[misc]
+                piece = self._room(part)
+                self._direct.receive(connection, member, piece)
+                with self._peers.changed:
+                    self._parts[k, c] = piece
+                    self._peers.changed.notify_all()
+        for part in self._pieces[k] if self._gets[self._me] else ():
+            self._take_sum(connection, member, part)
+            with self._peers.changed:
+                self._open -= 1
+                self._peers.changed.notify_all()
+
+    def _take_sum(self, connection: socket.socket, member: int, part: Range) -> None:
+        total = self._vector[part[0] : part[1]]
+        if self._wire is Wire.FP32:
+            self._direct.receive(connection, member, total)
+            return
+        message = self._room(part)
+        self._direct.receive(connection, member, message)
+        self._side.across(lambda: total.copy_(decode(message, len(total), self._wire)))
+
+    def _reduce(self, c: int) -> None:
+        """Sum piece c of this member's share; it is returned to all who get it."""
+        start, stop = self._pieces[self._me][c]
+        total = self._vector[start:stop]
+        # a fixed order makes the sum reproducible: this member's first, the others' as listed
+        empty = not self._gives[self._me]
+        for k in self._givers:
+            piece = self._side.enter(self._parts.pop((k, c)))
+            part = piece if self._wire is Wire.FP32 else decode(piece, stop - start, self._wire)
+            if empty:
+                total.copy_(part)
+            else:
+                total += part
+            empty = False
+        if self._scale != 1.0:
+            total *= self._scale
+        self._side.made(total)()
+        written = self._written(total)
+        if self._takers and self._wire is not Wire.FP32:
+            # the reducer too takes what everybody else gets
+            self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
+        with self._peers.changed:
+            self._summed += 1
+            self._sums[c] = written
+            self._peers.changed.notify_all()
+
+    def _written(self, part: Tensor) -> Tensor:
+        """A complete part of the vector as it travels."""
+        if self._wire is Wire.FP32:
+            return part
+        return self._side.across(lambda: encode(part, self._wire))
+
+    def _room(self, part: Range) -> Tensor:
+        """For a piece as it travels, in fp32 as numbers and else as bytes."""
+        values = part[1] - part[0]
+        if self._wire is Wire.FP32:
+            return self._side.own((values,), torch.float32)
+        return self._side.own((message_length(values, self._wire),), torch.uint8)
