@@ -1,4 +1,4 @@
-"""One rank of ``planner bench all_reduce``: averages the same vector in three ways, in turns."""
+"""One rank of ``planner bench all_reduce``: averages the same vector in its ways, in turns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from planner.executor.codec import Wire
 from planner.executor.connections import Purpose, both_ways, streams_of
+from planner.executor.direct import Direct, open_direct
+from planner.executor.direct_exchange import DirectExchange
 from planner.executor.exchange import Exchange
 from planner.executor.failure import Failure
 from planner.executor.opening import NEAR, connections_to
+from planner.executor.options import Library
 from planner.executor.pace import Pace
 from planner.executor.peers import Peers
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
+from planner.executor.side import side_of
 from planner.network.line_parser import LineParser
 from planner.training_plan.averaging_group import AveragingGroup
 
@@ -36,22 +40,30 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--chunks", type=int, required=True)
     parser.add_argument("--window", type=int, required=True)
+    parser.add_argument("--direct", type=Library, choices=list(Library))
     args = parser.parse_args()
     torch.set_num_threads(1)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    on_gpus = args.direct is Library.NCCL
+    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+    side = side_of(device)
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(
-        "gloo", store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
+        backend, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
     )
     ranks = Ranks(rank, world, PrefixStore("ours", store))
     group = AveragingGroup.equal(tuple(range(world)))
     pace = Pace(args.chunks, args.window)
-    vector = torch.empty(args.values)
-    wanted = both_ways(Purpose.AVERAGING, set(range(world)) - {rank})
+    vector = torch.empty(args.values, device=device)
+    host = side.room((args.values,), torch.float32) if on_gpus else vector
+    others = set(range(world)) - {rank}
+    wanted = both_ways(Purpose.AVERAGING, others)
 
     def all_reduce() -> None:
         dist.all_reduce(vector)
+        side.made(vector)()
 
-    ways: dict[str, Callable[[], None]] = {"gloo": all_reduce}
+    ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
     with ExitStack() as held:
         for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
             os.environ[NEAR] = near
@@ -59,9 +71,25 @@ def main() -> int:
             peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
 
             def exchange(peers: Peers = peers) -> None:
-                Exchange(vector, group, rank, peers, Wire.FP32, pace).run()
+                if on_gpus:
+                    host.copy_(vector)
+                Exchange(host, group, rank, peers, Wire.FP32, pace).run()
+                if on_gpus:
+                    vector.copy_(host)
+                    side.made(vector)()
 
             ways[name] = exchange
+        if args.direct is not None:
+            direct = open_direct(args.direct, ranks, device, side, PrefixStore("direct", store))
+            assert isinstance(direct, Direct)
+            direct.meet(others)
+            opened = held.enter_context(connections_to(ranks, wanted, "direct"))
+            words = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+
+            def exchange_directly() -> None:
+                DirectExchange(vector, group, rank, words, direct, side, Wire.FP32).run()
+
+            ways["direct"] = exchange_directly
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats + 1):
             for name, way in ways.items():

@@ -2,7 +2,8 @@
 
 All ranks on this machine, so that processors and memory are compared: a network would make all
 alike. The executor's ranks connect by Unix sockets, as they do by themselves on one machine, and
-by TCP over loopback, as gloo's do. The three take turns; Linux only.
+by TCP over loopback, as gloo's do. All take turns; Linux only. With ``--direct nccl`` the vector
+is on GPUs, one a rank, and goes from one to the other too; beside NCCL's all-reduce.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.bench._stamp import stamp
+from planner.executor.options import Library
 from planner.executor.pace import Pace, pace_of
 from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
@@ -32,12 +34,22 @@ LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""
 CASES = ((4, 50_000_000), (8, 50_000_000), (8, 5_000_000), (8, 500_000), (2, 50_000_000))
 """Ranks, and values of the vector."""
+SIZES = (50_000_000, 5_000_000, 500_000)
+"""Values of a vector on GPUs."""
+WAYS = {
+    "gloo": "gloo's all_reduce, TCP",
+    "nccl": "NCCL's all_reduce",
+    "exchange": "executor, Unix sockets",
+    "exchange, TCP": "executor, TCP",
+    "direct": "executor, --direct",
+}
+"""What each is called."""
 LIMIT_S = 600
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: seconds and extra bytes of every repetition, by way: gloo's first."""
+    """One case: seconds and extra bytes of every repetition, by way: the library's first."""
 
     ranks: int
     values: int
@@ -74,7 +86,7 @@ def local_pace(ranks: int, values: int) -> Pace:
     return pace_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
 
 
-def measure(ranks: int, values: int, repeats: int) -> Row:
+def measure(ranks: int, values: int, repeats: int, direct: Library | None = None) -> Row:
     """Start the ranks and read what they found.
 
     Parameters
@@ -85,6 +97,8 @@ def measure(ranks: int, values: int, repeats: int) -> Row:
         Of the vector.
     repeats
         Of each way, the first one apart.
+    direct
+        What carries from GPU to GPU; None: the vector is in host memory.
 
     Returns
     -------
@@ -101,6 +115,7 @@ def measure(ranks: int, values: int, repeats: int) -> Row:
                 *(sys.executable, "-m", "planner.bench._all_reduce_rank"),
                 *("--values", str(values), "--repeats", str(repeats)),
                 *("--chunks", str(pace.chunks), "--window", str(pace.window)),
+                *(() if direct is None else ("--direct", direct)),
             ],
             env=os.environ
             | {
@@ -129,15 +144,15 @@ def measure(ranks: int, values: int, repeats: int) -> Row:
     return Row(ranks, values, pace, json.loads(outputs[0][0].strip().splitlines()[-1]))
 
 
-def report(rows: Sequence[Row], repeats: int, before: str) -> str:
+def report(rows: Sequence[Row], words: str, before: str) -> str:
     """The dated report as Markdown.
 
     Parameters
     ----------
     rows
         What was measured.
-    repeats
-        Of each.
+    words
+        Of the command line.
     before
         The load when the benchmark began.
 
@@ -146,31 +161,60 @@ def report(rows: Sequence[Row], repeats: int, before: str) -> str:
     str
         Markdown.
     """
+    names = list(rows[0].found)
+    library = WAYS[names[0]].partition("'")[0]
+    heads = [WAYS[way] for way in names] + [f"extra memory, {WAYS[way]}" for way in names]
     lines = [
         f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
         "",
         stamp(before, ("planner", "numpy", "torch")),
         "",
-        f"Regenerate with `planner bench all_reduce --repeats {repeats}`. Processes of one thread, "
-        "the three ways in turns; medians of the slowest rank's seconds with their ratio to "
-        "gloo's, and the most memory beyond the vector that any rank took. Of the processors "
-        "nothing is left over: what is compared is the work of copying, summing and messages. "
-        "The executor by itself has Unix sockets between ranks of one machine; gloo has TCP over "
-        "loopback, and so has the executor where they are closed.",
+        f"Regenerate with `planner bench all_reduce {words}`. Processes of one thread, the ways "
+        f"in turns; medians of the slowest rank's seconds with their ratio to {library}'s, and the "
+        "most host memory beyond the vector that any rank took. Of the processors nothing is left "
+        "over: what is compared is the work of copying, summing and messages. The executor by "
+        "itself has Unix sockets between ranks of one machine; gloo has TCP over loopback, and so "
+        "has the executor where they are closed.",
         "",
-        "| ranks | vector | gloo's all_reduce, TCP | executor, Unix sockets | executor, TCP | "
-        "extra memory, gloo | Unix sockets | TCP |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| ranks | vector | {' | '.join(heads)} |",
+        f"|---|---|{'---|' * len(heads)}",
     ]
     for row in rows:
-        gloo, *ours = map(row.seconds, row.found)
+        first, *ours = map(row.seconds, row.found)
         extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in row.found]
-        cells = [f"{seconds:.3f} s ({seconds / gloo:.2f})" for seconds in ours]
+        cells = [f"{seconds:.3f} s ({seconds / first:.2f})" for seconds in ours]
         lines.append(
-            f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {gloo:.3f} s | "
+            f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {first:.3f} s | "
             f"{' | '.join([*cells, *extra])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def cases_of(direct: Library | None) -> Sequence[tuple[int, int]]:
+    """Ranks, and values of the vector.
+
+    Parameters
+    ----------
+    direct
+        What carries from GPU to GPU; None: nothing does.
+
+    Returns
+    -------
+    sequence
+        On GPUs as many ranks as there are.
+
+    Raises
+    ------
+    ValueError
+        There are not two.
+    """
+    if direct is not Library.NCCL:
+        return CASES
+    import torch
+
+    if (gpus := torch.cuda.device_count()) < 2:
+        raise ValueError(f"--direct nccl needs two GPUs at least, found {gpus}; use gloo")
+    return [(gpus, values) for values in SIZES]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -190,15 +234,26 @@ def main(argv: Sequence[str]) -> int:
     today = datetime.now(UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-all-reduce-{today}.md")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--direct",
+        type=Library,
+        choices=list(Library),
+        help="from GPU to GPU too, on as many as there are (gloo: from memory to memory)",
+    )
     args = parser.parse_args(argv)
     before = f"{os.getloadavg()[0]:.1f}"
     rows = []
-    for ranks, values in CASES:
-        row = measure(ranks, values, args.repeats)
+    cases = cases_of(args.direct)
+    if args.direct is Library.NCCL:
+        args.out = args.out.with_stem(f"{args.out.stem}-gpu")
+    words = f"--repeats {args.repeats}"
+    words += "" if args.direct is None else f" --direct {args.direct}"
+    for ranks, values in cases:
+        row = measure(ranks, values, args.repeats, args.direct)
         rows.append(row)
         told = ", ".join(f"{way} {row.seconds(way):.3f} s" for way in row.found)
         print(f"{ranks} ranks, {values:,} values: {told}", flush=True)
-    write_text(args.out, report(rows, args.repeats, before))
+    write_text(args.out, report(rows, words, before))
     return 0
 
 

@@ -21,7 +21,6 @@ from planner.executor.changes import CHANGES, change_line
 from planner.executor.data.options import Data
 from planner.executor.options import (
     EVERY,
-    Library,
     add_device,
     add_training,
     data_of,
@@ -198,7 +197,7 @@ class LocalRun:
     calibration: Path | None
     trace: Path | None
     device: str
-    direct: Library | None = None
+    direct: str | None = None
     patience: float | None = None
     checkpoint: Path | None = None
     every: int | None = None
@@ -214,6 +213,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
+    from planner.executor.arguments import arguments, require_planned, require_sensible
     from planner.executor.calibrate import cores
     from planner.executor.checkpoint import require_begun, require_free
     from planner.executor.data.microbatches import microbatches_of
@@ -224,6 +224,10 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.secret import SECRET_FILE, make_secret
     from planner.executor.weights import require_same_model
 
+    # what ranks would refuse, each by itself, is said once
+    told = arguments(_words(asked, plan, asked.calibrate), None)
+    require_sensible(told)
+    require_planned(told, plan)
     arch = require_executable(plan)
     for text in asked.texts:
         if text is not None:
@@ -254,8 +258,9 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         steps = _Steps(plan, workload, path, predicted, as_json, asked.steps)
         ids = plan.cluster.network.ids
         try:
+            words = _words(asked, plan, None if asked.calibration else path)
             code, reason = run_local(
-                _command(asked, plan, None if asked.calibration else path),
+                [sys.executable, "-m", "planner.executor", *words],
                 ids,
                 # in its name only: a command line and an environment can be read by others
                 threads(len(ids), cores()) | {SECRET_FILE: str(make_secret(Path(folder)))},
@@ -419,10 +424,11 @@ def _kind(plan: TrainingPlan, step: int) -> tuple[int, bool]:
     return plan.cycle[step % len(plan.cycle)], plan.sync.due(step)
 
 
-def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
+def _words(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[str]:
+    """What the executor is told."""
     ids = plan.cluster.network.ids
-    command = [
-        *(sys.executable, "-m", "planner.executor", str(asked.plan), "--events"),
+    words = [
+        *(str(asked.plan), "--events"),
         *("--devices", *ids),
         *("--steps", str(asked.steps)),
         "--force",  # what may not be written over was refused before
@@ -431,9 +437,9 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         *("--wait", str(WAIT_S + START_S * len(ids))),
     ]
     if asked.elastic:
-        command.append("--elastic")
+        words.append("--elastic")
     if asked.moves:
-        command += ["--move", *asked.moves]
+        words += ["--move", *asked.moves]
     for flag, value in (
         ("--calibrate", calibrate),
         ("--trace", asked.trace),
@@ -448,5 +454,5 @@ def _command(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> lis
         ("--routes", asked.routes),
     ):
         if value is not None:
-            command += [flag, str(value)]
-    return command
+            words += [flag, str(value)]
+    return words

@@ -14,7 +14,12 @@ import sys
 from pathlib import Path
 
 from planner.clock.timeline import from_records
-from planner.executor.arguments import arguments, require_files, require_sensible
+from planner.executor.arguments import (
+    arguments,
+    require_files,
+    require_planned,
+    require_sensible,
+)
 from planner.executor.binding import own_name
 from planner.executor.course import Done, train
 from planner.executor.elastic import Elastic
@@ -31,7 +36,6 @@ from planner.executor.records import StepRecord
 from planner.executor.report import device_reports
 from planner.executor.watch import Watch
 from planner.executor.worker import Worker
-from planner.training_plan.choices import Wiring
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import require_elastic
@@ -59,10 +63,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
     pieces = pieces_of(plan, args.move, args.steps)
     if args.rebalance is not None:
         require_movable(plan, args.rebalance)
-    if args.direct is not None and plan.wiring is Wiring.STOCHASTIC:
-        raise ValueError(
-            "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
-        )
+    require_planned(args, plan)
     if args.elastic:
         require_elastic(plan, None if args.checkpoint is None else args.every)
         if TORCHRUN in os.environ:

@@ -17,6 +17,8 @@ from planner.network.atomic import MADE
 from planner.network.line_parser import LineParser
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Rule
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import FORMAT
 
 ALIKE = (
@@ -216,6 +218,27 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+
+
+def require_planned(args: argparse.Namespace, plan: TrainingPlan) -> None:
+    """Raise `ValueError` for options that go without what the plan has.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+    plan
+        That is to be run.
+
+    Raises
+    ------
+    ValueError
+        One line.
+    """
+    if args.direct is not None and plan.wiring is Wiring.STOCHASTIC:
+        raise ValueError(
+            "--direct: messages' order must be planned, found wiring 'stochastic'; leave it out"
+        )
 
 
 def require_files(args: argparse.Namespace) -> None:

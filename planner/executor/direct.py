@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,10 +33,13 @@ from planner.executor.connections import (
     send_all,
 )
 from planner.executor.options import Library
-from planner.executor.place import gpu_of, machine
+from planner.executor.place import gpu_of, machine, network
 from planner.executor.ranks import Ranks
 from planner.executor.side import Side
 
+LOCAL = "127.0.0.1"
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""Names the network interface on which NCCL's ranks meet."""
 TIMEOUT = timedelta(minutes=10)
 """Of a transfer; who is gone is noticed by others before that."""
 
@@ -237,19 +241,24 @@ def open_direct(
 
 def _place(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
     """The machine of this rank, and its GPU there; None: it computes on none."""
+    # of ranks that have networks of their own none finds the other
+    here = f"{machine()} {network()}"
     if library is Library.GLOO:
-        return machine(), str(rank)
-    return (machine(), gpu_of(device)[1]) if device.type == "cuda" else None
+        return here, str(rank)
+    return (here, gpu_of(device)[1]) if device.type == "cuda" else None
 
 
 def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> Transfers:
     place, size = list(members).index(rank), len(members)
-    # PyTorch's types leave out what all its backends have
-    # builds without a library have no such class
+    # PyTorch's types leave out much of what its backends have; they meet within the machine
+    # builds without one have no such class
     if library is Library.GLOO:
         from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-        return cast(Transfers, ProcessGroupGloo(store, place, size, TIMEOUT))
+        how: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=LOCAL)], TIMEOUT
+        return cast(Transfers, ProcessGroupGloo(store, place, size, how))
+    os.environ.setdefault(NCCL_INTERFACE, "lo")
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -49,9 +49,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--direct",
-        type=Library,
-        choices=list(Library),
-        metavar="{nccl,gloo}",
+        choices=[one.value for one in Library],
         help="what goes between ranks of one machine that have a GPU each for themselves goes from "
         "GPU to GPU, by NCCL (gloo: the same on the CPU, for tests); default: by host memory",
     )

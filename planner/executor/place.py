@@ -10,6 +10,8 @@ import torch
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Of Linux: the same in all of a machine's containers and network namespaces."""
+NETWORK = Path("/proc/self/ns/net")
+"""Of Linux: names the network namespace."""
 
 
 def machine() -> str:
@@ -17,6 +19,13 @@ def machine() -> str:
     with suppress(OSError):
         return BOOT.read_text().strip()
     return platform.node()
+
+
+def network() -> str:
+    """A text that is the same on all ranks that share this one's network interfaces."""
+    with suppress(OSError):
+        return str(NETWORK.readlink())
+    return ""
 
 
 def gpu_of(device: torch.device) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from planner.executor.imposed import Imposed, ImposedCompute
 from planner.executor.learner import Learner, require_executable
 from planner.executor.memory import Need, claims_of, need_of, require_memory
 from planner.executor.optimizing import Optimizing
-from planner.executor.options import data_of, eval_data_of, optimizing_of
+from planner.executor.options import Library, data_of, eval_data_of, optimizing_of
 from planner.executor.pieces import Piece
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
@@ -225,7 +225,7 @@ def _direct(made: Prepared) -> Direct | None:
     learner = made.learner
     side, device = (HOST, torch.device("cpu")) if learner is None else (learner.side, made.device)
     store = StoreAddress.of_environment().connect(made.args.wait)
-    return open_direct(made.args.direct, made.ranks, device, side, store)
+    return open_direct(Library(made.args.direct), made.ranks, device, side, store)
 
 
 def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> None:

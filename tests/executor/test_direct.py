@@ -78,6 +78,8 @@ class Hall:
             pair[rank == destination] = tensor
             if pair[0] is not None and pair[1] is not None:
                 pair[1].copy_(pair[0])
+                if tensor.is_cuda:
+                    torch.cuda.current_stream(tensor.device).synchronize()
                 del self.begun[source, destination]
                 self.changed.notify_all()
             else:
@@ -425,14 +427,16 @@ def test_nobody_reaches_anybody() -> None:
             open_direct(Library.NCCL, Ranks(0, 1, HashStore()), CPU, HOST, HashStore())
 
 
-def losses_of(plan: TrainingPlan, folder: Path, *more: str) -> tuple[list[float], list[Any]]:
+def losses_of(
+    plan: TrainingPlan, folder: Path, *more: str, device: str = "cpu"
+) -> tuple[list[float], list[Any]]:
     """Of five steps of all ranks, and what a device told."""
     path = folder / "plan.json"
     save_plan(plan, path)
     done = torchrun(
         len(plan.cluster),
         *("-m", "planner.executor", str(path), "--devices", *plan.cluster.network.ids),
-        *("--steps", "5", "--device", "cpu", "--events", *more),
+        *("--steps", "5", "--device", device, "--events", *more),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     events = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]

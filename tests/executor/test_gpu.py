@@ -1,4 +1,4 @@
-"""The same plans on a GPU: several ranks share it, messages staged through host memory."""
+"""The same plans on GPUs: several ranks share one, or have one each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.file import save_plan
 from planner.training_plan.sync import OuterOptimizer, Sync
 from planner.workload.workload import Workload
@@ -14,6 +15,13 @@ from tests.conftest import make_plan, tiny_workload
 from tests.executor.launch import torchrun
 
 torch = pytest.importorskip("torch")
+
+from planner.executor.codec import Wire  # noqa: E402
+from planner.executor.direct_exchange import DirectExchange  # noqa: E402
+from planner.executor.pace import Pace  # noqa: E402
+from planner.executor.side import side_of  # noqa: E402
+from tests.executor.test_direct import Hall, directs_of, losses_of  # noqa: E402
+from tests.executor.test_exchange import Members, averaged  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,3 +65,39 @@ def test_two_by_two_ranks_share_one_gpu(
         where = "GPU" if device == "cuda" else "kept"
         assert all(where in d["peak_is"] and d["peak_bytes"] > 0 for d in told) and len(told) == 4
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=tolerance)
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_averaging_by_streams_of_one_gpu(wire: Wire) -> None:
+    """Threads for ranks, and copies on the stream that transfers are begun on for NCCL's."""
+    gpu, n, values = torch.device("cuda", 0), 3, 3_000_001
+    vectors = [torch.randn(values, generator=torch.Generator().manual_seed(k)) for k in range(n)]
+    group = AveragingGroup((0, 1, 2), (0.5, 0.25, 0.25), (True, False, True))
+    want = averaged(vectors, group, Pace(1, 1), wire, 0.5)
+    hall, connected, sides = Hall(n), Members(n), [side_of(gpu) for _ in range(n)]
+    directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
+    found = [v.to(gpu) for v in vectors]
+
+    def work(rank: int) -> float:
+        torch.cuda.set_device(gpu)
+        # what is begun late is waited for
+        found[rank] *= 2.0
+        found[rank] /= 2.0
+        how = (connected.peers[rank], directs[rank], sides[rank], wire, 0.5)
+        return DirectExchange(found[rank], group, rank, *how).run()
+
+    connected.all_do(work)
+    connected.close()
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("grid", [[[0, 1]], [[0], [1]]])
+def test_from_gpu_to_gpu_by_nccl(grid: list[list[int]], tmp_path: Path) -> None:
+    """Two stages, and one of two devices: losses are those of messages by way of the host."""
+    plan = make_plan(grid, workload=tiny_workload())
+    want, devices = losses_of(plan, tmp_path, device="cuda")
+    found, told = losses_of(plan, tmp_path, "--direct", "nccl", device="cuda")
+    assert found == pytest.approx(want, rel=1e-6)
+    assert [d["sent_bytes"].keys() for d in told] == [d["sent_bytes"].keys() for d in devices]
