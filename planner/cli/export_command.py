@@ -15,6 +15,7 @@ from planner.exports.options import load_hosts
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
+from planner.training_plan.without import require_elastic
 
 NAME = "export"
 ABOUT = "write a plan in another tool's terms"
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("plan_path", str(args.plan))
     plan = load_plan(args.plan)
     if options.get("executor_options") and "executor_options" in FORMATS[args.to].reads:
-        _require_understood(options["executor_options"], plan)
+        _require_understood(options["executor_options"], plan, args.to)
     text = export_plan(plan, args.to, args.out, **options)
     if args.out is None:
         show(args.json, {"format": args.to, "text": text}, [text.removesuffix("\n")])
@@ -78,13 +79,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_understood(text: str, plan: TrainingPlan) -> None:
+def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     """Words that every rank would refuse are refused before they are sent to nodes.
 
     Files are the nodes' own. Without PyTorch, which the executor needs, nothing is known of them.
     """
     try:
-        from planner.executor.arguments import arguments, require_sensible
+        from planner.executor.arguments import arguments, require_planned, require_sensible
         from planner.executor.options import optimizing_of
         from planner.executor.pieces import pieces_of
     except ImportError:
@@ -105,12 +106,15 @@ def _require_understood(text: str, plan: TrainingPlan) -> None:
     if told.devices != [""] or told.bind is not None:
         name = "bind" if told.bind is not None else "devices"
         raise ValueError(f"--executor-options: --{name} differs from host to host; leave it out")
-    if told.elastic:
+    if told.elastic and to == "torchrun":
         raise ValueError(
             "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
-            "fails; start them with planner run, or each by itself"
+            "fails; take --to nodes"
         )
     require_sensible(told)
+    require_planned(told, plan)
+    if told.elastic:
+        require_elastic(plan, None if told.checkpoint is None else told.every)
     optimizing_of(told)
     pieces_of(plan, told.move, told.steps)
 

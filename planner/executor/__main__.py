@@ -29,7 +29,7 @@ from planner.executor.hf_export import export_trained
 from planner.executor.learner import Learner
 from planner.executor.pieces import pieces_of
 from planner.executor.prepared import Prepared, prepare
-from planner.executor.process import allow_descriptors, leave, run_rank
+from planner.executor.process import allow_descriptors, end_with_starter, leave, run_rank
 from planner.executor.ranks import Ranks
 from planner.executor.rebalancing import require_movable
 from planner.executor.records import StepRecord
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv, __doc__)
     sys.setswitchinterval(SWITCH_S)
     allow_descriptors()
+    end_with_starter()
     name = own_name(args.devices)
     watch = Watch(name, Ending())
     return run_rank(name, watch, lambda: _run(args, watch))
@@ -69,7 +70,7 @@ def _run(args: argparse.Namespace, watch: Watch) -> int:
         if TORCHRUN in os.environ:
             raise ValueError(
                 "--elastic: torchrun ends all ranks of a node when one fails; start them with "
-                "planner run, or each by itself"
+                "python -m planner.executor.node, or with planner run"
             )
     made = prepare(args, plan, pieces, watch)
     if args.elastic:

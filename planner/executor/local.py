@@ -1,6 +1,7 @@
-"""All ranks of a plan on this machine: started, listened to and ended by this process.
+"""Ranks of a plan on this machine: started, listened to and ended by this process.
 
-It serves their store, so that the loss of any rank leaves the others one to read the reason from.
+Unless told where else ranks meet, it serves their store, so that the loss of any rank leaves the
+others one to read the reason from.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED
+from planner.executor.process import STARTER
 from planner.executor.pulse import publish
-from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress, served
+from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress, StoreMissingError, served
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
@@ -47,6 +49,8 @@ def run_local(
     said: Callable[[str], None],
     *,
     restarts: int | None = None,
+    address: StoreAddress | None = None,
+    who: str = "planner run",
 ) -> tuple[int, str | None]:
     """Run a process a device to their end.
 
@@ -65,21 +69,26 @@ def run_local(
     restarts
         How often a device's process that was lost is started again while the others go on; None:
         they do not go on, and end.
+    address
+        Where ranks of other machines too meet; None: these are all, and meet here.
+    who
+        Says that a device is started again.
 
     Returns
     -------
     code : int
-        0, `FAILED`, or `REFUSED` where a rank was given what cannot be used.
+        0, `FAILED`, `REFUSED` where a rank was given what cannot be used, or `LEFT` where others
+        go on and none of these does.
     reason : str or None
         Why the run has failed.
     """
-    store = served(HOST, 0)
-    where = {
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(len(names)),
-        SERVED: "True",
-    }
+    store = served(HOST, 0) if address is None else None
+    meet = StoreAddress(HOST, store.port, True) if store is not None else address
+    assert meet is not None
+    where = {"MASTER_ADDR": meet.host, "MASTER_PORT": str(meet.port), SERVED: "True"}
+    where[STARTER] = str(os.getpid())
+    if store is not None:
+        where["WORLD_SIZE"] = str(len(names))
 
     def started(local: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -91,7 +100,7 @@ def run_local(
         )
 
     ranks: list[_Rank] = []
-    run = _Run(ranks, StoreAddress(HOST, store.port, True), told, said, started, restarts)
+    run = _Run(ranks, meet, told, said, started, restarts, who)
     try:
         for local, name in enumerate(names):
             ranks.append(_Rank(name, started(local)))
@@ -126,9 +135,11 @@ class _Run:
         said: Callable[[str], None],
         started: Callable[[int], subprocess.Popen[bytes]],
         restarts: int | None,
+        who: str,
     ) -> None:
         self._ranks, self._address, self._told, self._said = ranks, address, told, said
-        self._started, self._restarts = started, restarts
+        self._started, self._restarts, self._who = started, restarts, who
+        self._begun_once = False
         self._reason: str | None = None
         self._killed: str | None = None
         self._store: Store | None = None
@@ -157,6 +168,8 @@ class _Run:
         # where others go on, the run is done when any has done all of it
         if not any(codes) or (self._restarts is not None and 0 in codes):
             return 0, None
+        if self._begun_once and all(map(_lost, codes)) and self._reason is None:
+            return LEFT, None
         for rank in self._ranks:
             self._tell_of(rank)
         if self._reason is None:
@@ -166,33 +179,41 @@ class _Run:
 
     def _ends_all(self, rank: _Rank) -> bool:
         """Whether a rank has ended in a way that others must not outlive for long."""
-        code = rank.process.poll()
+        if not (code := rank.process.poll()):
+            return False
         if self._restarts is not None and self._begun():
             # one that was started again and is refused costs itself alone
             return code in (FAILED, REFUSED) and not rank.restarts
-        return bool(code)
+        return True
 
     def _begun(self) -> bool:
         """Whether the others can go on without a rank, since steps have begun."""
-        return self._has(BEGUN)
+        self._begun_once = self._begun_once or self._has(BEGUN)
+        return self._begun_once
 
     def _has(self, key: str) -> bool:
-        """Whether the ranks' store has it."""
-        self._store = self._store or self._address.connect(CONNECT_S)
-        return self._store.check([key])
+        """Whether the ranks' store has it; a store that is gone has nothing."""
+        with suppress(DistError, StoreMissingError):
+            self._store = self._store or self._address.connect(CONNECT_S)
+            return self._store.check([key])
+        return False
 
     def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:
         """A rank that was lost comes back, if it may, once all that it said has been read."""
         if self._restarts is None or any(key.data is rank for key in ready.get_map().values()):
             return
         code = rank.process.wait()
-        lost = code == LEFT or code < 0
-        if not lost or rank.restarts == self._restarts or not self._begun() or self._has(OVER):
+        if (
+            not _lost(code)
+            or rank.restarts == self._restarts
+            or not self._begun()
+            or self._has(OVER)
+        ):
             return
         for stream in _streams(rank):
             stream.close()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-        self._said(f"planner run: device {rank.name!r} has ended {how} and is started again")
+        self._said(f"{self._who}: device {rank.name!r} has ended {how} and is started again")
         rank.restarts += 1
         rank.begun.clear()
         rank.process = self._started(self._ranks.index(rank))
@@ -243,7 +264,12 @@ class _Run:
             publish(self._address.connect(CONNECT_S), self._killed)
 
 
-def threads(ranks: int, processors: int) -> dict[str, str]:
+def _lost(code: int) -> bool:
+    """Whether the others go on without whoever ended so, if they can."""
+    return code == LEFT or code < 0
+
+
+def threads(ranks: int, processors: int, *, alone: bool = True) -> dict[str, str]:
     """The environment, with processors shared among ranks.
 
     Parameters
@@ -252,6 +278,8 @@ def threads(ranks: int, processors: int) -> dict[str, str]:
         How many there are.
     processors
         Of this machine.
+    alone
+        Whether there are no others elsewhere.
 
     Returns
     -------
@@ -260,6 +288,8 @@ def threads(ranks: int, processors: int) -> dict[str, str]:
     """
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // ranks)))
-    if sys.platform == "linux":  # else a host name may be looked for that nobody can resolve
+    if (
+        alone and sys.platform == "linux"
+    ):  # else a host name may be looked for that nobody can resolve
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment

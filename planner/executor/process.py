@@ -20,6 +20,11 @@ from planner.executor.roll import LeftError
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import Watch
 
+STARTER = "PLANNER_STARTER"
+"""In the environment: the number of the process that has started this one, and ends it."""
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
 
 def allow_descriptors() -> None:
     """Let this process have as many connections as the system allows: each rank needs several."""
@@ -28,6 +33,19 @@ def allow_descriptors() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def end_with_starter() -> None:
+    """Be told to end when the process that says to have started this one is gone; Linux only."""
+    starter = os.environ.get(STARTER)
+    if starter is None or sys.platform != "linux":
+        return
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if str(os.getppid()) != starter:  # it was gone before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:

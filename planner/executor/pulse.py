@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from torch.distributed import DistError
@@ -191,6 +191,25 @@ class Pulse(threading.Thread):
             # kept until it is done: the connection may end meanwhile
             self._job(self._store)
             self._job = None
+
+
+def beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
+    """What the last sign of life of each rank says.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks.
+    ranks
+        Which.
+
+    Returns
+    -------
+    list[bytes]
+        Empty: none was given.
+    """
+    keys = [beat_key(rank) for rank in ranks]
+    return [store.get(key) if store.check([key]) else b"" for key in keys]
 
 
 def beat_key(rank: int) -> str:

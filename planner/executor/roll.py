@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from planner.executor.connections import ConnectionLost, TornError
 from planner.executor.failure import Failure
-from planner.executor.pulse import beat_key
+from planner.executor.pulse import beats
 from planner.executor.ranks import WATCHED, Ranks
 from planner.executor.store import BEGUN, OVER
 
@@ -298,7 +298,7 @@ class Roll:
         seen: list[bytes] = []
 
         def first(store: Store) -> None:
-            seen.extend(_beats(store, ranks))
+            seen.extend(beats(store, ranks))
             again = threading.Timer(DOUBT_S, self._watch.pulse.later, (second,))
             again.daemon = True
             again.start()
@@ -306,7 +306,7 @@ class Roll:
         def second(store: Store) -> None:
             if number != self.now.number:
                 return
-            if _beats(store, ranks) == seen:
+            if beats(store, ranks) == seen:
                 self.accuse(names, why)
             else:
                 self.accuse([self.name], f"device {self.name!r} hears nobody any more")
@@ -511,12 +511,6 @@ def _read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def _beats(store: Store, ranks: Sequence[int]) -> list[bytes]:
-    """Of each rank what its last sign of life says; empty: none was given."""
-    keys = [beat_key(rank) for rank in ranks]
-    return [store.get(key) if store.check([key]) else b"" for key in keys]
-
-
 def _torn(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Of the connection that was told of first; None: none tore."""
     return next((line for line in lines if not line["lost"]), None)
@@ -554,7 +548,7 @@ class _Silence:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, MOST_CREDIT_S), now
-        for rank, beat in zip(ranks, _beats(self._store, ranks), strict=True):
+        for rank, beat in zip(ranks, beats(self._store, ranks), strict=True):
             same = self._seen.get(rank) == beat
             self._silent_s[rank] = self._silent_s.get(rank, 0.0) + passed if same else 0.0
             self._seen[rank] = beat

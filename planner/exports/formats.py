@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.exports.error import ExportError
 from planner.exports.graph import node_link
-from planner.exports.launch import slurm_script, torchrun_lines
+from planner.exports.launch import node_lines, slurm_script, torchrun_lines
 from planner.exports.options import ExportOptions
 from planner.exports.programmes import averaging_programme, flow_programme
 from planner.exports.ranks import host_file, rank_map
@@ -48,6 +48,9 @@ FORMATS = {
     "ranks": Format("JSON: device, host, stage and pipeline of each rank", rank_map, HOSTS),
     "hostfile": Format("a line a host: name slots=processes", host_file, HOSTS),
     "torchrun": Format("the line to run on each host", torchrun_lines, LAUNCH),
+    "nodes": Format(
+        "the same without torchrun, also with --elastic", node_lines, LAUNCH - {"run_id"}
+    ),
     "slurm": Format("one sbatch script", slurm_script, LAUNCH),
     "torch-pipelining": Format(
         "CSV of torch.distributed.pipelining", pipelining_csv, frozenset({"pipeline"})

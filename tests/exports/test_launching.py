@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.run import get_args_parser
@@ -98,6 +99,31 @@ def test_torchrun_and_executor_read_the_lines(plan: TrainingPlan) -> None:
         for local in range(int(read.nproc_per_node)):
             ranks[rank_of(plan, args.devices, local)] = host
     assert ranks == {d: HOSTS[str(d)] for d in range(6)}
+
+
+def test_nodes_start_their_ranks_themselves(plan: TrainingPlan, tmp_path: Path) -> None:
+    """The executor's own parser reads the lines; the first device is on the host that all name."""
+    how: dict[str, Any] = {"hosts": HOSTS, "interface": "eth0", "port": 1234}
+    text = export_plan(plan, "nodes", executor_options="--steps 7 --elastic", **how)
+    ranks = {}
+    for host, words in by_host(text).items():
+        settings = ["GLOO_SOCKET_IFNAME=eth0", "MASTER_ADDR=red", "MASTER_PORT=1234"]
+        assert words[:6] == [*settings, "python", "-m", "planner.executor.node"]
+        args = arguments(words[6:], None)
+        assert args.elastic and args.steps == 7
+        for local in range(len(args.devices)):
+            ranks[rank_of(plan, args.devices, local)] = host
+    assert ranks == {d: HOSTS[str(d)] for d in range(6)} and ranks[0] == "red"
+    with pytest.raises(ExportError, match="nodes does not read run_id"):
+        export_plan(plan, "nodes", run_id="r")
+    # Slurm's default is to end all with the first node that is lost
+    script = export_plan(plan, "slurm", executor_options="--elastic", **how)
+    assert "#SBATCH --no-kill\n" in script and "--kill-on-bad-exit=0" in script
+    for line in export_plan(plan, "nodes", executor_options="--elastic", **how).splitlines()[1::2]:
+        assert line in script
+    assert "torchrun" not in script
+    usual = export_plan(plan, "slurm", **how)
+    assert "no-kill" not in usual and "--kill-on-bad-exit=1" in usual
 
 
 def test_slurm_script_runs_the_torchrun_lines(plan: TrainingPlan, tmp_path: Path) -> None:
