@@ -9,12 +9,10 @@ under ``torch.autocast``, as most people train.
 from __future__ import annotations
 
 import json
-import sys
 import time
 
 import torch
 
-from planner.executor.__main__ import SWITCH_S
 from planner.executor.arguments import arguments
 from planner.executor.binding import own_name
 from planner.executor.commit import Commit
@@ -27,7 +25,7 @@ from planner.executor.model import build_head, build_stage
 from planner.executor.optimizing import Optimizing
 from planner.executor.pieces import pieces_of
 from planner.executor.prepared import prepare
-from planner.executor.process import allow_descriptors, leave, run_rank
+from planner.executor.process import begin_rank, leave, run_rank
 from planner.executor.progress import Progress
 from planner.executor.records import StepRecord
 from planner.executor.watch import Watch
@@ -129,8 +127,7 @@ class InTurns(Progress):
 def main() -> int:
     """Run both; the last line has seconds and the plain loop's losses, as JSON."""
     args = arguments(None, __doc__)
-    sys.setswitchinterval(SWITCH_S)
-    allow_descriptors()
+    begin_rank()
     watch = Watch(own_name(args.devices), Ending())
 
     def run() -> int:

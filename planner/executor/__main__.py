@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 from planner.clock.timeline import from_records
@@ -29,7 +28,7 @@ from planner.executor.hf_export import export_trained
 from planner.executor.learner import Learner
 from planner.executor.pieces import pieces_of
 from planner.executor.prepared import Prepared, prepare
-from planner.executor.process import allow_descriptors, end_with_starter, leave, run_rank
+from planner.executor.process import begin_rank, end_with_starter, leave, run_rank
 from planner.executor.ranks import Ranks
 from planner.executor.rebalancing import require_movable
 from planner.executor.records import StepRecord
@@ -42,15 +41,12 @@ from planner.training_plan.without import require_elastic
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """In the environment of ranks that torchrun has started."""
-SWITCH_S = 0.0005
-"""After so long a thread that computes in Python lets another one in that has a message."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the exit code."""
     args = arguments(argv, __doc__)
-    sys.setswitchinterval(SWITCH_S)
-    allow_descriptors()
+    begin_rank()
     end_with_starter()
     name = own_name(args.devices)
     watch = Watch(name, Ending())

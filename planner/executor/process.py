@@ -26,8 +26,16 @@ DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 
-def allow_descriptors() -> None:
-    """Let this process have as many connections as the system allows: each rank needs several."""
+SWITCH_S = 0.0005
+"""After so long a thread that computes in Python lets another one in that has a message."""
+
+
+def begin_rank() -> None:
+    """Make this process a rank's: threads that do not wait for each other, and connections.
+
+    It may have as many of these as the system allows, since each rank needs several.
+    """
+    sys.setswitchinterval(SWITCH_S)
     with suppress(ImportError, OSError, ValueError):
         import resource
 
