@@ -64,7 +64,20 @@ def main() -> int:
         side.made(vector)()
 
     ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
+    directly: dict[str, Callable[[], None]] = {}
     with ExitStack() as held:
+        os.environ[NEAR] = "1"
+        if args.direct is not None:
+            direct = open_direct(args.direct, ranks, device, side, PrefixStore("direct", store))
+            assert isinstance(direct, Direct)
+            direct.meet(others)
+            opened = held.enter_context(connections_to(ranks, wanted, "direct"))
+            words = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+
+            def exchange_directly() -> None:
+                DirectExchange(vector, group, rank, words, direct, side, Wire.FP32).run()
+
+            directly["direct"] = exchange_directly
         for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
             os.environ[NEAR] = near
             opened = held.enter_context(connections_to(ranks, wanted, name))
@@ -79,17 +92,7 @@ def main() -> int:
                     side.made(vector)()
 
             ways[name] = exchange
-        if args.direct is not None:
-            direct = open_direct(args.direct, ranks, device, side, PrefixStore("direct", store))
-            assert isinstance(direct, Direct)
-            direct.meet(others)
-            opened = held.enter_context(connections_to(ranks, wanted, "direct"))
-            words = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
-
-            def exchange_directly() -> None:
-                DirectExchange(vector, group, rank, words, direct, side, Wire.FP32).run()
-
-            ways["direct"] = exchange_directly
+        ways |= directly
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats + 1):
             for name, way in ways.items():

@@ -173,8 +173,7 @@ def report(rows: Sequence[Row], words: str, before: str) -> str:
         f"in turns; medians of the slowest rank's seconds with their ratio to {library}'s, and the "
         "most host memory beyond the vector that any rank took. Of the processors nothing is left "
         "over: what is compared is the work of copying, summing and messages. The executor by "
-        "itself has Unix sockets between ranks of one machine; gloo has TCP over loopback, and so "
-        "has the executor where they are closed.",
+        "itself has Unix sockets between ranks of one machine; TCP is over loopback.",
         "",
         f"| ranks | vector | {' | '.join(heads)} |",
         f"|---|---|{'---|' * len(heads)}",
@@ -232,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = LineParser(prog="planner bench all_reduce", description=__doc__)
     today = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--out", type=Path, default=Path("docs") / f"bench-all-reduce-{today}.md")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
         "--direct",
@@ -241,11 +240,12 @@ def main(argv: Sequence[str]) -> int:
         help="from GPU to GPU too, on as many as there are (gloo: from memory to memory)",
     )
     args = parser.parse_args(argv)
+    if args.out is None:
+        kind = "" if args.direct is None else f"-{args.direct}"
+        args.out = Path("docs") / f"bench-all-reduce{kind}-{today}.md"
     before = f"{os.getloadavg()[0]:.1f}"
     rows = []
     cases = cases_of(args.direct)
-    if args.direct is Library.NCCL:
-        args.out = args.out.with_stem(f"{args.out.stem}-gpu")
     words = f"--repeats {args.repeats}"
     words += "" if args.direct is None else f" --direct {args.direct}"
     for ranks, values in cases:

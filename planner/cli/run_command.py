@@ -209,6 +209,33 @@ class LocalRun:
     elastic: bool = False
 
 
+def require_same_way(calibration: Calibration, asked: LocalRun) -> None:
+    """Refuse times of another way between ranks.
+
+    Parameters
+    ----------
+    calibration
+        Measured before.
+    asked
+        What is to be run.
+
+    Raises
+    ------
+    ValueError
+        One line.
+    """
+    measured = calibration.software.get("direct")
+    if measured != asked.direct:
+        found, wanted = (
+            "by hosts" if one is None else f"with --direct {one}"
+            for one in (measured, asked.direct)
+        )
+        raise ValueError(
+            f"{asked.calibration}: the link was measured {found}, the run goes {wanted}; measure "
+            "again with --calibrate, or run it that way"
+        )
+
+
 def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     plan = load_plan(asked.plan)
@@ -250,7 +277,9 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         raise PlanError(f"{asked.plan}: {violations[0]}; make the plan again")
     predicted = None
     if asked.calibration is not None:
-        predicted = predict(plan, workload, Calibration.load(asked.calibration))
+        calibration = Calibration.load(asked.calibration)
+        require_same_way(calibration, asked)
+        predicted = predict(plan, workload, calibration)
     require_memory(plan, workload)
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:

@@ -60,6 +60,17 @@ class Averaging:
         """The ranks it talks to."""
         return {d for group in self.rounds for d in group.members} - {self.rank}
 
+    def reached(self, direct: Direct) -> set[int]:
+        """The ranks with which it averages without the host.
+
+        Parameters
+        ----------
+        direct
+            What reaches them.
+        """
+        groups = [group.members for group in self.rounds if direct.reaches(group.members)]
+        return {member for members in groups for member in members} - {self.rank}
+
     def begins_here(self, direct: Direct | None) -> bool | None:
         """Whether the first round wants its vector where operations compute; None: there is none.
 
@@ -74,7 +85,7 @@ class Averaging:
 
     def run(
         self,
-        values: Callable[[bool], Tensor],
+        values: Callable[[bool | None], Tensor],
         peers: Peers,
         outbox: Outbox,
         told: Collection[int] | None = None,
@@ -86,8 +97,9 @@ class Averaging:
         Parameters
         ----------
         values
-            The vector, ``float32[values]``: where operations compute, if asked with True, and else
-            in host memory; what was changed in one place is brought along to the other.
+            The vector, ``float32[values]``: where operations compute, if asked with True, in host
+            memory with False; what was changed in one place is brought along to the other. None:
+            where it is.
         peers
             Connections.
         outbox
@@ -116,15 +128,15 @@ class Averaging:
             scale = self._scale(number)
             if len(group.members) > 1:
                 room = partial(self._room, outbox)
-                ahead = told if number == 0 else None
                 if direct is not None and direct.reaches(group.members):
-                    how = (peers, direct, side, wire, scale, ahead or ())
+                    how = (peers, direct, side, wire, scale)
                     end = DirectExchange(values(True), group, self.rank, *how).run()
                 else:
+                    ahead = told if number == 0 else None
                     paced = (peers, wire, pace, scale, room, ahead)
                     end = Exchange(values(False), group, self.rank, *paced).run()
             elif scale != 1.0:
-                values(False).mul_(scale)
+                values(None).mul_(scale)
         return end
 
     def _room(self, outbox: Outbox) -> tuple[float, float]:

@@ -108,6 +108,7 @@ def calibrate(
             "cores": cores(),
             "threads_per_rank": torch.get_num_threads(),
             **({"gpus": len(set(places))} if device.type == "cuda" else {}),
+            **({} if link.direct is None else {"direct": link.direct}),
         },
         workload=plan.workload.name,
         microbatch_samples=plan.workload.microbatch_samples,
@@ -230,11 +231,14 @@ class Link:
         Of a connection.
     message_s
         What a message takes beyond that, from the end of its operation to the next one's begin.
+    direct
+        The library that carries there; None: it goes by hosts.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     message_s: float
+    direct: str | None = None
 
 
 def measure_link(ranks: Ranks, side: Side, direct: Direct | None = None) -> Link:
@@ -327,7 +331,7 @@ def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> 
             if direct is None:
                 send_all(to, as_bytes(values))
             else:
-                direct.send(to, other, lambda: values)
+                direct.send(to, other, values)
 
         def receive(values: torch.Tensor = values) -> None:
             if direct is None:
@@ -352,7 +356,8 @@ def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> 
         lambda: side.enter(inbox.take(next(numbers), message).tensor),
     )
     outbox.finish()
-    return Link(latency, bandwidth, max(ours - small, 0.0))
+    library = None if direct is None else direct.library
+    return Link(latency, bandwidth, max(ours - small, 0.0), library)
 
 
 def _one_way(

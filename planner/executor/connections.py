@@ -153,9 +153,9 @@ def send_all(connection: socket.socket, *parts: memoryview) -> None:
     try:
         for part in parts:
             connection.sendall(part)
-            _count(connection, len(part))
+            count_sent(connection, len(part))
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
 
 
 def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
@@ -180,11 +180,11 @@ def send_now(connection: socket.socket, *parts: memoryview) -> list[memoryview]:
     """
     try:
         sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
-        _count(connection, sent)
+        count_sent(connection, sent)
     except BlockingIOError:
         sent = 0
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
     left = []
     for part in parts:
         if sent < len(part):
@@ -213,10 +213,10 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
             # waiting in the kernel for all of it costs one call and no interpreter time
             size = connection.recv_into(view, 0, socket.MSG_WAITALL)
             if size == 0:
-                raise TornError(f"{named(connection)} closed its connection", _device(connection))
+                raise TornError(f"{named(connection)} closed its connection", device_of(connection))
             view = view[size:]
     except OSError as error:
-        raise TornError(f"{named(connection)} is gone ({error})", _device(connection)) from None
+        raise TornError(f"{named(connection)} is gone ({error})", device_of(connection)) from None
 
 
 def unacknowledged_bytes(connection: socket.socket) -> int:
@@ -259,12 +259,28 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return array.data
 
 
-def _count(connection: socket.socket, size: int) -> None:
+def count_sent(connection: socket.socket, size: int) -> None:
+    """Count what went to the other end, by whatever way.
+
+    Parameters
+    ----------
+    connection
+        To it.
+    size
+        Bytes.
+    """
     if isinstance(connection, Connection):
         connection.sent_bytes += size
 
 
-def _device(connection: socket.socket) -> str:
+def device_of(connection: socket.socket) -> str:
+    """The name of the device at the other end; empty: it is not known.
+
+    Parameters
+    ----------
+    connection
+        Whose.
+    """
     return getattr(connection, "name", Connection.name)
 
 
@@ -281,5 +297,5 @@ def named(connection: socket.socket) -> str:
     str
         With the device's name, where it is known.
     """
-    name = _device(connection)
+    name = device_of(connection)
     return f"device {name!r}" if name else "another rank"

@@ -2,10 +2,11 @@
 
 NCCL names no messages: a transfer is a pair of calls, one at each end, and each of them keeps a GPU
 waiting until the other one comes. So both ends agree first, by words on the connection that would
-else carry the bytes: there is room, it is made, it is my turn. A rank does one transfer at a time,
-and of two ranks the lower takes its turn first. So nobody whose turn it is waits for a message that
-is not made or for room that is not there, those who wait for each other's turns wait for higher and
-higher ranks, which ends, and a GPU begins no transfer that its peer does not begin at once.
+else carry the bytes: there is room, it is made, it is my turn. A rank does one transfer at a time.
+Of two ranks the lower asks for both turns, with its own taken, and lets go of that one if the
+higher's is taken. So nobody whose turn it is waits for more than an answer, somebody's question is
+always answered with yes (that to the highest of those who are asked), and a GPU begins no transfer
+that its peer does not begin at once.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,22 +27,27 @@ from torch.distributed import is_nccl_available
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from planner.executor.connections import (
-    Connection,
+    ConnectionLost,
     TornError,
+    count_sent,
     named,
     receive_into,
     send_all,
 )
 from planner.executor.options import Library
 from planner.executor.place import gpu_of, machine, network
-from planner.executor.ranks import Ranks
+from planner.executor.ranks import TIMEOUT, WATCHED, Ranks
 from planner.executor.side import Side
 
 LOCAL = "127.0.0.1"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 """Names the network interface on which NCCL's ranks meet."""
-TIMEOUT = timedelta(minutes=10)
-"""Of a transfer; who is gone is noticed by others before that."""
+AGAIN_S = (5e-5, 1e-4, 2e-4, 5e-4)
+"""Before asking for turns again, the first times; then as the last time."""
+OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Of this rank's GPU, whatever was done with others."""
+KEPT: list[object] = []
+"""Groups of libraries: ended with the process, since ending one by itself waits for the others."""
 
 
 class Transfers(Protocol):
@@ -61,6 +67,7 @@ class Word(enum.IntEnum):
     MADE = 2
     TURN = 3
     GO = 4
+    LATER = 5
 
 
 class Direct:
@@ -76,24 +83,36 @@ class Direct:
         This process, one of them.
     side
         Where it computes.
+    name
+        Of a rank's device.
+    library
+        Whose the group is, for people.
 
     Attributes
     ----------
-    members
+    members, library
         As given.
     """
 
-    def __init__(self, group: Transfers, members: Sequence[int], rank: int, side: Side) -> None:
-        self.members = frozenset(members)
-        self._place = {member: place for place, member in enumerate(members)}
-        self._group, self._rank, self._side = group, rank, side
+    def __init__(
+        self,
+        group: Transfers,
+        members: Sequence[int],
+        rank: int,
+        side: Side,
+        name: Callable[[int], str] = str,
+        library: str = "",
+    ) -> None:
+        self.members, self.library = frozenset(members), library
+        self._number = {member: number for number, member in enumerate(members)}
+        self._group, self._rank, self._side, self._name = group, rank, side, name
         self._turn = threading.Lock()
 
     def reaches(self, ranks: Collection[int]) -> bool:
         """Whether all of some ranks are members."""
         return self.members.issuperset(ranks)
 
-    def send(self, connection: socket.socket, other: int, made: Callable[[], Tensor]) -> None:
+    def send(self, connection: socket.socket, other: int, made: Tensor) -> None:
         """Send to a member, and wait until it has left.
 
         Parameters
@@ -103,20 +122,18 @@ class Direct:
         other
             Its rank.
         made
-            Waits until what is sent is complete where operations compute, and gives it.
+            Complete, where operations compute.
 
         Raises
         ------
-        TornError
-            The member is gone.
+        ConnectionLost
+            The member is gone, or the library fails.
         """
-        tensor = made()
         _hear(connection, Word.ROOM)
         _say(connection, Word.MADE)
         with self._both_turns(connection, other):
-            self._carry(connection, lambda: self._group.send([tensor], self._place[other], 0))
-        if isinstance(connection, Connection):
-            connection.sent_bytes += tensor.nbytes
+            self._carry(other, self._group.send, made)
+        count_sent(connection, made.nbytes)
 
     def receive(self, connection: socket.socket, other: int, room: Tensor) -> None:
         """Receive from a member, and wait until all of it is there.
@@ -132,64 +149,88 @@ class Direct:
 
         Raises
         ------
-        TornError
-            The member is gone.
+        ConnectionLost
+            The member is gone, or the library fails.
         """
         _say(connection, Word.ROOM)
         _hear(connection, Word.MADE)
         with self._both_turns(connection, other):
-            self._carry(connection, lambda: self._group.recv([room], self._place[other], 0))
+            self._carry(other, self._group.recv, room)
 
     def meet(self, others: Collection[int]) -> None:
-        """Let the library connect with members, which then have this one among their others.
+        """Let the library connect with members, in both directions.
 
         Parameters
         ----------
         others
-            Members.
+            Members, which have this one among their others at the same time.
+
+        Raises
+        ------
+        ConnectionLost
+            The library fails.
         """
+        word = self._side.own((1,), torch.uint8)
         # of all pairs that are left the first one can always go on
-        for low, high in sorted((min(self._rank, o), max(self._rank, o)) for o in others):
-            word = self._side.own((1,), torch.uint8)
-            step = self._group.send if self._rank == low else self._group.recv
-            other = self._place[high if self._rank == low else low]
-
-            def begin(step: Any = step, other: int = other, word: Tensor = word) -> None:
-                step([word], other, 0).wait()
-
-            self._side.across(begin)
+        for other in sorted(others, key=lambda o: (min(self._rank, o), max(self._rank, o))):
+            ways = [self._group.send, self._group.recv]
+            for way in ways if self._rank < other else reversed(ways):
+                self._carry(other, way, word)
 
     @contextmanager
     def _both_turns(self, connection: socket.socket, other: int) -> Iterator[None]:
-        if self._rank < other:
-            with self._turn:
-                _say(connection, Word.TURN)
-                _hear(connection, Word.GO)
-                yield
-        else:
-            _hear(connection, Word.TURN)
-            with self._turn:
-                _say(connection, Word.GO)
-                yield
-
-    def _carry(self, connection: socket.socket, begin: Callable[[], Any]) -> None:
+        asks = self._asks if self._rank < other else self._answers
+        asks(connection)
         try:
-            self._side.across(lambda: begin().wait())
+            yield
+        finally:
+            self._turn.release()
+
+    def _asks(self, connection: socket.socket) -> None:
+        """Take both turns, the other end's if it is free."""
+        times = 0
+        while True:
+            self._turn.acquire()
+            _say(connection, Word.TURN)
+            if _hear(connection, Word.GO, Word.LATER) is Word.GO:
+                return
+            self._turn.release()
+            time.sleep(AGAIN_S[min(times, len(AGAIN_S) - 1)])
+            times += 1
+
+    def _answers(self, connection: socket.socket) -> None:
+        """Give one's turn to who asks for it while it is free."""
+        while True:
+            _hear(connection, Word.TURN)
+            if self._turn.acquire(blocking=False):
+                _say(connection, Word.GO)
+                return
+            _say(connection, Word.LATER)
+
+    def _carry(self, other: int, way: Callable[..., Any], tensor: Tensor) -> None:
+        try:
+            self._side.across(lambda: way([tensor], self._number[other], 0).wait())
+        except OWN_ERRORS:
+            raise
         except RuntimeError as error:
+            # at which end is not known
             said = (str(error).splitlines() or [""])[0]
-            name = getattr(connection, "name", "")
-            raise TornError(f"{named(connection)} is gone ({said})", name) from None
+            pair = " and ".join(repr(self._name(rank)) for rank in sorted((self._rank, other)))
+            raise ConnectionLost(f"{self.library} between {pair} has failed ({said})") from None
 
 
 def _say(connection: socket.socket, word: Word) -> None:
     send_all(connection, memoryview(bytes([word])))
 
 
-def _hear(connection: socket.socket, word: Word) -> None:
+def _hear(connection: socket.socket, *due: Word) -> Word:
     found = bytearray(1)
     receive_into(connection, memoryview(found))
-    if found[0] != word:
-        raise TornError(f"{named(connection)} said {found[0]} where {word.name} was due")
+    for word in due:
+        if found[0] == word:
+            return word
+    names = " or ".join(word.name for word in due)
+    raise TornError(f"{named(connection)} said {found[0]} where {names} was due")
 
 
 def open_direct(
@@ -222,7 +263,7 @@ def open_direct(
     """
     if library is Library.NCCL and not is_nccl_available():
         raise ValueError("--direct nccl: this PyTorch is built without NCCL; leave it out")
-    told = ranks.share("direct/place", json.dumps(_place(library, ranks.rank, device)))
+    told = ranks.share("direct/place", json.dumps(place_of(library, ranks.rank, device)))
     places = [None if place is None else tuple(place) for place in map(json.loads, told)]
     own = [r for r, place in enumerate(places) if place is not None and places.count(place) == 1]
     machines = {r: places[r][0] for r in own}  # type: ignore[index]
@@ -235,12 +276,30 @@ def open_direct(
     members = [r for r in own if machines[r] == machines.get(ranks.rank)]
     if len(members) < 2:
         return None
+    # ranks may come to their first transfer at very different times
+    store.set_timeout(WATCHED)
     group = _group(library, PrefixStore(f"direct/{members[0]}", store), members, ranks.rank)
-    return Direct(group, members, ranks.rank, side)
+    KEPT.append(group)
+    return Direct(group, members, ranks.rank, side, ranks.name, library)
 
 
-def _place(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
-    """The machine of this rank, and its GPU there; None: it computes on none."""
+def place_of(library: Library, rank: int, device: torch.device) -> tuple[str, str] | None:
+    """The machine of a rank, and its GPU there.
+
+    Parameters
+    ----------
+    library
+        That is to carry.
+    rank
+        This process.
+    device
+        Where it computes.
+
+    Returns
+    -------
+    tuple[str, str] or None
+        The same for all ranks there; None: it computes on none.
+    """
     # of ranks that have networks of their own none finds the other
     here = f"{machine()} {network()}"
     if library is Library.GLOO:
@@ -249,18 +308,18 @@ def _place(library: Library, rank: int, device: torch.device) -> tuple[str, str]
 
 
 def _group(library: Library, store: Store, members: Sequence[int], rank: int) -> Transfers:
-    place, size = list(members).index(rank), len(members)
-    # PyTorch's types leave out much of what its backends have; they meet within the machine
-    # builds without one have no such class
+    number, size = list(members).index(rank), len(members)
+    # PyTorch's types leave out much of what its backends have, and builds without one its class;
+    # ranks meet within the machine
     if library is Library.GLOO:
         from torch.distributed.distributed_c10d import ProcessGroupGloo
 
         how: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=LOCAL)], TIMEOUT
-        return cast(Transfers, ProcessGroupGloo(store, place, size, how))
-    os.environ.setdefault(NCCL_INTERFACE, "lo")
+        return cast(Transfers, ProcessGroupGloo(store, number, size, how))
+    os.environ.setdefault(NCCL_INTERFACE, "=lo")
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = TIMEOUT
-    return cast(Transfers, ProcessGroupNCCL(store, place, size, options))
+    return cast(Transfers, ProcessGroupNCCL(store, number, size, options))

@@ -1,8 +1,9 @@
 """One round of averaging from GPU to GPU: what `exchange` does, among members that reach each other
 so.
 
-Member k sums share k and returns it, in the same order and to the same bits. Nobody waits for all
-to be ready: for who is not yet there is no room, and nothing leaves.
+Member k sums share k and returns it, in the same order: in fp32, bf16 and fp16 to the same bits, in
+int8 and int4 with blocks that begin where pieces do. Nobody says that it is ready: for who is not
+yet there is no room, and nothing leaves.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Collection
+from collections import Counter
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from planner.executor.codec import BLOCK, Wire, decode, encode, message_length
-from planner.executor.connections import receive_into
 from planner.executor.direct import Direct
 from planner.executor.exchange import chunk_ranges, ranges_of
-from planner.executor.peers import HEAD, READY, Peers
+from planner.executor.peers import Peers
 from planner.executor.side import Side
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.shares import Range
@@ -71,8 +71,6 @@ class DirectExchange:
         How pieces are written.
     scale
         What sums are multiplied by.
-    told
-        Ranks that have word of this one already.
     most
         Values of a piece.
     """
@@ -87,14 +85,13 @@ class DirectExchange:
         side: Side,
         wire: Wire,
         scale: float = 1.0,
-        told: Collection[int] = (),
         most: int = PIECE_VALUES,
     ) -> None:
         self._vector, self._members = vector, group.members
         self._gives, self._gets = group.gives, group.gets
         self._me = group.members.index(rank)
         self._peers, self._direct, self._side = peers, direct, side
-        self._wire, self._scale, self._told = wire, scale, told
+        self._wire, self._scale = wire, scale
         n = len(group.members)
         self._pieces = [pieces_of(part, most) for part in ranges_of(group, len(vector))]
         # starting after this one, so that not all send to the same one first
@@ -104,6 +101,7 @@ class DirectExchange:
         self._parts: dict[tuple[int, int], Tensor] = {}
         self._summed = 0
         self._sums: dict[int, Tensor] = {}
+        self._taken: Counter[int] = Counter()
         reducers = self._others if self._gets[self._me] else []
         self._open = sum(len(self._pieces[k]) for k in reducers)
         self._leaving = len(self._others)
@@ -125,8 +123,6 @@ class DirectExchange:
         self._side.made(self._vector)()
         for k in self._others:
             member = self._members[k]
-            if member not in self._told:
-                self._peers.tell(member)
             self._peers.of[member].submit(partial(self._receive, k))
             self._peers.to[member].do(partial(self._send, k))
         for c in range(len(self._pieces[self._me])):
@@ -146,12 +142,12 @@ class DirectExchange:
         if self._gives[self._me]:
             for start, stop in self._pieces[k]:
                 part = self._vector[start:stop]
-                written = self._written(part)
-                self._direct.send(connection, member, lambda written=written: written)  # type: ignore[misc]
+                self._direct.send(connection, member, self._written(part))
         if self._gets[k]:
             for c in range(len(self._pieces[self._me])):
                 self._peers.wait_until(partial(self._sums.__contains__, c))
-                self._direct.send(connection, member, partial(self._sums.__getitem__, c))
+                self._direct.send(connection, member, self._sums[c])
+                self._let_go(c)
         with self._peers.changed:
             self._leaving -= 1
             self._peers.changed.notify_all()
@@ -160,9 +156,6 @@ class DirectExchange:
         """All that member k sends in this round."""
         member = self._members[k]
         connection = self._peers.incoming[member]
-        head = bytearray(HEAD.size)
-        receive_into(connection, memoryview(head))
-        assert HEAD.unpack(head) == (READY,)
         if self._gives[k]:
             for c, part in enumerate(self._pieces[self._me]):
                 self._peers.wait_until(lambda c=c: c < self._summed + HELD)  # type: ignore[misc]
@@ -176,6 +169,13 @@ class DirectExchange:
             with self._peers.changed:
                 self._open -= 1
                 self._peers.changed.notify_all()
+
+    def _let_go(self, c: int) -> None:
+        """Of a sum, once all have it who get it."""
+        with self._peers.changed:
+            self._taken[c] += 1
+            if self._taken[c] == len(self._takers):
+                del self._sums[c]
 
     def _take_sum(self, connection: socket.socket, member: int, part: Range) -> None:
         total = self._vector[part[0] : part[1]]
@@ -209,14 +209,17 @@ class DirectExchange:
             self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
         with self._peers.changed:
             self._summed += 1
-            self._sums[c] = written
+            if self._takers:
+                self._sums[c] = written
             self._peers.changed.notify_all()
 
     def _written(self, part: Tensor) -> Tensor:
         """A complete part of the vector as it travels."""
         if self._wire is Wire.FP32:
             return part
-        return self._side.across(lambda: encode(part, self._wire))
+        found: list[Tensor] = []
+        self._side.across(lambda: found.append(encode(part, self._wire)))
+        return found[0]
 
     def _room(self, part: Range) -> Tensor:
         """For a piece as it travels, in fp32 as numbers and else as bytes."""

@@ -170,7 +170,7 @@ def buffer_bytes(averaging: Averaging, values: int) -> float:
 
 
 def direct_bytes(averaging: Averaging, values: int) -> float:
-    """The same where contributions go from GPU to GPU, and copies as they are written.
+    """The same where contributions go from GPU to GPU, and what is made to write or read others'.
 
     Parameters
     ----------
@@ -186,10 +186,17 @@ def direct_bytes(averaging: Averaging, values: int) -> float:
     """
     most = 0
     for group, wire in zip(averaging.rounds, averaging.wires, strict=True):
-        others = len(group.members) - 1
-        share = group.shares[group.members.index(averaging.rank)] * group.width
-        piece = message_length(min(math.ceil(share * values), PIECE_VALUES), wire)
-        most = max(most, others * (HELD + (wire is not Wire.FP32)) * piece)
+        others, width = len(group.members) - 1, group.width * values
+        share = math.ceil(group.shares[group.members.index(averaging.rank)] * width)
+        piece = min(share, PIECE_VALUES)
+        found = others * HELD * message_length(piece, wire)
+        if wire is not Wire.FP32:
+            # of others' shares a piece that leaves and one that arrives, in both forms; of this
+            # rank's what was not given to all yet
+            largest = min(math.ceil(max(group.shares) * width), PIECE_VALUES)
+            both = message_length(largest, wire) + SUM_BYTES * largest
+            found += 2 * others * both + SUM_BYTES * piece + message_length(share, wire)
+        most = max(most, found)
     return float(most)
 
 

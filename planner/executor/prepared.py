@@ -209,7 +209,7 @@ def _prepare_model(
     if ranks.rank in plan.stage_of:
         made.learner = made.learner_of(plan)
     if args.direct is not None:
-        made.direct = _direct(made)
+        made.direct = _direct_of(made)
     require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
         measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
@@ -220,7 +220,7 @@ def _prepare_model(
     _prepare_checkpoints(made, plan, watch)
 
 
-def _direct(made: Prepared) -> Direct | None:
+def _direct_of(made: Prepared) -> Direct | None:
     """What reaches others from where this rank computes."""
     learner = made.learner
     side, device = (HOST, torch.device("cpu")) if learner is None else (learner.side, made.device)

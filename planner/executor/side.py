@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Mark = Any
 """A moment of the computing side, that is maybe still to come."""
-T = TypeVar("T")
 
 
 class Side(Protocol):
@@ -84,7 +83,7 @@ class Side(Protocol):
             Waits until it is complete, and gives it; for any thread.
         """
 
-    def across(self, job: Callable[[], T]) -> T:
+    def across(self, job: Callable[[], object]) -> None:
         """Do something beside the operations, and wait until it is done; for any thread.
 
         Parameters
@@ -128,9 +127,9 @@ class HostSide:
         """As `leave`."""
         return self.leave(tensor)
 
-    def across(self, job: Callable[[], T]) -> T:
+    def across(self, job: Callable[[], object]) -> None:
         """At once."""
-        return job()
+        job()
 
     def mark(self) -> float:
         """Now."""
@@ -171,8 +170,8 @@ class Gpu(Protocol):
     def is_here(self, tensor: Tensor) -> bool:
         """Whether a tensor is in such memory."""
 
-    def on(self, stream: Any, job: Callable[[], T]) -> T:
-        """Do something that gives work to a stream."""
+    def on(self, stream: Any, job: Callable[[], object]) -> None:
+        """Do something that gives work to a stream; for any thread."""
 
     def copied_in(self, message: Tensor, stream: Any) -> Tensor:
         """Memory of the GPU that a stream copies pinned memory to."""
@@ -254,11 +253,11 @@ class GpuSide:
 
         return ready
 
-    def across(self, job: Callable[[], T]) -> T:
+    def across(self, job: Callable[[], object]) -> None:
         """See `Side`; on a stream of its own."""
-        found = self._gpu.on(self._across, job)
+        self._gpu.on(self._across, job)
+        # a library's own wait only puts streams in order
         self._gpu.event(self._across, timing=False).synchronize()
-        return found
 
     def mark(self) -> Mark:
         """An event behind all operations."""
@@ -346,18 +345,18 @@ class Cuda:
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, stream: torch.cuda.Stream
     ) -> Tensor:
-        """See `Gpu`."""
-        with torch.cuda.stream(stream):
+        """See `Gpu`; leaving a stream alone would make another thread's GPU the first one."""
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
             return torch.empty(shape, dtype=dtype, device=self._device)
 
     def is_here(self, tensor: Tensor) -> bool:
         """See `Gpu`."""
         return tensor.device == self._device
 
-    def on(self, stream: torch.cuda.Stream, job: Callable[[], T]) -> T:
+    def on(self, stream: torch.cuda.Stream, job: Callable[[], object]) -> None:
         """See `Gpu`."""
-        with torch.cuda.stream(stream):
-            return job()
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            job()
 
     def copied_in(self, message: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """See `Gpu`."""

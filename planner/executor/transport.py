@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -128,10 +128,11 @@ class Outbox:
         self._given[destination] += tensor.nbytes
         direct = self._direct
         if direct is not None and direct.reaches([destination]):
+            assert not header, "words go where bytes would"
             made, size = self._side.made(tensor), tensor.nbytes
 
             def carry() -> None:
-                direct.send(connection, destination, made)
+                direct.send(connection, destination, made())
                 self._taken[destination] += size
 
             self._lanes[destination].submit(carry)
@@ -235,6 +236,13 @@ class Arrival:
     arrived_s: float
 
 
+class Buffer(Protocol):
+    """Makes memory for messages; as `planner.executor.compute.Compute` has it."""
+
+    def __call__(self, message: Message, *, own: bool = False) -> Tensor:
+        """For one of them."""
+
+
 class Expected(NamedTuple):
     """A message that will come: the number of its step, and what it is."""
 
@@ -252,7 +260,7 @@ class Inbox:
     expected
         By source, its messages in the order in which they leave.
     buffer
-        Makes the memory that a message goes to, as `planner.executor.compute.Compute` has it.
+        Makes the memory that a message goes to.
     failure
         Where errors go.
     early_bytes
@@ -265,7 +273,7 @@ class Inbox:
         self,
         connections: Mapping[int, socket.socket],
         expected: Mapping[int, Iterable[Expected]],
-        buffer: Callable[..., Tensor],
+        buffer: Buffer,
         failure: Failure,
         early_bytes: int = EARLY_BYTES,
         direct: Direct | None = None,

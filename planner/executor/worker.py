@@ -137,6 +137,8 @@ class Worker:
         # of steps that end with averaging, and whose operations have an order
         fixed = plan.wiring is Kind.FIXED and tickets is None and not plan.sync.local_steps
         ahead_s = self.wiring.averaging.ahead_s
+        # from GPU to GPU nobody says that it is ready
+        fixed &= not self.wiring.averaging.begins_here(direct)
         self._forecast = Forecast(ahead_s) if fixed and ahead_s else None
 
     @property
@@ -189,7 +191,7 @@ class Worker:
         with ExitStack() as held:
             wanted = self.wiring.connections
             if self._direct is not None:
-                self._direct.meet({other for what, other in wanted if what in BACK})
+                self._direct.meet(self._reached(self._direct))
             wanted |= {(Purpose.LIFELINE, other) for _, other in wanted}
             connections = held.enter_context(
                 connections_to(self.ranks, wanted, f"steps/{self._part}")
@@ -262,6 +264,16 @@ class Worker:
         failure.check()
         if self.losses is not None:
             self.losses.wait()
+
+    def _reached(self, direct: Direct) -> set[int]:
+        """Whom this rank has to do with from GPU to GPU, as they with it."""
+        found = {other for traffic in self.wiring.traffic.values() for other in traffic.peers}
+        parts = [self.wiring.within]
+        if not self.plan.sync.local_steps:
+            parts += [self.wiring.averaging, self.wiring.tied]
+        for part in parts:
+            found |= part.reached(direct)
+        return found & direct.members
 
     def _watched(self, lifelines: dict[int, Connection]) -> AbstractContextManager[None]:
         """Those at the other ends are looked after, if anybody is."""
@@ -434,7 +446,7 @@ class Worker:
         self,
         record: StepRecord,
         averaging: Averaging,
-        values: Callable[[bool], Tensor],
+        values: Callable[[bool | None], Tensor],
         peers: Peers,
         outbox: Outbox,
         told: Collection[int] | None = None,

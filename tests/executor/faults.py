@@ -83,10 +83,14 @@ def saved(plan: TrainingPlan, path: Path) -> Path:
     return path
 
 
-def hurt(plan: Path, fault: Mapping[str, object], *more: str) -> list[str]:
+def hurt(
+    plan: Path,
+    fault: Mapping[str, object],
+    *more: str,
+    module: str = "planner.bench._fault_rank",
+) -> list[str]:
     """Words for a rank to which something happens, or to another one."""
-    words = ["-m", "planner.bench._fault_rank", json.dumps(fault), str(plan), "--steps", MANY]
-    return [*words, *more]
+    return ["-m", module, json.dumps(fault), str(plan), "--steps", MANY, *more]
 
 
 def whole(plan: Path, *more: str) -> list[str]:

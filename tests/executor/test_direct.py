@@ -7,9 +7,11 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # noqa: E
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo  # noqa: E402
 
 from planner.executor import direct as direct_module  # noqa: E402
+from planner.executor import direct_exchange  # noqa: E402
 from planner.executor.averaging import Averaging  # noqa: E402
 from planner.executor.codec import Wire  # noqa: E402
-from planner.executor.connections import TornError  # noqa: E402
+from planner.executor.connections import ConnectionLost, TornError  # noqa: E402
 from planner.executor.direct import Direct, Transfers, open_direct  # noqa: E402
-from planner.executor.direct_exchange import DirectExchange, pieces_of  # noqa: E402
+from planner.executor.direct_exchange import HELD, DirectExchange, pieces_of  # noqa: E402
+from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.options import Library  # noqa: E402
 from planner.executor.pace import Pace  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
@@ -43,11 +47,11 @@ from planner.executor.side import HOST, GpuSide, Side  # noqa: E402
 from planner.executor.transport import Outbox  # noqa: E402
 from planner.training_plan.averaging_group import AveragingGroup  # noqa: E402
 from tests.executor.devices import LONG_S  # noqa: E402
-from tests.executor.faults import Started  # noqa: E402
+from tests.executor.faults import Started, hurt  # noqa: E402
 from tests.executor.launch import torchrun  # noqa: E402
 from tests.executor.test_exchange import Members, averaged  # noqa: E402
-from tests.executor.test_failures import SIX, all_hurt, require_named  # noqa: E402
-from tests.executor.test_side import LateGpu, played  # noqa: E402
+from tests.executor.test_failures import SIX, require_named  # noqa: E402
+from tests.executor.test_side import GARBAGE, LateGpu, played  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -56,24 +60,28 @@ class Hall:
     """Where calls of two ranks meet; each keeps its rank's GPU from all others until they have.
 
     No more than that is known of NCCL's: it may run one after the other what nobody has put in
-    order.
+    order. Nobody may call where the other end's turn is not taken.
     """
 
     def __init__(self, ranks: int) -> None:
         self.gpus = [threading.Lock() for _ in range(ranks)]
         self.begun: dict[tuple[int, int], list[Any]] = {}
         self.changed = threading.Condition()
-        self.most_apart_s = 0.0
+        self.directs: dict[int, Direct] = {}
+        self.sent: list[tuple[int, int, Tensor]] = []
 
-    def of(self, rank: int) -> Transfers:
+    def of(self, rank: int) -> _OfHall:
         """As one rank sees it."""
         return _OfHall(self, rank)
 
     def meet(self, source: int, destination: int, rank: int, tensor: Tensor) -> None:
         """One end of a transfer."""
         assert self.gpus[rank].acquire(blocking=False), "two transfers of one rank"
-        start = time.monotonic()
+        for end in (source, destination) if self.directs else ():
+            assert self.directs[end]._turn.locked(), "nobody is there to call at the other end"
         with self.changed:
+            if rank == source:
+                self.sent.append((source, destination, tensor))
             pair = self.begun.setdefault((source, destination), [None, None])
             pair[rank == destination] = tensor
             if pair[0] is not None and pair[1] is not None:
@@ -87,26 +95,43 @@ class Hall:
                     lambda: self.begun.get((source, destination)) is not pair, LONG_S
                 )
                 assert met, "nobody came"
-            self.most_apart_s = max(self.most_apart_s, time.monotonic() - start)
         self.gpus[rank].release()
 
 
 class _OfHall:
     def __init__(self, hall: Hall, rank: int) -> None:
-        self._hall, self._rank = hall, rank
+        self.hall, self.rank = hall, rank
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
         """Met at once, and nothing is left to wait for."""
-        self._hall.meet(self._rank, rank, self._rank, tensors[0])
+        self.hall.meet(self.rank, rank, self.rank, tensors[0])
         return self
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
         """The same."""
-        self._hall.meet(rank, self._rank, self._rank, tensors[0])
+        self.hall.meet(rank, self.rank, self.rank, tensors[0])
         return self
 
     def wait(self) -> None:
         """Nothing."""
+
+
+class OnlyHere:
+    """As NCCL, which takes no memory of the host."""
+
+    def __init__(self, group: Transfers) -> None:
+        self._group = group
+        self.received = 0
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
+        """What operations have made."""
+        return self._group.send(tensors, rank, tag)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
+        """Into a GPU's own memory."""
+        assert hasattr(tensors[0], "here")
+        self.received += 1
+        return self._group.recv(tensors, rank, tag)
 
 
 def gloo(ranks: int) -> list[Transfers]:
@@ -123,11 +148,15 @@ def gloo(ranks: int) -> list[Transfers]:
 def directs_of(
     groups: Sequence[Transfers], members: Sequence[int], sides: Sequence[Side]
 ) -> dict[int, Direct]:
-    """By rank."""
-    return {
-        rank: Direct(group, members, rank, side)
+    """By rank; a hall knows them from now on."""
+    found = {
+        rank: Direct(group, members, rank, side, library="nccl")
         for group, rank, side in zip(groups, members, sides, strict=True)
     }
+    for group, rank in zip(groups, members, strict=True):
+        if isinstance(group, _OfHall):
+            group.hall.directs[group.rank] = found[rank]
+    return found
 
 
 @settings(max_examples=25, deadline=None)
@@ -147,12 +176,8 @@ def test_traffic_of_all_with_all_comes_to_an_end(ranks: int, seed: int) -> None:
     def sends(pair: tuple[int, int]) -> None:
         source, destination = pair
         for number in range(counts[pair]):
-
-            def made(number: int = number) -> Tensor:
-                time.sleep(naps[pair][number])
-                found: Tensor = torch.tensor([source, destination, number])
-                return found
-
+            time.sleep(naps[pair][number])
+            made = torch.tensor([source, destination, number])
             directs[source].send(ends[pair][0], destination, made)
 
     def receives(pair: tuple[int, int]) -> list[list[int]]:
@@ -186,7 +211,7 @@ def test_nobody_holds_its_turn_while_a_message_is_made_or_room_is_not_there() ->
     def carried(source: int, destination: int, made: Callable[[], Tensor], room: Any) -> Any:
         to, of = socket.socketpair()
         return (
-            pool.submit(directs[source].send, to, destination, made),
+            pool.submit(lambda: directs[source].send(to, destination, made())),
             pool.submit(lambda: directs[destination].receive(of, source, room())),
         )
 
@@ -221,16 +246,51 @@ def test_who_is_gone_and_who_says_what_is_not_due() -> None:
     here, there = socket.socketpair()
     there.sendall(b"\x03")
     with pytest.raises(TornError, match="said 3 where ROOM was due"):
-        direct.send(here, 1, lambda: torch.zeros(1))
+        direct.send(here, 1, torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "line"),
+    [
+        # whose doing it is nobody knows
+        (
+            RuntimeError("closed by peer\nand more"),
+            ConnectionLost,
+            r"nccl between 'a' and 'b' has failed \(closed by peer\)$",
+        ),
+        (torch.OutOfMemoryError("no memory"), torch.OutOfMemoryError, "no memory"),
+        (torch.AcceleratorError("illegal access"), torch.AcceleratorError, "illegal access"),
+    ],
+)
+def test_who_is_to_blame(error: Exception, raised: type[Exception], line: str) -> None:
+    """A library's error is both ends', a GPU's is its own rank's; the turn is let go of."""
 
     class Broken(_OfHall):
         def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Any:
-            raise RuntimeError("connection closed by peer\nand more")
+            raise error
 
+    direct = Direct(Broken(Hall(2), 0), (3, 5), 3, HOST, {3: "a", 5: "b"}.__getitem__, "nccl")
     here, there = socket.socketpair()
-    there.sendall(bytes([1, 4]))  # room, go
-    with pytest.raises(TornError, match=r"is gone \(connection closed by peer\)"):
-        Direct(Broken(Hall(2), 0), (0, 1), 0, HOST).send(here, 1, lambda: torch.zeros(1))
+    there.sendall(bytes([1, 5, 4]))  # room, later, go
+    with pytest.raises(raised, match=line) as found:
+        direct.send(here, 5, torch.zeros(1))
+    assert getattr(found.value, "device", "") == "" and not direct._turn.locked()
+    # made, and asked for twice
+    assert there.recv(9) == bytes([2, 3, 3])
+    with pytest.raises(raised, match=line):
+        direct.meet([5])
+
+
+def test_libraries_meet_in_both_directions() -> None:
+    """Of each pair that will carry, and of no other."""
+    hall = Hall(4)
+    directs = directs_of([hall.of(r) for r in range(4)], range(4), [HOST] * 4)
+    hall.directs = {}  # before the first turn
+    pairs = {0: {1, 3}, 1: {0, 2}, 2: {1}, 3: {0}}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda r: directs[r].meet(pairs[r]), range(4)))
+    ways = [(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (3, 0)]
+    assert sorted((a, b) for a, b, _ in hall.sent) == ways
 
 
 @pytest.mark.parametrize("library", ["gloo", "hall"])
@@ -240,15 +300,17 @@ def test_the_pipeline_is_the_same_to_the_last_bit(head: str, library: str) -> No
     plan = make_plan([[0, 1, 2], [4, 5, 3]], workload=tiny_workload(), head=head)
     want, _, losses = played(plan, [HOST] * 6)
     sides = [GpuSide(LateGpu(seed)) for seed in range(6)]
-    hall = Hall(4)
-    groups = gloo(4) if library == "gloo" else [hall.of(place) for place in range(4)]
-    # of the others each goes by its host, alone
-    directs = directs_of(groups, [0, 1, 2, 4], [sides[d] for d in (0, 1, 2, 4)])
+    members, hall = [0, 1, 2, 4, 5], Hall(5)
+    whose = gloo(5) if library == "gloo" else [hall.of(number) for number in range(5)]
+    groups = [OnlyHere(group) for group in whose]
+    # what the other one sends and gets goes by hosts
+    directs = directs_of(groups, members, [sides[d] for d in members])
     found, records, same = played(plan, sides, directs=directs)
     assert same == losses
     for one, other in zip(found, want, strict=True):
         assert all(map(torch.equal, one.parameters, other.parameters))
     assert all(record.messages for own in records for record in own)
+    assert all(group.received for group in groups)
 
 
 @settings(max_examples=40, deadline=None)
@@ -287,15 +349,109 @@ def test_averaging_is_the_same_to_the_last_bit(
     sides: list[Side] = [GpuSide(LateGpu(r)) if late and n < 4 else HOST for r in range(n)]
     directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
     found = [v.clone() for v in vectors]
+    for vector, value, side in zip(found, vectors, sides, strict=True):
+        if isinstance(side, GpuSide):
+            # it is being made
+            vector.fill_(GARBAGE)
+            side._gpu.computing().give(partial(vector.copy_, value))
 
     def work(rank: int) -> float:
-        how = (connected.peers[rank], directs[rank], sides[rank], wire, scale, (), most)
+        how = (connected.peers[rank], directs[rank], sides[rank], wire, scale, most)
         return DirectExchange(found[rank], group, rank, *how).run()
 
     connected.all_do(work)
     connected.close()
     for one, other in zip(found, want, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+class Told(GpuSide):
+    """What was said to be complete, and what operations were told of, in order."""
+
+    def __init__(self, gpu: LateGpu) -> None:
+        self.log: list[tuple[str, int, int]] = []
+        super().__init__(gpu)
+
+    def made(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Noted when it has been waited for."""
+        ready = super().made(tensor)
+
+        def noted() -> Tensor:
+            found = ready()
+            self.log.append(("made", tensor.data_ptr(), len(tensor)))
+            return found
+
+        return noted
+
+    def enter(self, message: Tensor) -> Tensor:
+        """Noted."""
+        self.log.append(("enter", message.data_ptr(), len(message)))
+        return super().enter(message)
+
+
+def test_sums_leave_when_they_are_made_and_parts_are_lent_to_operations() -> None:
+    """Each piece of the own share is waited for; each part of others is told of; two wait."""
+    n, values, most = 3, 300, 10
+    group, hall, connected = AveragingGroup.equal((0, 1, 2)), Hall(3), Members(3)
+    sides = [Told(LateGpu(r)) for r in range(n)]
+    directs = directs_of([hall.of(r) for r in range(n)], range(n), sides)
+    vectors = [torch.ones(values) for _ in range(n)]
+    waited: list[int] = []
+
+    class Slow(DirectExchange):
+        def _reduce(self, c: int) -> None:
+            time.sleep(2e-3)
+            with self._peers.changed:
+                waited.append(max(Counter(k for k, _ in self._parts).values()))
+            super()._reduce(c)
+
+    def work(rank: int) -> float:
+        how = (connected.peers[rank], directs[rank], sides[rank], Wire.FP32, 1.0, most)
+        return Slow(vectors[rank], group, rank, *how).run()
+
+    connected.all_do(work)
+    connected.close()
+    assert all(bool((v == n).all()) for v in vectors)
+    assert max(waited) <= HELD
+    for rank, (vector, side) in enumerate(zip(vectors, sides, strict=True)):
+        own = range(rank * values // n, (rank + 1) * values // n, most)
+        made = [(at, size) for kind, at, size in side.log if kind == "made"]
+        start = vector.data_ptr()
+        assert made == [(start, values), *((start + 4 * begin, most) for begin in own)]
+        # each after the parts that are in it
+        kinds = "".join(kind[0] for kind, *_ in side.log)
+        assert kinds == "m" + "eem" * len(own)
+
+
+def test_codecs_work_beside_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written for others, and what they gave back is read into the vector."""
+    threads: list[str] = []
+
+    def noted(name: str, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: Any) -> Tensor:
+            threads.append(f"{name} {threading.current_thread().name}")
+            return real(*args)
+
+        return call
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(direct_exchange, name, noted(name, getattr(direct_exchange, name)))
+    group, hall, connected = AveragingGroup.equal((0, 1)), Hall(2), Members(2)
+    sides = [GpuSide(LateGpu(r)) for r in range(2)]
+    directs = directs_of([hall.of(r) for r in range(2)], range(2), sides)
+
+    def work(rank: int) -> float:
+        how = (connected.peers[rank], directs[rank], sides[rank], Wire.BF16)
+        return DirectExchange(torch.ones(100), group, rank, *how).run()
+
+    connected.all_do(work)
+    connected.close()
+    lanes = [side._across._lane._thread_name_prefix for side in sides]
+    beside = [one for one in threads if any(f" {lane}_" in one for lane in lanes)]
+    # of each rank: a part and a sum are written; a sum that comes and its own are read
+    assert sorted(one.split()[0] for one in beside) == ["decode"] * 4 + ["encode"] * 4
+    # and a part is read where it is summed
+    assert len(threads) == len(beside) + 2
 
 
 def test_pieces_cover_a_share() -> None:
@@ -338,8 +494,9 @@ def test_levels_whose_sites_are_machines(sizes: tuple[int, ...]) -> None:
             mine = [group for groups in rounds for group in groups if rank in group.members]
             own = Averaging(rank, mine, [Pace(3, 2)] * len(mine), [Wire.FP32] * len(mine), n, 1e9)
 
-            def where(here: bool) -> Tensor:
-                asked[rank].append(here)
+            def where(here: bool | None) -> Tensor:
+                if here is not None:
+                    asked[rank].append(here)
                 return found[rank]
 
             peers, one = members.peers[rank], directs.get(rank)
@@ -403,7 +560,7 @@ def test_who_reaches_whom(
     places: list[tuple[str, str] | None], want: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks with a GPU each for themselves, machine by machine; the same on both ends."""
-    monkeypatch.setattr(direct_module, "_place", lambda library, rank, device: places[rank])
+    monkeypatch.setattr(direct_module, "place_of", lambda library, rank, device: places[rank])
     store = HashStore()
 
     def opened(rank: int) -> Direct | None:
@@ -428,14 +585,23 @@ def test_nobody_reaches_anybody() -> None:
 
 
 def losses_of(
-    plan: TrainingPlan, folder: Path, *more: str, device: str = "cpu"
+    plan: TrainingPlan,
+    folder: Path,
+    *more: str,
+    device: str = "cpu",
+    machines: Sequence[str] | None = None,
 ) -> tuple[list[float], list[Any]]:
     """Of five steps of all ranks, and what a device told."""
     path = folder / "plan.json"
     save_plan(plan, path)
+    module = ["planner.executor"]
+    if machines is not None:
+        nothing = {"device": "none", "fault": "kill", "phase": "join", "step": 0, "folder": "/"}
+        how = nothing | {"machines": machines, "hangs": False}
+        module = ["tests.executor.direct_rank", json.dumps(how)]
     done = torchrun(
         len(plan.cluster),
-        *("-m", "planner.executor", str(path), "--devices", *plan.cluster.network.ids),
+        *("-m", *module, str(path), "--devices", *plan.cluster.network.ids),
         *("--steps", "5", "--device", device, "--events", *more),
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -487,14 +653,87 @@ def test_other_ways_to_train(rare: str, tmp_path: Path) -> None:
         assert found == want
 
 
+@pytest.mark.parametrize("grid", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
+def test_machines_of_two(grid: list[list[int]], tmp_path: Path) -> None:
+    """A pipeline within a machine and averaging between them, and the other way round."""
+    plan = make_plan(grid, workload=tiny_workload())
+    want, _ = losses_of(plan, tmp_path)
+    found, _ = losses_of(plan, tmp_path, "--direct", "gloo", machines=["a", "a", "b", "b"])
+    assert found == want
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("phase", ["forward", "backward", "averaging", "update"])
 @pytest.mark.parametrize("device", [0, 4])
-def test_kill_is_named(device: int, phase: str, tmp_path: Path) -> None:
-    """As where messages go by hosts."""
+def test_kill_is_named(device: int, phase: str, hangs: bool, tmp_path: Path) -> None:
+    """As where messages go by hosts, also where a library waits for its peer for ever."""
     with Started(tmp_path) as run:
-        others = all_hurt(run, tmp_path, SIX, device, phase, more=("--direct", "gloo"))
-        require_named(run, others, device)
+        plan = make_plan(SIX, workload=tiny_workload(batch_samples=8))
+        path = tmp_path / "plan.json"
+        save_plan(plan, path)
+        given = {"device": str(device), "fault": "kill", "phase": phase, "step": 2}
+        given |= {"folder": str(tmp_path), "machines": ["a"] * 6, "hangs": hangs}
+        names = plan.cluster.network.ids
+        for name in names:
+            module = "tests.executor.direct_rank"
+            run.start(name, name, hurt(path, given, "--direct", "gloo", module=module))
+        require_named(run, [name for name in names if name != str(device)], device)
+
+
+def test_paths_that_are_chosen_are_refused() -> None:
+    """There, words lie between the bytes."""
+    from planner.executor.arguments import arguments, require_planned
+
+    args = arguments(["plan.json", "--devices", "a", "--direct", "nccl"], None)
+    plan = make_plan([[0, 1]], workload=tiny_workload())
+    require_planned(args, plan)
+    with pytest.raises(ValueError, match="--direct: messages' order must be planned"):
+        require_planned(args, plan.replace(wiring="stochastic"))
+
+
+def test_a_message_is_made_before_it_leaves() -> None:
+    """Handed over at once, while it is still being made."""
+    hall = Hall(2)
+    side = GpuSide(LateGpu())
+    directs = directs_of([hall.of(0), hall.of(1)], (0, 1), [side, HOST])
+    here, there = socket.socketpair()
+    soon = threading.Event()
+    message = torch.zeros(4)
+
+    def makes() -> None:
+        soon.wait(LONG_S)
+        message.fill_(7.0)
+
+    side._gpu.computing().give(makes)
+    outbox = Outbox({1: here}, Failure(), {1: 1e9}, side=side, direct=directs[0])
+    outbox.send(message, 1)
+    room = torch.zeros(4)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(directs[1].receive, there, 0, room)
+        time.sleep(0.05)
+        assert not got.done() and not hall.sent
+        soon.set()
+        got.result(LONG_S)
+    outbox.finish()
+    assert bool((room == 7.0).all())
+
+
+def test_a_round_alone_leaves_the_vector_where_it_is() -> None:
+    """A mean of one's own is scaled there."""
+    one = AveragingGroup.equal((0,))
+    rounds = [one, one]
+    own = Averaging(0, rounds, [Pace(1, 1)] * 2, [Wire.FP32] * 2, 3, 1e9)
+    asked: list[bool | None] = []
+    vector: Tensor = torch.ones(2)
+
+    def where(here: bool | None) -> Tensor:
+        asked.append(here)
+        return vector
+
+    members = Members(1)
+    own.run(where, members.peers[0], Outbox({}, Failure(), {}))
+    assert asked == [None] and vector.tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -503,6 +742,7 @@ def test_kill_is_named(device: int, phase: str, tmp_path: Path) -> None:
         (["--elastic"], "--direct goes without --elastic; leave one out"),
         (["--impose"], "--impose runs no model; leave out --direct"),
         (["--move", "a:1@3"], "--direct goes without --move; leave one out"),
+        (["--rebalance", "5"], "--direct goes without --rebalance; leave one out"),
     ],
 )
 def test_what_it_goes_without(more: list[str], line: str) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,14 +54,13 @@ def all_hurt(
     device: int,
     phase: str,
     fault: str = "kill",
-    more: Sequence[str] = (),
 ) -> list[str]:
     """Start all ranks; returns the others than the one to which it happens."""
     path = plan_of(grid, folder)
     given = {"device": str(device), "fault": fault, "phase": phase, "step": 2}
     devices = [str(d) for row in grid for d in row]
     for d in devices:
-        run.start(d, d, hurt(path, given | {"folder": str(folder)}), *more)
+        run.start(d, d, hurt(path, given | {"folder": str(folder)}))
     return [d for d in devices if d != str(device)]
 
 

@@ -100,4 +100,6 @@ def test_from_gpu_to_gpu_by_nccl(grid: list[list[int]], tmp_path: Path) -> None:
     want, devices = losses_of(plan, tmp_path, device="cuda")
     found, told = losses_of(plan, tmp_path, "--direct", "nccl", device="cuda")
     assert found == pytest.approx(want, rel=1e-6)
-    assert [d["sent_bytes"].keys() for d in told] == [d["sent_bytes"].keys() for d in devices]
+    for one, other in zip(told, devices, strict=True):
+        # a word for each message, and no heads of chunks
+        assert one["sent_bytes"] == pytest.approx(other["sent_bytes"], rel=0.02)

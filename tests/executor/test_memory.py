@@ -166,8 +166,9 @@ def test_pieces_from_gpu_to_gpu_wait_two_at_a_time() -> None:
     own = Averaging(0, [group], [Pace(4, 2)], [Wire.FP32], 3, 1e9)
     assert direct_bytes(own, 200) == 2 * 2 * 4 * 100
     assert direct_bytes(replace(own, rank=1), 200) == 2 * 2 * 4 * 50
-    # and one more as it is written
-    assert direct_bytes(replace(own, wires=[Wire.BF16]), 200) == 2 * 3 * 2 * 100
+    # and pieces of the largest share as they leave and arrive, its own as they are made
+    half = 2 * 2 * 2 * 50 + 2 * 2 * (2 + 4) * 100 + 4 * 50 + 2 * 50
+    assert direct_bytes(replace(own, wires=[Wire.BF16], rank=1), 200) == half
     assert direct_bytes(own, 1 << 30) == 2 * 2 * (64 << 20)
 
 

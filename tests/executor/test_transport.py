@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from planner.executor.connections import ConnectionLost  # noqa: E402
 from planner.executor.failure import Failure  # noqa: E402
 from planner.executor.messages import Message, Traffic  # noqa: E402
@@ -33,9 +35,12 @@ def inbox(
     ends: dict[int, socket.socket], expected: dict[int, list[Expected]], early_bytes: int = 1 << 30
 ) -> Inbox:
     """Rank 0's."""
-    return Inbox(
-        ends, expected, lambda m: torch.empty(SIZE, dtype=torch.uint8), Failure(), early_bytes
-    )
+
+    def room(message: Message, *, own: bool = False) -> Tensor:
+        made: Tensor = torch.empty(SIZE, dtype=torch.uint8)
+        return made
+
+    return Inbox(ends, expected, room, Failure(), early_bytes)
 
 
 def test_both_ends_know_one_order() -> None:
