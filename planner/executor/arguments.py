@@ -42,7 +42,9 @@ NO_MODEL = (
 """Options for a model that is trained."""
 
 
-def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
+def arguments(
+    argv: list[str] | None, about: str | None, *, prog: str = "python -m planner.executor"
+) -> argparse.Namespace:
     """Words of the command line.
 
     Parameters
@@ -51,13 +53,16 @@ def arguments(argv: list[str] | None, about: str | None) -> argparse.Namespace:
         Without the program; None: this process's.
     about
         What ``--help`` says first.
+    prog
+        Whose words they are.
 
     Returns
     -------
     argparse.Namespace
         As given, not yet looked at together.
     """
-    parser = LineParser(prog="python -m planner.executor", description=about)
+    # who looks for an option among words finds it as it is
+    parser = LineParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--devices", nargs="+", required=True, help="this node's device ids")
     parser.add_argument("--steps", type=int, default=10)

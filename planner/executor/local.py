@@ -17,19 +17,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from torch.distributed import DistError
-from torch.distributed.distributed_c10d import Store
-
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.process import STARTER
 from planner.executor.pulse import publish
-from planner.executor.store import BEGUN, OVER, SERVED, StoreAddress, StoreMissingError, served
+from planner.executor.store import SERVED, StoreAddress, served
+from planner.executor.store_view import CONNECT_S, LOOK_S, StoreView, within
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
+TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of ranks that were told to end, and so stay away."""
 END_S = 5.0
 """After the first rank has failed the others end by themselves; then they are killed."""
-CONNECT_S = 10.0
 
 
 @dataclass
@@ -39,6 +38,8 @@ class _Rank:
     begun: dict[int, bytes] = field(default_factory=dict)
     """By descriptor, what has come of a line."""
     restarts: int = 0
+    ended_s: float | None = None
+    """When it was seen to have ended, monotonic clock."""
 
 
 def run_local(
@@ -49,6 +50,7 @@ def run_local(
     said: Callable[[str], None],
     *,
     restarts: int | None = None,
+    view: StoreView | None = None,
     address: StoreAddress | None = None,
     who: str = "planner run",
 ) -> tuple[int, str | None]:
@@ -69,8 +71,9 @@ def run_local(
     restarts
         How often a device's process that was lost is started again while the others go on; None:
         they do not go on, and end.
-    address
-        Where ranks of other machines too meet; None: these are all, and meet here.
+    view, address
+        Where ranks of other machines too meet, as this process sees it; None: these are all, and
+        meet here.
     who
         Says that a device is started again.
 
@@ -100,7 +103,10 @@ def run_local(
         )
 
     ranks: list[_Rank] = []
-    run = _Run(ranks, meet, told, said, started, restarts, who)
+    others = address is not None
+    own = StoreView(meet, len(names)) if restarts is not None and view is None else None
+    view = view or own
+    run = _Run(ranks, meet, told, said, started, restarts, who, view, others=others)
     try:
         for local, name in enumerate(names):
             ranks.append(_Rank(name, started(local)))
@@ -115,6 +121,8 @@ def run_local(
             rank.process.wait()
             for stream in _streams(rank):
                 stream.close()
+        if own is not None:
+            own.stop()
 
 
 def _streams(rank: _Rank) -> tuple[IO[bytes], IO[bytes]]:
@@ -136,13 +144,18 @@ class _Run:
         started: Callable[[int], subprocess.Popen[bytes]],
         restarts: int | None,
         who: str,
+        view: StoreView | None,
+        *,
+        others: bool,
     ) -> None:
         self._ranks, self._address, self._told, self._said = ranks, address, told, said
-        self._started, self._restarts, self._who = started, restarts, who
-        self._begun_once = False
+        self._started, self._who = started, who
+        self._restarts = -1 if restarts is None else restarts
+        # only where the others go on without a rank
+        self._view = view if restarts is not None else None
+        self._others = others
         self._reason: str | None = None
         self._killed: str | None = None
-        self._store: Store | None = None
 
     def follow(self) -> tuple[int, str | None]:
         """Until all have ended; returns exit code and reason."""
@@ -151,11 +164,17 @@ class _Run:
             for rank in self._ranks:
                 for stream in _streams(rank):
                     ready.register(stream, selectors.EVENT_READ, rank)
-            while ready.get_map():
-                for key, _ in ready.select(TICK_S):
+            while ready.get_map() or any(self._may_return(rank) for rank in self._ranks):
+                for key, _ in ready.select(TICK_S) if ready.get_map() else ():
                     if not self._read(key.data, key.fd):
                         ready.unregister(key.fileobj)
-                        self._start_again(ready, key.data)
+                if not ready.get_map():
+                    time.sleep(TICK_S)
+                for rank in self._ranks:
+                    if rank.ended_s is None and rank.process.poll() is not None:
+                        rank.ended_s = time.monotonic()
+                    if self._may_return(rank) and self._knows(rank):
+                        self._start_again(ready, rank)
                 failed = [rank for rank in self._ranks if self._ends_all(rank)]
                 for rank in failed:
                     self._tell_of(rank)
@@ -164,11 +183,18 @@ class _Run:
                 if failed_s is not None and time.monotonic() - failed_s > END_S:
                     for rank in self._ranks:
                         rank.process.kill()
-        codes = [rank.process.wait() for rank in self._ranks]
+        return self._ended([rank.process.wait() for rank in self._ranks])
+
+    def _ended(self, codes: Sequence[int]) -> tuple[int, str | None]:
+        """Exit code and reason, when all have ended."""
         # where others go on, the run is done when any has done all of it
-        if not any(codes) or (self._restarts is not None and 0 in codes):
+        if not any(codes) or (self._view is not None and 0 in codes):
             return 0, None
-        if self._begun_once and all(map(_lost, codes)) and self._reason is None:
+        for rank in self._ranks:
+            rank.ended_s = rank.ended_s or time.monotonic()
+        while self._view is not None and not all(map(self._knows, self._ranks)):
+            time.sleep(TICK_S)
+        if self._others and self._goes_on() and REFUSED not in codes:
             return LEFT, None
         for rank in self._ranks:
             self._tell_of(rank)
@@ -177,45 +203,58 @@ class _Run:
             self._said(PREFIX + self._reason)
         return REFUSED if REFUSED in codes else FAILED, self._reason
 
+    def _goes_on(self) -> bool:
+        """Whether the run goes on without ranks that are lost, by the store's last answer."""
+        view = self._view
+        return view is not None and view.begun and not view.ended and self._answers()
+
+    def _answers(self) -> bool:
+        """Whether the store has answered lately."""
+        assert self._view is not None
+        return time.monotonic() - self._view.answered_s < CONNECT_S
+
+    def _knows(self, rank: _Rank) -> bool:
+        """Whether the store was asked since a rank has ended, or answers no more."""
+        assert self._view is not None and rank.ended_s is not None
+        late = time.monotonic() - rank.ended_s > CONNECT_S + LOOK_S
+        return late or self._view.knows(rank.ended_s)
+
     def _ends_all(self, rank: _Rank) -> bool:
         """Whether a rank has ended in a way that others must not outlive for long."""
-        if not (code := rank.process.poll()):
+        if rank.ended_s is None or not (code := rank.process.returncode):
             return False
-        if self._restarts is not None and self._begun():
-            # one that was started again and is refused costs itself alone
-            return code in (FAILED, REFUSED) and not rank.restarts
-        return True
+        if self._view is None:
+            return True
+        if not self._knows(rank):
+            return False
+        if not self._goes_on():
+            return True
+        # one that was started again and is refused costs itself alone
+        return code == REFUSED and not rank.restarts
 
-    def _begun(self) -> bool:
-        """Whether the others can go on without a rank, since steps have begun."""
-        self._begun_once = self._begun_once or self._has(BEGUN)
-        return self._begun_once
-
-    def _has(self, key: str) -> bool:
-        """Whether the ranks' store has it; a store that is gone has nothing."""
-        with suppress(DistError, StoreMissingError):
-            self._store = self._store or self._address.connect(CONNECT_S)
-            return self._store.check([key])
-        return False
+    def _may_return(self, rank: _Rank) -> bool:
+        """Whether a rank that has ended may be started again, as far as that is up to itself."""
+        if self._view is None or rank.ended_s is None or rank.restarts >= self._restarts:
+            return False
+        if rank.process.returncode in (0, REFUSED, *TOLD):
+            return False
+        if not self._others and all(one.ended_s is not None for one in self._ranks):
+            return False  # nobody is left to go on
+        # where it is known that the run does not go on, nobody waits for it
+        return not self._knows(rank) or (self._goes_on() and not self._view.over)
 
     def _start_again(self, ready: selectors.BaseSelector, rank: _Rank) -> None:
-        """A rank that was lost comes back, if it may, once all that it said has been read."""
-        if self._restarts is None or any(key.data is rank for key in ready.get_map().values()):
+        """A rank that was lost comes back, once all that it said has been read."""
+        if any(key.data is rank for key in ready.get_map().values()):
             return
-        code = rank.process.wait()
-        if (
-            not _lost(code)
-            or rank.restarts == self._restarts
-            or not self._begun()
-            or self._has(OVER)
-        ):
-            return
+        code = rank.process.returncode
         for stream in _streams(rank):
             stream.close()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        how = f"by {_signal(-code)}" if code < 0 else f"with {code}"
         self._said(f"{self._who}: device {rank.name!r} has ended {how} and is started again")
         rank.restarts += 1
         rank.begun.clear()
+        rank.ended_s = None
         rank.process = self._started(self._ranks.index(rank))
         for stream in _streams(rank):
             ready.register(stream, selectors.EVENT_READ, rank)
@@ -244,9 +283,7 @@ class _Run:
                 self._told(text)
             elif not text.startswith(PREFIX):
                 self._said(text)
-            elif self._reason is None or (
-                self._restarts is not None and text != PREFIX + self._reason
-            ):
+            elif self._reason is None or (self._view is not None and text != PREFIX + self._reason):
                 self._reason = text.removeprefix(PREFIX)
                 self._said(text)
         return bool(data)
@@ -256,17 +293,19 @@ class _Run:
         code = rank.process.returncode
         if code is None or code >= 0 or self._killed is not None or self._reason is not None:
             return
-        name = signal.Signals(-code).name
+        name = _signal(-code)
         self._killed = f"device {rank.name!r} was ended by {name}" + (
             "; see whether memory ran out" if name == "SIGKILL" else ""
         )
-        with suppress(DistError, RuntimeError):
-            publish(self._address.connect(CONNECT_S), self._killed)
+        line = self._killed
+        within(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
 
 
-def _lost(code: int) -> bool:
-    """Whether the others go on without whoever ended so, if they can."""
-    return code == LEFT or code < 0
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def threads(ranks: int, processors: int, *, alone: bool = True) -> dict[str, str]:

@@ -13,23 +13,23 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn
 
-from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
 
 from planner.executor.arguments import arguments, require_planned, require_sensible
-from planner.executor.binding import NODE, rank_of
+from planner.executor.binding import NODE, patience_s, rank_of
 from planner.executor.calibrate import cores
-from planner.executor.ending import LEFT, REFUSED
+from planner.executor.ending import FAILED, LEFT, REFUSED
 from planner.executor.local import run_local, threads
-from planner.executor.pulse import PERIOD_S, beats
+from planner.executor.pieces import pieces_of
+from planner.executor.process import allow_descriptors, leave
 from planner.executor.store import SERVED, StoreAddress, StoreMissingError, served
+from planner.executor.store_view import LOOK_S, StoreView
 from planner.network.line_parser import LineParser
 from planner.training_plan.file import load_plan
-from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import require_elastic
 
 WHO = "planner.executor.node"
@@ -47,13 +47,12 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         usage=f"python -m {WHO} plan.json --devices A B ... [options]",
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="python -m planner.executor --help has all others",
     )
     parser.add_argument(
         "--restarts",
         type=int,
-        default=RESTARTS,
-        help="of each device, with --elastic; default %(default)s",
+        help=f"of each device, with --elastic; default {RESTARTS}",
     )
     parser.add_argument(
         "--no-store",
@@ -63,68 +62,107 @@ def main(argv: list[str] | None = None) -> int:
     # what this does not know the executor may
     asked, words = argparse.ArgumentParser.parse_known_args(parser, argv)
     try:
-        return _run(asked, words)
+        node = _prepared(asked, words)
     except (ValueError, StoreMissingError, OSError) as error:
         print(f"{WHO}: {' '.join(str(error).split())}", file=sys.stderr)
         return REFUSED
+    signal.signal(signal.SIGTERM, _told_to_end)
+    try:
+        return node.run()
+    except OSError as error:
+        print(f"{WHO}: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print(f"{WHO}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
-def _run(asked: argparse.Namespace, words: list[str]) -> int:
-    args = arguments(words, None)
+@dataclass(frozen=True)
+class _Node:
+    """A node's ranks before they are started."""
+
+    words: list[str]
+    devices: list[str]
+    restarts: int | None
+    address: StoreAddress
+    world: int
+    patience_s: float
+    store: Store | None
+
+    def run(self) -> int:
+        """Until they have ended, and others need the store no more; returns the exit code."""
+        view = StoreView(self.address, self.world)
+        environment = threads(len(self.devices), cores(), alone=False)
+        environment[NODE] = "1" if self.store is None else "0"
+        environment.pop("WORLD_SIZE", None)
+        still_s = FAILED_STILL_S
+        try:
+            code, _ = run_local(
+                [sys.executable, "-m", "planner.executor", *self.words],
+                self.devices,
+                environment,
+                lambda line: print(line, flush=True),
+                lambda line: print(line, file=sys.stderr, flush=True),
+                restarts=self.restarts,
+                view=view,
+                address=self.address,
+                who=WHO,
+            )
+            if code == LEFT:
+                print(f"{WHO}: the others go on without this node", file=sys.stderr, flush=True)
+                still_s = max(LEFT_STILL_S, 1.5 * self.patience_s)
+        finally:
+            if self.store is not None:
+                _serve_on(view, still_s)
+        return 0 if code == LEFT and view.over else code
+
+
+def _serve_on(view: StoreView, still_s: float) -> None:
+    """Until all is done, or nobody has given a sign of life for some time."""
+    since = time.monotonic()
+    while time.monotonic() - max(since, view.stirred_s) < still_s:
+        if view.over and view.knows(since) and time.monotonic() - view.stirred_s > LOOK_S:
+            return
+        time.sleep(LOOK_S / 2)
+
+
+def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
+    args = arguments(words, None, prog=f"python -m {WHO}")
     # what ranks would refuse, each by itself, is said once
     require_sensible(args)
     plan = load_plan(args.plan)
     require_planned(args, plan)
+    pieces_of(plan, args.move, args.steps)
     if args.elastic:
         require_elastic(plan, None if args.checkpoint is None else args.every)
     for local in range(len(args.devices)):
         rank_of(plan, args.devices, local)
-    if asked.restarts < 0:
+    if asked.restarts is not None and asked.restarts < 0:
         raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
+    if asked.restarts is not None and not args.elastic:
+        raise ValueError("--restarts is for --elastic, where the others go on; add that")
     # else PyTorch takes a store that is there already for its own
     os.environ.pop(SERVED, None)
     address = replace(StoreAddress.of_environment(), by_starter=True)
+    allow_descriptors()
     serves = plan.cluster.network.ids[0] in args.devices and not asked.no_store
-    store = served(args.bind or address.bind or address.host, address.port) if serves else None
-    signal.signal(signal.SIGTERM, _told_to_end)
-    environment = threads(len(args.devices), cores(), alone=False)
-    environment[NODE] = "0" if serves else "1"
-    environment.pop("WORLD_SIZE", None)
-    code, _ = run_local(
-        [sys.executable, "-m", "planner.executor", *words],
+    return _Node(
+        words,
         args.devices,
-        environment,
-        lambda line: print(line, flush=True),
-        lambda line: print(line, file=sys.stderr, flush=True),
-        restarts=asked.restarts if args.elastic else None,
-        address=address,
-        who=WHO,
+        None if not args.elastic else RESTARTS if asked.restarts is None else asked.restarts,
+        address,
+        len(plan.cluster),
+        args.patience or patience_s(plan),
+        served(args.bind or address.bind or address.host, address.port) if serves else None,
     )
-    if store is not None and code:
-        _serve_on(address, plan, LEFT_STILL_S if code == LEFT else FAILED_STILL_S)
-    return code
-
-
-def _serve_on(address: StoreAddress, plan: TrainingPlan, still_s: float) -> None:
-    """Until nobody has given a sign of life for some time."""
-    with suppress(DistError, StoreMissingError):
-        store = address.connect(still_s)
-        seen: list[bytes] = []
-        until = time.monotonic() + still_s
-        while time.monotonic() < until:
-            found = beats(store, range(len(plan.cluster)))
-            if found != seen:
-                seen, until = found, time.monotonic() + still_s
-            time.sleep(PERIOD_S)
 
 
 def _told_to_end(number: int, frame: FrameType | None) -> NoReturn:
-    """Ranks are told before this process ends."""
+    """Ranks are told before this process ends, and no second signal comes between."""
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # whoever asks the store may be blocked there
+    leave(main())

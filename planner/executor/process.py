@@ -31,11 +31,13 @@ SWITCH_S = 0.0005
 
 
 def begin_rank() -> None:
-    """Make this process a rank's: threads that do not wait for each other, and connections.
-
-    It may have as many of these as the system allows, since each rank needs several.
-    """
+    """Make this process a rank's: threads that do not wait for each other, and connections."""
     sys.setswitchinterval(SWITCH_S)
+    allow_descriptors()
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many connections as the system allows: each rank needs several."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

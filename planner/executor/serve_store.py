@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import suppress
 
+from planner.executor.process import allow_descriptors
 from planner.executor.store import SERVED, PortTakenError, served
 from planner.network.line_parser import LineParser
 
@@ -28,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     # else PyTorch takes a store that is there already for its own
     os.environ.pop(SERVED, None)
+    allow_descriptors()
     try:
         store = served(args.bind, args.port)
     except PortTakenError as error:

@@ -83,6 +83,7 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """
     elastic = ELASTIC in shlex.split(options.executor_options)
     commands = (_own if elastic else _torchrun)(plan, options)
+    ends = "--no-kill --wait=0 --kill-on-bad-exit=0" if elastic else "--kill-on-bad-exit=1"
     cases = "".join(f"    {host}) {command} ;;\n" for host, command in commands.items())
     # a node finds its own line by its name: Slurm sorts nodes as it likes
     return f"""#!/bin/bash
@@ -97,7 +98,7 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
   esac
 }}
 export -f on_node
-srun {"--no-kill --kill-on-bad-exit=0" if elastic else "--kill-on-bad-exit=1"} bash -c on_node
+srun {ends} bash -c on_node
 """
 
 

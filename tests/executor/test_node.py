@@ -193,7 +193,57 @@ def test_the_store_stays_where_all_ranks_of_its_node_are_lost(nodes: Nodes) -> N
     os.kill(nodes.ranks(first)[0], signal.SIGKILL)
     assert second.wait(WITHIN_S) == 0
     assert sorted(nodes.losses()) == list(range(600))
-    assert first.wait(WITHIN_S) == LEFT
+    assert first.wait(WITHIN_S) == 0
+    assert nodes.err(("0",)).read_text() == f"{node.WHO}: the others go on without this node\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
+def test_a_node_without_ranks_says_that_others_go_on(nodes: Nodes) -> None:
+    """Its ranks were stopped for too long, and say so as they leave."""
+    nodes.more = ("--steps", "100000", "--elastic", "--patience", "3", "--restarts", "0")
+    first, second = nodes.start(*FIRST), nodes.start(*SECOND)
+    nodes.wait_for("step", 5)
+    ranks = nodes.ranks(second)
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    nodes.wait_for("lost", 1)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    assert second.wait(WITHIN_S) == LEFT and first.poll() is None
+    said = nodes.err(SECOND).read_text().splitlines()
+    assert said[-1] == f"{node.WHO}: the others go on without this node" and len(said) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
+def test_others_read_why_the_first_node_was_told_to_end(nodes: Nodes) -> None:
+    """It serves the store until they have."""
+    nodes.more = ("--steps", "100000")
+    first, second = nodes.start(*FIRST), nodes.start(*SECOND)
+    nodes.wait_for("step", 3)
+    first.terminate()
+    first.terminate()
+    assert first.wait(WITHIN_S) == 128 + signal.SIGTERM
+    assert second.wait(WITHIN_S) == FAILED
+    assert "was told to end" in nodes.err(SECOND).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
+def test_a_store_that_answers_no_more_holds_up_no_command(nodes: Nodes) -> None:
+    """Stopped with the node that serves it: the other one ends when it is told to."""
+    nodes.more = ("--steps", "100000", "--elastic")
+    first, second = nodes.start(*FIRST), nodes.start(*SECOND)
+    nodes.wait_for("step", 5)
+    os.kill(nodes.ranks(second)[0], signal.SIGKILL)
+    nodes.wait_for("came", 1)
+    first.send_signal(signal.SIGSTOP)
+    os.kill(nodes.ranks(second)[0], signal.SIGKILL)
+    time.sleep(2.0)
+    second.terminate()
+    assert second.wait(WITHIN_S) == 128 + signal.SIGTERM
+    first.kill()
 
 
 @pytest.mark.parametrize(
@@ -203,6 +253,7 @@ def test_the_store_stays_where_all_ranks_of_its_node_are_lost(nodes: Nodes) -> N
         (["--devices", "0", "0"], "a device is named twice"),
         (["--devices", "0", "--elastic", "--own-pace"], "--elastic goes without --own-pace"),
         (["--devices", "0", "--restarts", "-1"], "--restarts is -1; give 0 or more"),
+        (["--devices", "0", "--restarts", "1"], "--restarts is for --elastic"),
         (["--devices", "0", "--bind", "203.0.113.7"], "203.0.113.7"),
     ],
 )
@@ -218,9 +269,12 @@ def test_what_is_refused(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.delenv("PLANNER_BIND", raising=False)
+    started: list[object] = []
+    monkeypatch.setattr(node, "run_local", lambda *how, **more: started.append(how))
     save_plan(plan, tmp_path / "plan.json")
     assert node.main([str(tmp_path / "plan.json"), *words]) == 2
     said = capsys.readouterr().err
+    assert not started
     assert line in said and said.startswith("planner.executor.node: ") and said.count("\n") == 1
 
 
