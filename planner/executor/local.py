@@ -27,6 +27,8 @@ HOST = "127.0.0.1"
 TICK_S = 0.2
 TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of ranks that were told to end, and so stay away."""
+REST_S = 1.0
+"""From the end of a rank to its next start, the first time."""
 END_S = 5.0
 """After the first rank has failed the others end by themselves; then they are killed."""
 
@@ -103,9 +105,9 @@ def run_local(
         )
 
     ranks: list[_Rank] = []
-    others = address is not None
     own = StoreView(meet, len(names)) if restarts is not None and view is None else None
     view = view or own
+    others = view is not None and len(names) < view.ranks
     run = _Run(ranks, meet, told, said, started, restarts, who, view, others=others)
     try:
         for local, name in enumerate(names):
@@ -173,7 +175,8 @@ class _Run:
                 for rank in self._ranks:
                     if rank.ended_s is None and rank.process.poll() is not None:
                         rank.ended_s = time.monotonic()
-                    if self._may_return(rank) and self._knows(rank):
+                for rank in self._ranks:
+                    if self._may_return(rank) and self._rested(rank) and self._knows(rank):
                         self._start_again(ready, rank)
                 failed = [rank for rank in self._ranks if self._ends_all(rank)]
                 for rank in failed:
@@ -218,6 +221,11 @@ class _Run:
         assert self._view is not None and rank.ended_s is not None
         late = time.monotonic() - rank.ended_s > CONNECT_S + LOOK_S
         return late or self._view.knows(rank.ended_s)
+
+    def _rested(self, rank: _Rank) -> bool:
+        """Whether others would have been seen to end with a rank; longer each time."""
+        assert rank.ended_s is not None
+        return time.monotonic() - rank.ended_s > REST_S * (1 << rank.restarts)
 
     def _ends_all(self, rank: _Rank) -> bool:
         """Whether a rank has ended in a way that others must not outlive for long."""

@@ -28,6 +28,8 @@ class StoreView(threading.Thread):
 
     Attributes
     ----------
+    ranks
+        As given.
     begun, over
         Whether steps have begun that go on without a lost device; whether all are done.
     ended
@@ -42,7 +44,7 @@ class StoreView(threading.Thread):
         super().__init__(name="store view", daemon=True)
         self.begun = self.over = self.ended = False
         self.answered_s, self.stirred_s = 0.0, time.monotonic()
-        self._address, self._ranks = address, range(ranks)
+        self._address, self.ranks = address, ranks
         self._seen: list[bytes] = []
         self._stopped = threading.Event()
         self.start()
@@ -77,7 +79,7 @@ class StoreView(threading.Thread):
         self.begun = self.begun or store.check([BEGUN])
         self.over = self.over or store.check([OVER]) or store.check(["parted/all"])
         self.ended = store.check([ABORT]) and store.get(ABORT).decode() not in ("", RUNNING)
-        found = beats(store, self._ranks)
+        found = beats(store, range(self.ranks))
         if found != self._seen:
             self._seen, self.stirred_s = found, time.monotonic()
         self.answered_s = asked

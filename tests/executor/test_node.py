@@ -217,6 +217,20 @@ def test_a_node_without_ranks_says_that_others_go_on(nodes: Nodes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
+def test_where_nobody_is_left_nobody_is_started_again(nodes: Nodes) -> None:
+    """All of the plan's devices are here, and all are killed: it ends, and says how."""
+    nodes.more = ("--steps", "100000", "--elastic")
+    only = nodes.start(*FIRST, *SECOND)
+    nodes.wait_for("step", 5)
+    for rank in nodes.ranks(only):
+        os.kill(rank, signal.SIGKILL)
+    assert only.wait(WITHIN_S) == FAILED
+    said = nodes.err((*FIRST, *SECOND)).read_text()
+    assert "was ended by SIGKILL" in said and "started again" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes as Linux tells of them")
 def test_others_read_why_the_first_node_was_told_to_end(nodes: Nodes) -> None:
     """It serves the store until they have."""
     nodes.more = ("--steps", "100000")
