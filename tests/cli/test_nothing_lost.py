@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -435,7 +436,8 @@ def test_an_interrupted_run_tells_the_steps_that_were_done(
 
     monkeypatch.setattr(local, "run_local", run_local)
     monkeypatch.setattr("planner.cli.run_command.predict", lambda *_: [1.0])
-    monkeypatch.setattr("planner.cli.run_command.Calibration.load", lambda _: None)
+    measured = SimpleNamespace(software={})
+    monkeypatch.setattr("planner.cli.run_command.Calibration.load", lambda _: measured)
     words = ["run", str(made), "--json", "--calibration", "times.json"]
     assert main(words) == 143
     data = json.loads(capsys.readouterr().out)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -690,6 +691,31 @@ def test_paths_that_are_chosen_are_refused() -> None:
     require_planned(args, plan)
     with pytest.raises(ValueError, match="--direct: messages' order must be planned"):
         require_planned(args, plan.replace(wiring="stochastic"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "line"),
+    [
+        (None, None, ""),
+        ("nccl", "nccl", ""),
+        ("nccl", None, "the link was measured with --direct nccl, the run goes by hosts"),
+        (None, "gloo", "the link was measured by hosts, the run goes with --direct gloo"),
+    ],
+)
+def test_a_link_measured_another_way_is_refused(
+    measured: str | None, asked: str | None, line: str
+) -> None:
+    """A prediction stands on the way that messages go."""
+    from planner.cli.run_command import require_same_way
+
+    software = {} if measured is None else {"direct": measured}
+    how: Any = SimpleNamespace(software=software)
+    run: Any = SimpleNamespace(direct=asked, calibration="times.json")
+    if not line:
+        require_same_way(how, run)
+        return
+    with pytest.raises(ValueError, match=f"times.json: {line}; measure again"):
+        require_same_way(how, run)
 
 
 def test_a_message_is_made_before_it_leaves() -> None:
