@@ -356,8 +356,8 @@ def _measure(streams: Streams, rank: int, side: Side, direct: Direct | None) -> 
         lambda: side.enter(inbox.take(next(numbers), message).tensor),
     )
     outbox.finish()
-    library = None if direct is None else direct.library
-    return Link(latency, bandwidth, max(ours - small, 0.0), library)
+    carrier = None if direct is None else direct.carrier
+    return Link(latency, bandwidth, max(ours - small, 0.0), carrier)
 
 
 def _one_way(

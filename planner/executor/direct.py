@@ -85,12 +85,12 @@ class Direct:
         Where it computes.
     name
         Of a rank's device.
-    library
-        Whose the group is, for people.
+    carrier
+        The library whose the group is, for people.
 
     Attributes
     ----------
-    members, library
+    members, carrier
         As given.
     """
 
@@ -101,9 +101,9 @@ class Direct:
         rank: int,
         side: Side,
         name: Callable[[int], str] = str,
-        library: str = "",
+        carrier: str = "",
     ) -> None:
-        self.members, self.library = frozenset(members), library
+        self.members, self.carrier = frozenset(members), carrier
         self._number = {member: number for number, member in enumerate(members)}
         self._group, self._rank, self._side, self._name = group, rank, side, name
         self._turn = threading.Lock()
@@ -216,7 +216,7 @@ class Direct:
             # at which end is not known
             said = (str(error).splitlines() or [""])[0]
             pair = " and ".join(repr(self._name(rank)) for rank in sorted((self._rank, other)))
-            raise ConnectionLost(f"{self.library} between {pair} has failed ({said})") from None
+            raise ConnectionLost(f"{self.carrier} between {pair} has failed ({said})") from None
 
 
 def _say(connection: socket.socket, word: Word) -> None:

@@ -151,7 +151,7 @@ def directs_of(
 ) -> dict[int, Direct]:
     """By rank; a hall knows them from now on."""
     found = {
-        rank: Direct(group, members, rank, side, library="nccl")
+        rank: Direct(group, members, rank, side, carrier="nccl")
         for group, rank, side in zip(groups, members, sides, strict=True)
     }
     for group, rank in zip(groups, members, strict=True):
