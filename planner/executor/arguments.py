@@ -7,8 +7,8 @@ import math
 import os
 from pathlib import Path
 
+from planner.executor.address import INTERFACE
 from planner.executor.binding import WAIT_S
-from planner.executor.opening import INTERFACE
 from planner.executor.options import EVERY, FILES, NUMBERS, add_device, add_training
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND

@@ -18,9 +18,15 @@ import numpy as np
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from planner.executor.address import (
+    INTERFACE,
+    address_among,
+    address_of,
+    tell_address_of_store,
+)
 from planner.executor.connections import Purpose
 from planner.executor.ending import Ending
-from planner.executor.opening import INTERFACE, address_of, connections_to
+from planner.executor.opening import connections_to
 from planner.executor.ranks import Ranks
 from planner.executor.secret import Secret
 from planner.executor.store import PortTakenError, StoreAddress, StoreMissingError
@@ -323,11 +329,12 @@ def _meet(
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
     watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
     _require_alike(store, name, told)
+    tell_address_of_store(store)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    ranks = Ranks(rank, world, store, names, watch, secret=secret)
+    ranks = Ranks(rank, world, store, names, watch, secret=secret, address=address_among(store))
     if secret is not None:
         prove_all(ranks, about)
     ring(ranks)
@@ -348,7 +355,10 @@ def _come_late(
     watch.missed = lambda *_: None  # whatever happens to this process, the others go on
     _require_alike(entered.store, names[rank], told)
     watch.look_after(rank, rank, names[rank])
-    return Ranks(rank, len(names), entered.store, names, watch, late=True, secret=secret)
+    at = address_among(entered.store)
+    return Ranks(
+        rank, len(names), entered.store, names, watch, late=True, secret=secret, address=at
+    )
 
 
 def ring(ranks: Ranks) -> dict[socket.socket, str]:

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from planner.executor.address import INTERFACE, own_address
 from planner.executor.connections import Connection, ConnectionLost, Connections, Purpose
 from planner.executor.ranks import Ranks
-from planner.executor.store import BIND, EVERYWHERE
 from planner.executor.trust import answer, ask
 
 MAGIC = 0x504C414E
@@ -39,14 +39,10 @@ LOOK_S, KNOCKING = 0.02, 64
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """A silent connection is asked for a sign of life after so many seconds, again after so many, so
 often. No limit on what is unconfirmed: a slow receiver may hold up its sender for long."""
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Names the network interface to listen on, as torch.distributed's own transports have it."""
 NEAR = "PLANNER_UNIX_SOCKETS"
 """0 in the environment: ranks of one machine connect over its network as all others do."""
 NEAR_BYTES = 1 << 22
 """Asked for, to be on the way between two ranks of one machine."""
-GET_ADDRESS = 0x8915
-"""ioctl SIOCGIFADDR of Linux."""
 
 
 @contextmanager
@@ -105,7 +101,7 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
     higher = [(purpose, other) for purpose, other in asked if other > ranks.rank]
     limit_s = CONNECT_S + RANK_S * ranks.world
     with ExitStack() as held:
-        servers, address = _listen(own_address(), len(asked) + 1)
+        servers, address = _listen(ranks.address or own_address(), len(asked) + 1)
         for server in servers:
             held.enter_context(server)
         addresses = ranks.share(f"{name}/address", address)
@@ -143,45 +139,6 @@ def _open(ranks: Ranks, wanted: Iterable[tuple[Purpose, int]], name: str) -> Con
     for (_, other), connection in found.items():
         connection.name = ranks.name(other)
     return found
-
-
-def own_address() -> str:
-    """The address at which other ranks reach this process: the one it reaches the store from."""
-    bind = os.environ.get(BIND, "")
-    if bind and bind not in EVERYWHERE:
-        return bind
-    named = address_of(os.environ.get(INTERFACE, ""))
-    if named is not None:
-        return named
-    target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
-    for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
-        # connecting a datagram socket sends nothing, it only chooses the way
-        with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def address_of(interface: str) -> str | None:
-    """The IPv4 address of a network interface.
-
-    Parameters
-    ----------
-    interface
-        Its name, or an empty one.
-
-    Returns
-    -------
-    str or None
-        None: there is no such interface, it has none, or this system does not say.
-    """
-    if interface and sys.platform == "linux":
-        import fcntl
-
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
-    return None
 
 
 def _listen(host: str, backlog: int) -> tuple[list[socket.socket], str]:

@@ -51,6 +51,8 @@ class Ranks:
         Whether the others have begun without this one.
     secret
         Of the run, which ranks prove to each other; None: there is none.
+    address
+        Where the others reach this process; empty: as the environment says.
     """
 
     rank: int
@@ -63,6 +65,7 @@ class Ranks:
     waiting: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda keys: nullcontext()
     late: bool = False
     secret: Secret | None = None
+    address: str = ""
 
     @property
     def _timeout(self) -> timedelta:

@@ -140,7 +140,6 @@ class Roll:
         assert ranks.watch is not None
         self._ranks, self._watch, self._wait_s = ranks, ranks.watch, wait_s
         self._ids, self.name = ranks.names, ranks.name(ranks.rank)
-        self._secret = ranks.secret
         self._store = ranks.store
         self._lock = threading.Lock()
         self._accused: set[str] = set()
@@ -260,7 +259,8 @@ class Roll:
             self._watch,
             loss=self.loss,
             waiting=self.waiting,
-            secret=self._secret,
+            secret=self._ranks.secret,
+            address=self._ranks.address,
         )
 
     def accuse(self, names: Sequence[str], why: str, alone: bool = False) -> None:

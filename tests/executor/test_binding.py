@@ -31,8 +31,8 @@ def test_rank_is_the_named_device_not_the_local_process() -> None:
 
 def test_the_plan_names_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment goes before it; one that this machine has not ends the rank."""
+    from planner.executor.address import INTERFACE, own_address
     from planner.executor.binding import BindingError, _listen_as_planned
-    from planner.executor.opening import INTERFACE, own_address
 
     plan = make_plan([[0, 1], [2, 3]])
     devices = replace(plan.cluster.devices, interfaces=["lo", "", "none0", ""])

@@ -19,9 +19,16 @@ import torch
 
 from planner.cli.main import main
 from planner.executor import opening
+from planner.executor.address import (
+    INTERFACE,
+    REACHED,
+    address_among,
+    own_address,
+    tell_address_of_store,
+)
 from planner.executor.connections import ConnectionLost, Purpose, receive_into, send_all
 from planner.executor.ending import FAILED, REFUSED
-from planner.executor.opening import HELLO, MAGIC, Door, connections_to, own_address
+from planner.executor.opening import HELLO, MAGIC, Door, connections_to
 from planner.executor.ranks import Ranks
 from planner.executor.secret import (
     NONCE_BYTES,
@@ -474,6 +481,28 @@ def test_where_ranks_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StoreAddress.of_environment().bind == "127.0.0.3"
     monkeypatch.setenv(BIND, "0.0.0.0")
     assert own_address() == "127.0.0.1"
+
+
+def test_a_name_that_is_loopback_on_its_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks there listen where others reach the store, if that is an address of the node."""
+    monkeypatch.delenv(BIND, raising=False)
+    monkeypatch.delenv(INTERFACE, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = served("127.0.0.1", 0)
+    tell_address_of_store(store)
+    assert not store.check([REACHED]) and address_among(store) == "127.0.0.1"
+    for told, wanted in (
+        ("127.0.0.5", "127.0.0.5"),
+        ("192.0.2.1", "127.0.0.1"),
+        ("2001:db8::1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("nothing", "127.0.0.1"),
+    ):
+        store.set(REACHED, told)
+        assert address_among(store) == wanted
+    store.set(REACHED, "127.0.0.5")
+    monkeypatch.setenv(BIND, "127.0.0.3")
+    assert address_among(store) == "127.0.0.3"
 
 
 def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(

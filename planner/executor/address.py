@@ -1,0 +1,125 @@
+"""The address at which other ranks reach this process."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from torch.distributed.distributed_c10d import Store
+
+from planner.executor.store import BIND, EVERYWHERE
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Names the network interface to listen on, as torch.distributed's own transports have it."""
+REACHED = "store/reached"
+"""Key of the store: an address under which some rank reaches it over a network."""
+GET_ADDRESS = 0x8915
+"""ioctl SIOCGIFADDR of Linux."""
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface.
+
+    Parameters
+    ----------
+    interface
+        Its name, or an empty one.
+
+    Returns
+    -------
+    str or None
+        None: there is no such interface, it has none, or this system does not say.
+    """
+    if interface and sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            asked = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
+    return None
+
+
+def own_address() -> str:
+    """The address that was named, or that of the interface; else where it reaches the store from.
+
+    Returns
+    -------
+    str
+        To listen on.
+    """
+    return _named() or _way_to_store()[0]
+
+
+def tell_address_of_store(store: Store) -> None:
+    """Let others know under which address the store is reached from here, over a network.
+
+    Parameters
+    ----------
+    store
+        Which.
+    """
+    mine, stores = _way_to_store()
+    if not _is_loopback(mine):
+        store.set(REACHED, stores)
+
+
+def address_among(store: Store) -> str:
+    """`own_address`, with what other machines' ranks have told.
+
+    On its own node the store's name often is a loopback address (Debian's 127.0.1.1), at which no
+    other machine finds anybody: whoever is there listens where the others reach the store.
+
+    Parameters
+    ----------
+    store
+        Through which all ranks have come by now.
+
+    Returns
+    -------
+    str
+        To listen on.
+    """
+    named = _named()
+    if named is not None:
+        return named
+    mine, _ = _way_to_store()
+    if _is_loopback(mine) and store.check([REACHED]):
+        told = store.get(REACHED).decode()
+        if _is_own(told):
+            return told
+    return mine
+
+
+def _named() -> str | None:
+    bind = os.environ.get(BIND, "")
+    return bind if bind and bind not in EVERYWHERE else address_of(os.environ.get(INTERFACE, ""))
+
+
+def _way_to_store() -> tuple[str, str]:
+    """The addresses of this process and of the store, on the way from one to the other."""
+    target = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
+    for family, kind, _, _, address in socket.getaddrinfo(*target, type=socket.SOCK_DGRAM):
+        # connecting a datagram socket sends nothing, it only chooses the way
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]), str(address[0])
+    return "127.0.0.1", "127.0.0.1"
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has an address; whoever wrote it into the store may have erred."""
+    with suppress(OSError, ValueError):
+        known = ipaddress.ip_address(address)
+        family = socket.AF_INET if known.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return not known.is_unspecified
+    return False
