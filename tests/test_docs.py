@@ -30,6 +30,13 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_no_page_has_a_section_twice() -> None:
+    """As a merge may leave it."""
+    for page in DOCS.rglob("*.md"):
+        headings = re.findall(r"^#+ .*$", re.sub(r"(?ms)^```.*?^```$", "", page.read_text()), re.M)
+        assert len(headings) == len(set(headings)), page.name
+
+
 def test_pages_are_in_the_contents() -> None:
     """Each once."""
     entries: list[Path] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from planner.cli.arguments import count, positive
 from planner.cli.output import show
 from planner.exports.formats import FORMATS, export_plan
+from planner.exports.launch import ELASTIC
 from planner.exports.options import load_hosts
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
@@ -86,6 +87,7 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     """
     try:
         from planner.executor.arguments import arguments, require_planned, require_sensible
+        from planner.executor.node import own_options, require_own
         from planner.executor.options import optimizing_of
         from planner.executor.pieces import pieces_of
     except ImportError:
@@ -97,8 +99,13 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
     if not words or not words[0].startswith("-"):
         return
     said = io.StringIO()
+    # nodes' own command starts the ranks; else torchrun does
+    by_node = to == "nodes" or (to == "slurm" and ELASTIC in words)
+    own = None
     try:
         with redirect_stderr(said), redirect_stdout(said):
+            if by_node:
+                own, words = own_options(words)
             told = arguments(["plan.json", "--devices", "", *words], None)
     except SystemExit as end:
         why = said.getvalue().partition(": ")[2].partition("; see ")[0]
@@ -111,6 +118,8 @@ def _require_understood(text: str, plan: TrainingPlan, to: str) -> None:
             "--executor-options: with --elastic, torchrun would end all ranks of a node when one "
             "fails; take --to nodes"
         )
+    if own is not None:
+        require_own(own, told)
     require_sensible(told)
     require_planned(told, plan)
     if told.elastic:

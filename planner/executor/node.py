@@ -42,6 +42,35 @@ tells them why, and who is lost leaves them what they meet by."""
 
 def main(argv: list[str] | None = None) -> int:
     """Run the node's ranks; returns the exit code."""
+    try:
+        node = _prepared(*own_options(argv))
+    except (ValueError, StoreMissingError, OSError) as error:
+        print(f"{WHO}: {' '.join(str(error).split())}", file=sys.stderr)
+        return REFUSED
+    signal.signal(signal.SIGTERM, _told_to_end)
+    try:
+        return node.run()
+    except OSError as error:
+        print(f"{WHO}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"{WHO}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def own_options(words: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """What is for this command, and what is left for the ranks.
+
+    Parameters
+    ----------
+    words
+        Of the command line; None: this process's.
+
+    Returns
+    -------
+    tuple[argparse.Namespace, list[str]]
+        Its own options, and words for `planner.executor.arguments.arguments`.
+    """
     parser = LineParser(
         prog=f"python -m {WHO}",
         description=__doc__,
@@ -60,21 +89,28 @@ def main(argv: list[str] | None = None) -> int:
         help="planner.executor.serve_store serves it, on a node that stays",
     )
     # what this does not know the executor may
-    asked, words = argparse.ArgumentParser.parse_known_args(parser, argv)
-    try:
-        node = _prepared(asked, words)
-    except (ValueError, StoreMissingError, OSError) as error:
-        print(f"{WHO}: {' '.join(str(error).split())}", file=sys.stderr)
-        return REFUSED
-    signal.signal(signal.SIGTERM, _told_to_end)
-    try:
-        return node.run()
-    except OSError as error:
-        print(f"{WHO}: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print(f"{WHO}: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+    return argparse.ArgumentParser.parse_known_args(parser, words)
+
+
+def require_own(asked: argparse.Namespace, args: argparse.Namespace) -> None:
+    """Raise for own options that do not go with the ranks'.
+
+    Parameters
+    ----------
+    asked
+        Own options.
+    args
+        The ranks'.
+
+    Raises
+    ------
+    ValueError
+        One line.
+    """
+    if asked.restarts is not None and asked.restarts < 0:
+        raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
+    if asked.restarts is not None and not args.elastic:
+        raise ValueError("--restarts is for --elastic, where the others go on; add that")
 
 
 @dataclass(frozen=True)
@@ -137,10 +173,7 @@ def _prepared(asked: argparse.Namespace, words: list[str]) -> _Node:
         require_elastic(plan, None if args.checkpoint is None else args.every)
     for local in range(len(args.devices)):
         rank_of(plan, args.devices, local)
-    if asked.restarts is not None and asked.restarts < 0:
-        raise ValueError(f"--restarts is {asked.restarts}; give 0 or more")
-    if asked.restarts is not None and not args.elastic:
-        raise ValueError("--restarts is for --elastic, where the others go on; add that")
+    require_own(asked, args)
     # else PyTorch takes a store that is there already for its own
     os.environ.pop(SERVED, None)
     address = replace(StoreAddress.of_environment(), by_starter=True)

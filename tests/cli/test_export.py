@@ -76,6 +76,26 @@ def test_words_that_every_rank_would_refuse_are_refused(
     assert printed.err.count("\n") == 1
 
 
+def test_words_of_whoever_starts_ranks_go_along(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the executor's own command does; torchrun does not know them."""
+    line = ["export", str(plan_file), "--executor-options=--elastic --restarts 1 --no-store"]
+    for to in ("nodes", "slurm"):
+        assert main([*line, "--to", to]) == 0
+        assert capsys.readouterr().out.count("--elastic --restarts 1 --no-store") == 6
+    for words, to, said in (
+        ("--restarts 1", "nodes", "--restarts is for --elastic"),
+        ("--elastic --restarts -1", "nodes", "--restarts is -1"),
+        ("--restarts x", "nodes", "--restarts"),
+        ("--no-store", "slurm", "--no-store"),
+        ("--no-store", "torchrun", "--no-store"),
+    ):
+        assert main(["export", str(plan_file), "--to", to, f"--executor-options={words}"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
+
+
 def test_words_go_unseen_where_the_executor_is_not_installed(
     plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
