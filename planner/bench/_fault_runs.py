@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,17 +168,17 @@ def marked(mark: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            marked = f"{MARK}={mark}".encode() in path.read_bytes()
+            own = f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0")
             state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if marked and state != "Z":
+        if own and state != "Z":
             found.append(int(path.parent.name))
     return found
 
 
 @contextmanager
-def fresh_run(mark: str) -> Iterator[Run]:
+def fresh_run() -> Iterator[Run]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -191,14 +191,15 @@ def fresh_run(mark: str) -> Iterator[Run]:
             "MASTER_PORT": str(port),
             "LOCAL_RANK": "0",
             "TMPDIR": str(folder / "tmp"),
-            MARK: mark,
+            MARK: folder.name,
         }
-        run = Run(folder, mark, environment)
+        run = Run(folder, folder.name, environment)
         try:
             yield run
         finally:
-            for number in marked(mark):
-                os.kill(number, signal.SIGKILL)
+            for number in marked(run.mark):
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
             for process in run.processes.values():
                 process.wait()
 
@@ -307,4 +308,6 @@ def change_links(
     for process in done:
         _, error = process.communicate(timeout=LIMIT_S)
         if process.returncode:
-            raise EmulationError(f"the network was not changed ({how}): {error.splitlines()[-1]}")
+            raise EmulationError(
+                f"the network was not changed ({how}): {(error.splitlines() or ['it was killed'])[-1]}"
+            )

@@ -113,7 +113,7 @@ def elastic_rows(quick: bool, network: bool) -> Iterator[ElasticRow]:
 
 def losses_without_fault() -> dict[int, float]:
     """By step, of a run to which nothing happens."""
-    with fresh_run("none") as run:
+    with fresh_run() as run:
         path, names = saved(run)
         with _serving(run):
             _start(run, path, names, "nobody", "none", "forward", BACK_STEPS)
@@ -155,7 +155,7 @@ def hurt(
     ElasticRow
         How it went on.
     """
-    with fresh_run(f"elastic-{fault}-{victim}-{phase}-{pipelines}-{back}") as run:
+    with fresh_run() as run:
         path, names = saved(run, pipelines)
         with _serving(run):
             steps = BACK_STEPS if back else STEPS
@@ -198,7 +198,7 @@ def cut(
     ElasticRow
         How it went on.
     """
-    with fresh_run(f"elastic-cut-{len(others)}-{phase}") as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}

@@ -51,7 +51,7 @@ def stopped(victim: int, patience: str | None) -> Row:
     Row
         Seconds from the fault to the last end; of the others than the device where the run ends.
     """
-    with fresh_run(f"pause-{victim}-{patience}") as run:
+    with fresh_run() as run:
         path, names = saved(run)
         words = [*rank_words(run, path, names[victim], "stop", "backward"), *_more(patience)]
         for name in names:
@@ -77,7 +77,7 @@ def mended(victim: int, other: int, patience: str | None) -> Row:
     Row
         Seconds from the fault to the last end; of the others than the device where the run ends.
     """
-    with fresh_run(f"mended-{victim}-{patience}") as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
@@ -98,7 +98,7 @@ def full_disk() -> Row:
     Row
         Seconds are from the first end to the last one.
     """
-    with fresh_run("disk") as run:
+    with fresh_run() as run:
         path, names = saved(run)
         kept = run.folder / "kept"
         kept.mkdir()

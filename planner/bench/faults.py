@@ -74,7 +74,7 @@ def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> 
     Row
         How it ended.
     """
-    with fresh_run(f"{fault}-{victim}-{phase}-{pipelines}") as run:
+    with fresh_run() as run:
         path, names = saved(run, pipelines)
         others = [name for name in names if name != names[victim]]
         for name in names:
@@ -110,7 +110,7 @@ def cut(what: str, victim: int, others: Sequence[int], phase: str) -> Row:
     Row
         How it ended.
     """
-    with fresh_run(f"cut-{victim}-{len(others)}-{phase}") as run, ExitStack() as held:
+    with fresh_run() as run, ExitStack() as held:
         path, names = saved(run)
         network = held.enter_context(emulated(links_of(plan_for(2).cluster)))
         run.environment |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": str(PORT)}
@@ -139,7 +139,7 @@ def unfit(what: str, start: Callable[[Run, str, list[str]], None]) -> Row:
     Row
         Seconds are from the first end to the last one.
     """
-    with fresh_run(what.replace(" ", "-")) as run:
+    with fresh_run() as run:
         path, names = saved(run)
         start(run, path, names)
         all_names = list(run.processes)
@@ -210,7 +210,7 @@ def by_starter(what: str, command: Sequence[Sequence[str]], phase: str) -> Row:
     Row
         How the commands ended.
     """
-    with fresh_run(what.replace(" ", "-")) as run:
+    with fresh_run() as run:
         path, names = saved(run)
         share = len(names) // len(command)
         for node, words in enumerate(command):
