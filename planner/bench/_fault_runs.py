@@ -308,6 +308,5 @@ def change_links(
     for process in done:
         _, error = process.communicate(timeout=LIMIT_S)
         if process.returncode:
-            raise EmulationError(
-                f"the network was not changed ({how}): {(error.splitlines() or ['it was killed'])[-1]}"
-            )
+            said = (error.splitlines() or ["it was killed"])[-1]
+            raise EmulationError(f"the network was not changed ({how}): {said}")
