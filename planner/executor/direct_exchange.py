@@ -19,8 +19,8 @@ from torch import Tensor
 
 from planner.executor.codec import BLOCK, Wire, decode, encode, message_length
 from planner.executor.direct import Direct
-from planner.executor.exchange import chunk_ranges, ranges_of
 from planner.executor.peers import Peers
+from planner.executor.roles import Roles, chunk_ranges, ranges_of
 from planner.executor.side import Side
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.shares import Range
@@ -88,23 +88,16 @@ class DirectExchange:
         most: int = PIECE_VALUES,
     ) -> None:
         self._vector, self._members = vector, group.members
-        self._gives, self._gets = group.gives, group.gets
-        self._me = group.members.index(rank)
+        self._roles = Roles.of(group, rank)
         self._peers, self._direct, self._side = peers, direct, side
         self._wire, self._scale = wire, scale
-        n = len(group.members)
         self._pieces = [pieces_of(part, most) for part in ranges_of(group, len(vector))]
-        # starting after this one, so that not all send to the same one first
-        self._others = [(self._me + step) % n for step in range(1, n)]
-        self._givers = [k for k in sorted(self._others) if self._gives[k]]
-        self._takers = [k for k in self._others if self._gets[k]]
         self._parts: dict[tuple[int, int], Tensor] = {}
         self._summed = 0
         self._sums: dict[int, Tensor] = {}
         self._taken: Counter[int] = Counter()
-        reducers = self._others if self._gets[self._me] else []
-        self._open = sum(len(self._pieces[k]) for k in reducers)
-        self._leaving = len(self._others)
+        self._open = sum(len(self._pieces[k]) for k in self._roles.reducers)
+        self._leaving = len(self._roles.others)
 
     def run(self) -> float:
         """Contribute, reduce and collect all pieces.
@@ -121,11 +114,11 @@ class DirectExchange:
         """
         # from here on nothing but this round uses the vector
         self._side.made(self._vector)()
-        for k in self._others:
+        for k in self._roles.others:
             member = self._members[k]
             self._peers.of[member].submit(partial(self._receive, k))
             self._peers.to[member].do(partial(self._send, k))
-        for c in range(len(self._pieces[self._me])):
+        for c in range(len(self._pieces[self._roles.me])):
             self._peers.wait_until(partial(self._complete, c))
             self._reduce(c)
         self._peers.wait_until(lambda: not self._open)
@@ -134,17 +127,17 @@ class DirectExchange:
         return end
 
     def _complete(self, c: int) -> bool:
-        return all((k, c) in self._parts for k in self._givers)
+        return all((k, c) in self._parts for k in self._roles.givers)
 
     def _send(self, k: int, connection: socket.socket) -> None:
         """All that member k gets in this round."""
         member = self._members[k]
-        if self._gives[self._me]:
+        if self._roles.gives:
             for start, stop in self._pieces[k]:
                 part = self._vector[start:stop]
                 self._direct.send(connection, member, self._written(part))
-        if self._gets[k]:
-            for c in range(len(self._pieces[self._me])):
+        if k in self._roles.takers:
+            for c in range(len(self._pieces[self._roles.me])):
                 self._peers.wait_until(partial(self._sums.__contains__, c))
                 self._direct.send(connection, member, self._sums[c])
                 self._let_go(c)
@@ -156,15 +149,15 @@ class DirectExchange:
         """All that member k sends in this round."""
         member = self._members[k]
         connection = self._peers.incoming[member]
-        if self._gives[k]:
-            for c, part in enumerate(self._pieces[self._me]):
+        if k in self._roles.givers:
+            for c, part in enumerate(self._pieces[self._roles.me]):
                 self._peers.wait_until(lambda c=c: c < self._summed + HELD)  # type: ignore[misc]
                 piece = self._room(part)
                 self._direct.receive(connection, member, piece)
                 with self._peers.changed:
                     self._parts[k, c] = piece
                     self._peers.changed.notify_all()
-        for part in self._pieces[k] if self._gets[self._me] else ():
+        for part in self._pieces[k] if k in self._roles.reducers else ():
             self._take_sum(connection, member, part)
             with self._peers.changed:
                 self._open -= 1
@@ -174,7 +167,7 @@ class DirectExchange:
         """Of a sum, once all have it who get it."""
         with self._peers.changed:
             self._taken[c] += 1
-            if self._taken[c] == len(self._takers):
+            if self._taken[c] == len(self._roles.takers):
                 del self._sums[c]
 
     def _take_sum(self, connection: socket.socket, member: int, part: Range) -> None:
@@ -188,11 +181,11 @@ class DirectExchange:
 
     def _reduce(self, c: int) -> None:
         """Sum piece c of this member's share; it is returned to all who get it."""
-        start, stop = self._pieces[self._me][c]
+        start, stop = self._pieces[self._roles.me][c]
         total = self._vector[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
-        empty = not self._gives[self._me]
-        for k in self._givers:
+        empty = not self._roles.gives
+        for k in self._roles.givers:
             piece = self._side.enter(self._parts.pop((k, c)))
             part = piece if self._wire is Wire.FP32 else decode(piece, stop - start, self._wire)
             if empty:
@@ -204,12 +197,12 @@ class DirectExchange:
             total *= self._scale
         self._side.made(total)()
         written = self._written(total)
-        if self._takers and self._wire is not Wire.FP32:
+        if self._roles.takers and self._wire is not Wire.FP32:
             # the reducer too takes what everybody else gets
             self._side.across(lambda: total.copy_(decode(written, len(total), self._wire)))
         with self._peers.changed:
             self._summed += 1
-            if self._takers:
+            if self._roles.takers:
                 self._sums[c] = written
             self._peers.changed.notify_all()
 

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -32,51 +31,10 @@ from planner.executor.codec import Wire, decode, encode, message_length
 from planner.executor.connections import as_bytes, receive_into
 from planner.executor.pace import Pace
 from planner.executor.peers import HEAD, READY, RETURN, Peers
+from planner.executor.roles import Roles, chunk_ranges, ranges_of
 from planner.training_plan.averaging_group import AveragingGroup
-from planner.training_plan.choices import Phase
-from planner.training_plan.shares import Range, share_ranges, slice_ranges
 
 TICK_S = 1e-3
-
-
-def chunk_ranges(part: Range, count: int) -> list[Range]:
-    """A slice in ``count`` nearly equal pieces.
-
-    Parameters
-    ----------
-    part
-        ``(start, stop)``.
-    count
-        Number of pieces.
-
-    Returns
-    -------
-    list[Range]
-        They follow each other.
-    """
-    start, stop = part
-    ends = [start + (stop - start) * c // count for c in range(count + 1)]
-    return list(pairwise(ends))
-
-
-def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
-    """The elements of a vector that each member of a group sums, or holds.
-
-    Parameters
-    ----------
-    group
-        Of a round.
-    length
-        Elements of the vector.
-
-    Returns
-    -------
-    list[Range]
-        One a member, some of them empty.
-    """
-    if group.phase is Phase.ALL:
-        return share_ranges(length, group.shares)
-    return slice_ranges(length, group.slice, group.shares)
 
 
 class Exchange:
@@ -120,8 +78,7 @@ class Exchange:
         # as a tensor, as numbers and as bytes: the same memory
         self._vector, self._bytes = vector, as_bytes(vector)
         self._values: NDArray[np.float32] = vector.numpy()
-        self._members, self._gives, self._gets = group.members, group.gives, group.gets
-        self._me = group.members.index(rank)
+        self._members, self._roles = group.members, Roles.of(group, rank)
         self._peers, self._wire, self._pace, self._scale = peers, wire, pace, scale
         self._room = room
         self._told = () if told is None else told
@@ -129,22 +86,18 @@ class Exchange:
         parts = ranges_of(group, len(vector))
         self._chunks = [chunk_ranges(part, pace.chunks) for part in parts]
         self._sizes = [[stop - start for start, stop in chunks] for chunks in self._chunks]
-        # starting after this one, so that not all send to the same one first
-        n = len(parts)
-        self._others = [(self._me + step) % n for step in range(1, n)]
-        self._givers = [k for k in sorted(self._others) if self._gives[k]]
-        self._takers = [k for k in self._others if self._gets[k]]
-        self._unready = len(self._others)
+        roles = self._roles
+        own = self._sizes[roles.me]
+        self._unready = len(roles.others)
         # by chunk: contributions to come, and sums to come back
-        self._missing = [len(self._givers) if size else 0 for size in self._sizes[self._me]]
-        reducers = self._others if self._gets[self._me] else []
-        self._due = [sum(self._sizes[k][c] > 0 for k in reducers) for c in range(pace.chunks)]
+        self._missing = [len(roles.givers) if size else 0 for size in own]
+        self._due = [sum(self._sizes[k][c] > 0 for k in roles.reducers) for c in range(pace.chunks)]
         self._answered = [due > 0 for due in self._due]
         self._open = sum(self._due)
         self._answers = self._open > 0
         # without answers nothing holds back those who are ahead but who does not read on
-        self._unsummed = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
-        self._memory = peers.memory(message_length(max(self._sizes[self._me]), wire))
+        self._unsummed = deque(c for c, size in enumerate(own) if size)
+        self._memory = peers.memory(message_length(max(own), wire))
         self._parts: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def run(self) -> float:
@@ -160,14 +113,14 @@ class Exchange:
         ConnectionLost
             A member is gone.
         """
-        for k in self._others:
+        for k in self._roles.others:
             if self._members[k] not in self._told:
                 self._peers.tell(self._members[k])
             self._peers.of[self._members[k]].submit(partial(self._receive, k))
         self._peers.wait_until(lambda: not self._unready, self._early_s)
         window = self._pace.window if self._answers else self._pace.chunks
         contributions = deque(range(min(window, self._pace.chunks)))
-        sums = deque(c for c, size in enumerate(self._sizes[self._me]) if size)
+        sums = deque(c for c, size in enumerate(self._sizes[self._roles.me]) if size)
         self._begin_slowly(contributions, sums, *self._room())
         for c in contributions:
             self._contribute(c)
@@ -202,8 +155,8 @@ class Exchange:
         """Give chunk c away, and what else needs no answer to it; returns bytes."""
         values = 0
         while c < self._pace.chunks:
-            if self._gives[self._me]:
-                for k in self._others:
+            if self._roles.gives:
+                for k in self._roles.others:
                     if self._sizes[k][c]:
                         self._send_part(k, c)
                         values += self._sizes[k][c]
@@ -225,8 +178,9 @@ class Exchange:
         """All that member k sends in this round."""
         connection = self._peers.incoming[self._members[k]]
         head = memoryview(bytearray(HEAD.size))
-        contributions = sum(size > 0 for size in self._sizes[self._me]) * self._gives[k]
-        sums = sum(size > 0 for size in self._sizes[k]) * self._gets[self._me]
+        own = self._sizes[self._roles.me]
+        contributions = sum(size > 0 for size in own) * (k in self._roles.givers)
+        sums = sum(size > 0 for size in self._sizes[k]) * (k in self._roles.reducers)
         for _ in range(1 + contributions + sums):
             receive_into(connection, head)
             (word,) = HEAD.unpack(head)
@@ -244,9 +198,9 @@ class Exchange:
                 self._peers.changed.notify_all()
 
     def _take_part(self, connection: socket.socket, k: int, c: int) -> None:
-        if not self._takers:
+        if not self._roles.takers:
             self._peers.wait_until(lambda: c < self._unsummed[0] + self._pace.window)
-        length = message_length(self._sizes[self._me][c], self._wire)
+        length = message_length(self._sizes[self._roles.me][c], self._wire)
         piece = self._memory.take()
         receive_into(connection, piece[:length].data)
         with self._peers.changed:
@@ -274,11 +228,11 @@ class Exchange:
 
     def _reduce(self, c: int) -> int:
         """Sum chunk c of this member's share and return it to all who get it; returns bytes."""
-        start, stop = self._chunks[self._me][c]
+        start, stop = self._chunks[self._roles.me][c]
         total = self._values[start:stop]
         # a fixed order makes the sum reproducible: this member's first, the others' as listed
-        empty = not self._gives[self._me]
-        for k in self._givers:
+        empty = not self._roles.gives
+        for k in self._roles.givers:
             piece = self._parts.pop((k, c))
             part = self._decode(piece, stop - start)
             if empty:
@@ -289,7 +243,7 @@ class Exchange:
             self._memory.give_back(piece)
         if self._scale != 1.0:
             total *= self._scale
-        if not self._takers:
+        if not self._roles.takers:
             with self._peers.changed:
                 self._unsummed.popleft()
                 self._peers.changed.notify_all()
@@ -301,9 +255,9 @@ class Exchange:
             # the reducer too takes what everybody else gets
             self._vector[start:stop] = decode(encoded, stop - start, self._wire)
             message = as_bytes(encoded)
-        for k in self._takers:
+        for k in self._roles.takers:
             self._peers.to[self._members[k]].send(c | RETURN, message)
-        return len(message) * len(self._takers)
+        return len(message) * len(self._roles.takers)
 
     def _decode(self, piece: NDArray[np.uint8], values: int) -> NDArray[np.float32]:
         message = piece[: message_length(values, self._wire)]
@@ -313,7 +267,7 @@ class Exchange:
 
     def _settle(self) -> None:
         """Wait until the vector's bytes have left, so that it may be changed."""
-        left = len(self._others)
+        left = len(self._roles.others)
 
         def one_less() -> None:
             nonlocal left
@@ -322,6 +276,6 @@ class Exchange:
                 if not left:
                     self._peers.changed.notify_all()
 
-        for k in self._others:
+        for k in self._roles.others:
             self._peers.to[self._members[k]].after_all(one_less)
         self._peers.wait_until(lambda: left == 0)

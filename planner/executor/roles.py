@@ -1,0 +1,105 @@
+"""What a member of an averaging group does in a round: for whom, from whom, which elements."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from planner.training_plan.averaging_group import AveragingGroup
+from planner.training_plan.choices import Phase
+from planner.training_plan.shares import Range, share_ranges, slice_ranges
+
+
+class Roles(NamedTuple):
+    """Of one member; all are numbered within the group.
+
+    Attributes
+    ----------
+    me
+        The member.
+    others
+        All but it.
+    givers
+        Of the others, those that contribute to its share, in the order of sums.
+    takers
+        Of the others, those that get its share's sum.
+    reducers
+        Of the others, those whose sums it gets.
+    gives
+        Whether it contributes to others' shares.
+    """
+
+    me: int
+    others: list[int]
+    givers: list[int]
+    takers: list[int]
+    reducers: list[int]
+    gives: bool
+
+    @classmethod
+    def of(cls, group: AveragingGroup, rank: int) -> Roles:
+        """A rank's in its group.
+
+        Parameters
+        ----------
+        group
+            Of a round.
+        rank
+            One of its members.
+
+        Returns
+        -------
+        Roles
+            Its own.
+        """
+        n, me = len(group.members), group.members.index(rank)
+        # starting after this one, so that not all send to the same one first
+        others = [(me + step) % n for step in range(1, n)]
+        return cls(
+            me,
+            others,
+            [k for k in sorted(others) if group.gives[k]],
+            [k for k in others if group.gets[k]],
+            others if group.gets[me] else [],
+            group.gives[me],
+        )
+
+
+def ranges_of(group: AveragingGroup, length: int) -> list[Range]:
+    """The elements of a vector that each member of a group sums, or holds.
+
+    Parameters
+    ----------
+    group
+        Of a round.
+    length
+        Elements of the vector.
+
+    Returns
+    -------
+    list[Range]
+        One a member, some of them empty.
+    """
+    if group.phase is Phase.ALL:
+        return share_ranges(length, group.shares)
+    return slice_ranges(length, group.slice, group.shares)
+
+
+def chunk_ranges(part: Range, count: int) -> list[Range]:
+    """A slice in ``count`` nearly equal pieces.
+
+    Parameters
+    ----------
+    part
+        ``(start, stop)``.
+    count
+        Number of pieces.
+
+    Returns
+    -------
+    list[Range]
+        They follow each other.
+    """
+    start, stop = part
+    ends = [start + (stop - start) * c // count for c in range(count + 1)]
+    return list(pairwise(ends))
