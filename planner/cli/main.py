@@ -8,7 +8,6 @@ code is 130.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import time
@@ -41,6 +40,7 @@ from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, say
 from planner.cli.progress import PROGRESS
 from planner.network.glyphs import MissingGlyphs
 from planner.network.line_parser import LineParser
+from planner.network.outputs import NO_ROOM
 from planner.search.incumbent import WrongBoundError
 from planner.search.interrupts import INTERRUPTS
 
@@ -67,7 +67,6 @@ COMMANDS = (
 
 EXAMPLE = "example: "
 ENDING = "ends with the best so far, which takes a moment; a third interrupt ends it without"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Help(argparse.HelpFormatter):

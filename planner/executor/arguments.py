@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 from pathlib import Path
@@ -279,8 +280,8 @@ def told_alike(args: argparse.Namespace) -> str:
     Returns
     -------
     str
-        In which they are compared.
+        A JSON object, option by option.
     """
     said = {name: getattr(args, name) for name in ALIKE}
     said |= {name: getattr(args, name) is not None for name in TOGETHER}
-    return " ".join(f"{name}={value}" for name, value in said.items())
+    return json.dumps(said, default=str)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.distributed import DistNetworkError, DistStoreError
@@ -189,7 +189,7 @@ def join(
     devices
         Names of this node's devices, in the order of its processes.
     settings
-        What all processes must have been told alike.
+        A JSON object of what all processes must have been told alike; empty: nothing.
     watch
         Of this process.
     wait_s
@@ -254,7 +254,7 @@ def join_by_name(
     name
         Of this process's device; no two have the same.
     settings
-        What all processes must have been told alike.
+        A JSON object of what all processes must have been told alike; empty: nothing.
     watch
         Of this process.
     wait_s
@@ -415,7 +415,6 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
     first = json.loads(told.decode())
     for what, remedy in (
         ("plan", "give every node the same plan file"),
-        ("settings", "start every node with the same options"),
         ("secret", "give every node the same --secret-file"),
     ):
         if what in mine and first[what] != mine[what]:
@@ -423,6 +422,25 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
                 f"device {name!r} has {what} {mine[what]} but device {first['device']!r} has "
                 f"{first[what]}; {remedy}"
             )
+    ours, theirs = json.loads(mine["settings"] or "{}"), json.loads(first["settings"] or "{}")
+    for option in [*ours, *(theirs.keys() - ours.keys())]:
+        if ours.get(option) != theirs.get(option):
+            word = f"--{option.replace('_', '-')}"
+            raise BindingError(
+                f"device {name!r} was given {_as_given(word, ours.get(option))} but device "
+                f"{first['device']!r} {_as_given(word, theirs.get(option))}; start every node with "
+                "the same options"
+            )
+
+
+def _as_given(word: str, value: Any) -> str:
+    """An option and its value, as it would be said."""
+    if value is None or value is False:
+        return f"no {word}"
+    if value is True:
+        return word
+    several = value if isinstance(value, list) else [value]
+    return " ".join(map(str, [word, *several]))
 
 
 def _whether(secret: Secret | None) -> str:

@@ -6,7 +6,6 @@ nodes share, or each node's own: every rank writes the same index beside its sha
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import sys
@@ -22,9 +21,10 @@ from planner.executor.gathering import differing, says, sources
 from planner.executor.learner import Learner
 from planner.executor.outer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.ranks import Ranks
+from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import read_tensors, write_tensors
 from planner.network.atomic import write_text
-from planner.network.outputs import make_writable
+from planner.network.outputs import NO_ROOM, make_writable
 from planner.training_plan.model import TrainingPlan
 
 INDEX = "index.json"
@@ -198,7 +198,7 @@ def require_free(folder: Path, resumed: Path | None) -> None:
     try:
         make_writable(folder)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise CheckpointError(
                 f"--checkpoint {folder}: cannot be written to ({error.strerror}); name another "
                 "folder"
@@ -292,6 +292,25 @@ def resume(
             flush=True,
         )
     return done
+
+
+def index_digest(folder: Path, steps: int) -> dict[str, str]:
+    """What tells a checkpoint from any other: its index has the sums of all shards.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints are.
+    steps
+        That were done.
+
+    Returns
+    -------
+    dict[str, str]
+        By name, for `planner.executor.same_files.require_same_files`.
+    """
+    path = _place(folder, steps) / INDEX
+    return {f"{path.parent.name}/{INDEX}": digest_of(path)}
 
 
 def require_begun(folder: Path) -> None:
@@ -482,7 +501,9 @@ def _index(folder: Path, steps: int) -> tuple[dict[str, Any], Path]:
     try:
         index: dict[str, Any] = json.loads(path.read_text())
         version, index["plan"] = index["version"], str(index["plan"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise _unreadable(path, f"no {error.args[0]}") from None
+    except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, str(error)) from None
     if version != VERSION:
         raise CheckpointError(

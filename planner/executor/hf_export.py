@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import write_tensors
 from planner.executor.weights import INDEX, SINGLE, WeightsError, require_same_model
 from planner.network.atomic import write_text
-from planner.network.outputs import make_writable
+from planner.network.outputs import NO_ROOM, make_writable
 from planner.training_plan.model import TrainingPlan
 from planner.workload.hf_config import CONFIG, read_config, to_hf_config
 from planner.workload.layers import Architecture
@@ -32,6 +35,8 @@ BESIDE = (
 )
 """What a folder of weights has beside them, and training does not change."""
 PARAMETER = "parameter/"
+
+T = TypeVar("T")
 
 
 class Export:
@@ -46,6 +51,11 @@ class Export:
     like
         The folder of weights that training began with: its config and tokenizer are kept.
 
+    Attributes
+    ----------
+    folder
+        As given.
+
     Raises
     ------
     ValueError
@@ -53,7 +63,7 @@ class Export:
     """
 
     def __init__(self, folder: Path, plan: TrainingPlan, like: Path | None = None) -> None:
-        self._folder, self._plan, self._like = folder, plan, like
+        self.folder, self._plan, self._like = folder, plan, like
         self._arch: Architecture = require_executable(plan)
         written = ("*.safetensors*", CONFIG, *BESIDE)
         for held in (path for name in written for path in sorted(folder.glob(name))):
@@ -72,6 +82,12 @@ class Export:
         """To the same folder, where devices have moved since: by those who hold stages now."""
         other = copy.copy(self)
         other._plan = plan
+        return other
+
+    def into(self, folder: Path) -> Export:
+        """To another folder."""
+        other = copy.copy(self)
+        other.folder = folder
         return other
 
     def writes(self, rank: int) -> bool:
@@ -104,7 +120,7 @@ class Export:
             for part in parts:
                 rows = whole if part.rows is None else whole[slice(*part.rows)]
                 tensors[part.name] = (rows.t() if part.transposed else rows).contiguous()
-        write_tensors(self._folder / self._file(stage), tensors, METADATA)
+        write_tensors(self.folder / self._file(stage), tensors, METADATA)
         return {name: [stage, tensor.nbytes] for name, tensor in tensors.items()}
 
     def finish(self, written: Mapping[str, list[int]]) -> None:
@@ -120,7 +136,7 @@ class Export:
                 "metadata": {"total_size": sum(size for _, size in written.values())},
                 "weight_map": {name: self._file(stage) for name, (stage, _) in written.items()},
             }
-            write_text(self._folder / INDEX, json.dumps(index, indent=2) + "\n")
+            write_text(self.folder / INDEX, json.dumps(index, indent=2) + "\n")
         config = self._config
         if self._like is not None:
             config = read_config(self._like / CONFIG)
@@ -128,8 +144,8 @@ class Export:
             config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
             for name in BESIDE:
                 if (self._like / name).is_file():
-                    shutil.copyfile(self._like / name, self._folder / name)
-        write_text(self._folder / CONFIG, json.dumps(config, indent=2) + "\n")
+                    shutil.copyfile(self._like / name, self.folder / name)
+        write_text(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
     def _file(self, stage: int) -> str:
         stages = len(self._plan.stage_layers)
@@ -154,10 +170,32 @@ def export_trained(export: Export, ranks: Ranks, learner: Learner | None) -> Non
         There is no room, or no permission.
     """
     writes = learner is not None and export.writes(ranks.rank)
-    mine = export.write(ranks.rank, learner.agreed()) if writes and learner is not None else {}
+    mine: dict[str, list[int]] = {}
+    if writes and learner is not None:
+        rank, trained = ranks.rank, learner.agreed()
+        export, mine = _where_room(export, lambda place: place.write(rank, trained))
     told = [json.loads(text) for text in ranks.share("export", json.dumps(mine))]
     if writes:
-        export.finish({name: place for one in told for name, place in one.items()})
+        written = {name: place for one in told for name, place in one.items()}
+        _where_room(export, lambda place: place.finish(written))
+
+
+def _where_room(export: Export, write: Callable[[Export], T]) -> tuple[Export, T]:
+    """What was trained is written to another folder where that one's disk is full."""
+    try:
+        return export, write(export)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        other = export.into(Path(tempfile.mkdtemp(prefix="planner-export-")))
+        made = write(other)
+        print(
+            f"planner.executor: {error.filename}: {error.strerror}; what found no room is in "
+            f"{other.folder}: bring all files into one folder",
+            file=sys.stderr,
+            flush=True,
+        )
+        return other, made
 
 
 def export_checkpoint(export: Export, plan: TrainingPlan, folder: Path) -> int:

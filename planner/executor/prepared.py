@@ -12,7 +12,7 @@ import torch
 from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
-from planner.executor.checkpoint import Checkpoints, require_free, resume
+from planner.executor.checkpoint import Checkpoints, index_digest, require_free, resume
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
 from planner.executor.direct import Direct, open_direct
@@ -28,9 +28,11 @@ from planner.executor.pieces import Piece
 from planner.executor.progress import Progress
 from planner.executor.ranks import Ranks
 from planner.executor.report import peak_flops
+from planner.executor.same_files import require_same_files
 from planner.executor.side import HOST
 from planner.executor.store import BEGUN, StoreAddress
 from planner.executor.watch import Watch
+from planner.executor.weights import weight_digests
 from planner.executor.wiring import averaging_of, tied_of
 from planner.executor.work import Work
 from planner.network.atomic import write_text
@@ -210,6 +212,9 @@ def _prepare_model(
         made.learner = made.learner_of(plan)
     if args.direct is not None:
         made.direct = _direct_of(made)
+    if args.weights is not None and args.resume is None and not ranks.late:
+        held = {} if made.learner is None else weight_digests(args.weights)
+        require_same_files(ranks, "--weights", held)
     require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
         measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
@@ -237,6 +242,8 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
 
     if args.resume is not None and not ranks.late:
         made.first = resume(args.resume, plan, ranks, made.learner, settings)
+        held = {} if made.learner is None else index_digest(args.resume, made.first)
+        require_same_files(ranks, "--resume", held)
         if made.first > args.steps or (made.first == args.steps and args.eval_data is None):
             raise ValueError(
                 f"--steps is {args.steps}, but {made.first} were done; give the number of all "

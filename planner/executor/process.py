@@ -19,6 +19,7 @@ from planner.executor.ending import FAILED, REFUSED, EndedError
 from planner.executor.roll import LeftError
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import Watch
+from planner.network.outputs import NO_ROOM
 
 STARTER = "PLANNER_STARTER"
 """In the environment: the number of the process that has started this one, and ends it."""
@@ -93,6 +94,9 @@ def run_rank(name: str, watch: Watch, run: Callable[[], int]) -> int:
     except ValueError as error:
         return watch.refuse(_of(name, str(error)), REFUSED)
     except OSError as error:
+        if error.errno in NO_ROOM:
+            where = f"{error.filename}: " if error.filename else ""
+            return watch.refuse(_of(name, f"{where}{error.strerror}; free some room"), FAILED)
         return watch.refuse(_of(name, f"{error}; check paths and permissions"), REFUSED)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the ranks met; whoever started them says so once

@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import os
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +39,8 @@ UNBOUND = (
     "translated on the way, this node's own address with --bind"
 )
 """What to do about an address that is none of this node."""
+ANSWER_S = 3.0
+"""Beyond what PyTorch is told to wait."""
 KNOCK_S, LEAST_S = 0.25, 1.0
 """Between two looks whether the store is served, and how long it is waited for at the least."""
 
@@ -123,17 +126,31 @@ class StoreAddress:
         until = time.monotonic() + timeout_s
         # PyTorch itself asks ever more rarely, and so for up to twice as long as it is told
         self._knock(until, timeout_s)
-        try:
-            store = TCPStore(
-                self.host,
-                self.port,
-                timeout=timedelta(seconds=max(until - time.monotonic(), LEAST_S)),
-                wait_for_workers=False,
-            )
-        except DistError:
-            raise self._missing(timeout_s) from None
+        store = self._opened(until, timeout_s)
         store.set_timeout(timedelta(seconds=timeout_s))
         return PrefixStore(f"planner/{self.attempt}", store)
+
+    def _opened(self, until: float, timeout_s: float) -> TCPStore:
+        """Where somebody listens; PyTorch waits without end for an answer of what is no store."""
+        found: list[TCPStore | Exception] = []
+
+        def connect() -> None:
+            left = timedelta(seconds=max(until - time.monotonic(), LEAST_S))
+            try:
+                found.append(TCPStore(self.host, self.port, timeout=left, wait_for_workers=False))
+            except Exception as error:
+                found.append(error)
+
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(max(until - time.monotonic(), LEAST_S) + ANSWER_S)
+        if not found:
+            raise self._missing(timeout_s, " as a store does; see what else listens there")
+        if isinstance(found[0], DistError):
+            raise self._missing(timeout_s) from None
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
 
     def _knock(self, until: float, timeout_s: float) -> None:
         """Wait until somebody listens there."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.executor.hf_names import PREFIX, Piece, pieces
+from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import Place, read_places, read_tensor
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
@@ -106,6 +107,22 @@ def _says(arch: Architecture, planned: Architecture) -> dict[str, object]:
         *("norm_eps", "rope_theta", "qkv_bias", "qk_norm", "attention_size"),
     )
     return {name: getattr(arch, name) for name in names} | {"window": window, "positions": rows}
+
+
+def weight_digests(folder: Path) -> dict[str, str]:
+    """What tells the folder's files from others of the same names.
+
+    Parameters
+    ----------
+    folder
+        Of a Hugging Face model.
+
+    Returns
+    -------
+    dict[str, str]
+        By name, for `planner.executor.same_files.require_same_files`.
+    """
+    return {path.name: digest_of(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
 class _Files:

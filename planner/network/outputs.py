@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -102,6 +103,10 @@ def require_writable(path: Path, suffixes: Sequence[str]) -> None:
         raise ValueError(f"{path}: must end in {' or '.join(suffixes)}; rename it")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: folder {path.parent} may not be written to; name another file")
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Of an `OSError`: the disk is full, or what one may use of it."""
 
 
 def make_writable(folder: Path) -> None:
