@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner.checker.dispatch import check
 from planner.checker.standing import standings
+from planner.cli.clock_report import unexecuted_lines
 from planner.cli.output import INVALID_PLAN, show
 from planner.training_plan.file import load_plan
 
@@ -32,5 +33,6 @@ def run(args: argparse.Namespace) -> int:
         f"{args.plan}: valid (hash {plan.content_hash[:12]}, network "
         f"{plan.cluster.network.content_hash[:12]})"
     ]
-    show(args.json, [], [*lines, *(str(line) for line in standings(plan))])
+    lines += [str(line) for line in standings(plan)]
+    show(args.json, [], [*lines, *unexecuted_lines(plan)])
     return 0

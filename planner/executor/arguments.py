@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planner.executor.address import INTERFACE
 from planner.executor.binding import WAIT_S
-from planner.executor.options import EVERY, FILES, NUMBERS, add_device, add_training
+from planner.executor.options import ALONE, EVERY, FILES, NUMBERS, add_device, add_training
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
@@ -217,6 +217,12 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in NO_DIRECT if args.direct is not None else ():
         if getattr(args, option):
             raise ValueError(f"--direct goes without --{option.replace('_', '-')}; leave one out")
+    for option, (whether, usual) in ALONE.items():
+        if getattr(args, option) != usual and getattr(args, whether) is None:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is for --{whether.replace('_', '-')}; add that, or "
+                "leave it out"
+            )
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:

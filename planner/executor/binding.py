@@ -435,7 +435,7 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
 
 def _as_given(word: str, value: Any) -> str:
     """An option and its value, as it would be said."""
-    if value is None or value is False:
+    if value is None or value is False or value == []:
         return f"no {word}"
     if value is True:
         return word

@@ -24,6 +24,13 @@ TRAINING = (*NUMBERS, *FILES)
 EVERY = 100
 """Steps between two checkpoints, unless said otherwise."""
 EVAL_EVERY, EVAL_BATCHES = 100, 4
+ALONE = {
+    "every": ("checkpoint", EVERY),
+    "shuffle": ("data", BUFFER),
+    "eval_every": ("eval_data", EVAL_EVERY),
+    "eval_batches": ("eval_data", EVAL_BATCHES),
+}
+"""Options that say how, by the one that says whether, and what they are where nobody says."""
 
 
 class Library(enum.StrEnum):

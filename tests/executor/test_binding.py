@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from dataclasses import replace
@@ -114,6 +115,52 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mine", "first", "said"),
+    [
+        (["--steps", "3"], ["--steps", "4"], "was given --steps 3 but device 'a' --steps 4;"),
+        ([], ["--elastic"], "was given no --elastic but device 'a' --elastic;"),
+        (["--data", "x"], [], "was given --data but device 'a' no --data;"),
+        (["--warmup", "2"], [], "was given --warmup 2 but device 'a' --warmup 0;"),
+        (
+            [],
+            ["--move", "a:1@3", "b:0@4"],
+            "was given no --move but device 'a' --move a:1@3 b:0@4;",
+        ),
+    ],
+)
+def test_one_option_that_differs_is_named(mine: list[str], first: list[str], said: str) -> None:
+    """And none of the others."""
+    from planner.executor.binding import BindingError, _require_alike
+
+    def told(words: list[str]) -> dict[str, str]:
+        args = arguments(["plan.json", "--devices", "a", *words], None)
+        return {"plan": "p", "settings": told_alike(args), "secret": "none"}
+
+    store = torch.distributed.HashStore()
+    _require_alike(store, "a", told(first))
+    _require_alike(store, "b", told(first))
+    with pytest.raises(BindingError, match=f"^device 'b' {said}"):
+        _require_alike(store, "b", told(mine))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--every", "5"], "--every is for --checkpoint; add that, or leave it out"),
+        (["--shuffle", "5"], "--shuffle is for --data; add that, or leave it out"),
+        (["--eval-every", "5"], "--eval-every is for --eval-data; add that, or leave it out"),
+        (["--eval-batches", "5"], "--eval-batches is for --eval-data; add that, or leave it out"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: list[str], said: str) -> None:
+    """Those that say how something is done that is not asked for."""
+    from planner.executor.arguments import require_sensible
+
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        require_sensible(arguments(["plan.json", "--devices", "a", *words], None))
+
+
+@pytest.mark.parametrize(
     ("error", "code", "said"),
     [
         (
@@ -121,6 +168,7 @@ def test_ranks_told_something_else_do_not_train_together() -> None:
             3,
             "device '0' lost the store (wait timeout after 600000 ms)",
         ),
+        (OSError(errno.ENOSPC, "No space left on device", "t.json"), 3, "t.json: No space left"),
         (FileNotFoundError(2, "No such file or directory", "text"), 2, "directory: 'text'; check"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -25,7 +25,7 @@ from planner.bench.faults import cut  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.pulse import Pulse, publish  # noqa: E402
-from planner.executor.store import StoreAddress  # noqa: E402
+from planner.executor.store import StoreAddress, StoreMissingError  # noqa: E402
 from planner.executor.watch import Watch  # noqa: E402
 from tests.emulate.test_network import REFUSED as NO_NETWORK  # noqa: E402
 
@@ -357,6 +357,15 @@ def test_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
         watch._listen()
         assert proposed[1:] == ["device 'there 1' is gone: its process has ended"]
     assert pairs[2][1].recv(1) == b"\0"
+
+
+def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for as long as was said, though PyTorch itself waits without end."""
+    monkeypatch.setattr("planner.executor.store.ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = StoreAddress("127.0.0.1", server.getsockname()[1], by_starter=False)
+        with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does; see what"):
+            address.connect(0.5)
 
 
 def test_nobody_serves_the_store() -> None:

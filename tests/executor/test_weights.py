@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from planner.executor import same_files  # noqa: E402
+from planner.executor.weights import weight_digests  # noqa: E402
 
 SEQUENCE, STEPS = 16, 4
 LLAMA = {
@@ -303,6 +308,82 @@ def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine" / "config.json").write_text("mine")
     with pytest.raises(WeightsError, match=r"holds config\.json already"):
         Export(tmp_path / "mine", plan)
+
+
+def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
+    """Each node may have a folder of its own, and some of the files only."""
+
+    class Two:
+        """Ranks, the other of which has told this."""
+
+        def __init__(self, other: dict[str, str]) -> None:
+            self.other = other
+
+        def share(self, name: str, text: str) -> list[str]:
+            return [json.dumps(self.other), text]
+
+        def name(self, rank: int) -> str:
+            return "ab"[rank]
+
+    folder = saved("llama", tmp_path)
+    given = weight_digests(folder)
+    assert given.keys() == {"model.safetensors"}
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    other = weight_digests(folder)
+    for told in ({}, dict(given), {"model-00001-of-00002.safetensors": "0"}):
+        same_files.require_same_files(Two(told), "--weights", given)  # type: ignore[arg-type]
+    with pytest.raises(
+        same_files.OtherFilesError, match=r"--weights: model.safetensors here .* device 'a'"
+    ):
+        same_files.require_same_files(Two(other), "--weights", given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 16, 17, 100, 1000])
+def test_digests_tell_files_apart(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their sizes, first and last bytes always, and by every byte of a small one."""
+    monkeypatch.setattr(same_files, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(same_files, "BLOCKS", 4)
+    path = tmp_path / "file"
+
+    def digest(data: bytes) -> str:
+        path.write_bytes(data)
+        return same_files.digest_of(path)
+
+    whole = bytes(size)
+    assert digest(whole) == digest(whole) != digest(bytes(size + 1))
+    for at in range(size) if size <= 16 else (0, size - 1):
+        assert digest(whole[:at] + b"x" + whole[at + 1 :]) != digest(whole)
+
+
+def test_what_was_trained_goes_elsewhere_where_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the line says where; any other error is one."""
+    from planner.executor import hf_export
+
+    export = hf_export.Export(tmp_path / "out", plan_for(saved("llama", tmp_path / "given"), [[0]]))
+    number = errno.ENOSPC
+    capsys.readouterr()
+
+    def write(place: hf_export.Export) -> str:
+        if place.folder == export.folder:
+            raise OSError(number, os.strerror(number), str(place.folder / "model"))
+        (place.folder / "model").write_text("trained")
+        return "written"
+
+    place, made = hf_export._where_room(export, write)
+    assert made == "written" and (place.folder / "model").read_text() == "trained"
+    said = capsys.readouterr().err
+    assert str(tmp_path / "out" / "model") in said and str(place.folder) in said
+    assert said.count("\n") == 1
+    shutil.rmtree(place.folder)
+    number = errno.EACCES
+    with pytest.raises(PermissionError):
+        hf_export._where_room(export, write)
 
 
 def test_where_nothing_can_be_written_is_said_at_once(

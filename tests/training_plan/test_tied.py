@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import planner as pl
+from planner.cli.main import main
 from planner.clock.simulator import predict
 from planner.compose.programmes import averaging_of_stage
 from planner.training_plan.averaging_group import AveragingGroup
@@ -114,3 +115,17 @@ def test_an_architecture_that_is_not_tied_shares_nothing() -> None:
     assert "workload.tied_parameters: must be 0" in next(
         iter(contradictions(plan.replace(workload=work)))
     )
+
+
+def test_a_plan_that_is_priced_alone_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two stages that do not average what they share: valid, and no run takes it."""
+    plan = tied_plan()
+    for given, said in ((plan, False), (plan.replace(averaging=plan.averaging[:2]), True)):
+        priced = given.replace(predicted=predict(given))
+        save_plan(priced, tmp_path / "plan.json")
+        main(["check", str(tmp_path / "plan.json")])
+        assert (
+            "priced alone: head and embedding share a matrix" in capsys.readouterr().out
+        ) is said
