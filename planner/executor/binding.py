@@ -397,7 +397,7 @@ def _connect(address: StoreAddress, wait_s: float, serves: bool, first: str) -> 
             # another process may be the first device already, and say so
             with suppress(StoreMissingError):
                 return address.connect(min(wait_s, TAKEN_S)), False
-            raise error
+            raise PortTakenError(f"{error}; name another MASTER_PORT on all nodes") from None
     try:
         return address.connect(wait_s), False
     except StoreMissingError as error:

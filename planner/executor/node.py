@@ -26,7 +26,7 @@ from planner.executor.ending import FAILED, LEFT, REFUSED
 from planner.executor.local import run_local, threads
 from planner.executor.pieces import pieces_of
 from planner.executor.process import allow_descriptors, leave
-from planner.executor.store import SERVED, StoreAddress, StoreMissingError, served
+from planner.executor.store import SERVED, PortTakenError, StoreAddress, served
 from planner.executor.store_view import LOOK_S, StoreView
 from planner.network.line_parser import LineParser
 from planner.training_plan.file import load_plan
@@ -44,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the node's ranks; returns the exit code."""
     try:
         node = _prepared(*own_options(argv))
-    except (ValueError, StoreMissingError, OSError) as error:
+    except PortTakenError as error:
+        print(f"{WHO}: {error}; name another MASTER_PORT on all nodes", file=sys.stderr)
+        return REFUSED
+    except (ValueError, OSError) as error:
         print(f"{WHO}: {' '.join(str(error).split())}", file=sys.stderr)
         return REFUSED
     signal.signal(signal.SIGTERM, _told_to_end)

@@ -229,7 +229,7 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTakenError(
-                    f"the store at {host}:{port} cannot be served here ({error.strerror})"
+                    f"the store at {host}:{port} cannot be served here ({os.strerror(error.errno)})"
                 ) from None
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
