@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.checker.dispatch import check
 from planner.checker.standing import standings
-from planner.cli.clock_report import unexecuted_lines
+from planner.cli.clock_report import priced_alone_lines
 from planner.cli.output import INVALID_PLAN, show
 from planner.training_plan.file import load_plan
 
@@ -34,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
         f"{plan.cluster.network.content_hash[:12]})"
     ]
     lines += [str(line) for line in standings(plan)]
-    show(args.json, [], [*lines, *unexecuted_lines(plan)])
+    show(args.json, [], [*lines, *priced_alone_lines(plan)])
     return 0

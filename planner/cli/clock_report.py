@@ -75,14 +75,14 @@ def learning_lines(plan: TrainingPlan) -> list[str]:
     return lines
 
 
-def unexecuted_lines(plan: TrainingPlan) -> list[str]:
-    """What keeps a plan from being run, of what its own decisions leave out."""
+def priced_alone_lines(plan: TrainingPlan) -> list[str]:
+    """What a plan leaves out that training needs."""
     if not plan.must_average_tied or plan.averages_tied:
         return []
     remedy = "--head first or one stage" if plan.sync.local_steps else "plan again to have it"
     return [
         "priced alone: head and embedding share a matrix and are on two stages that do not average "
-        f"it, which no run takes; for one, {remedy}"
+        f"it, which no training takes; for that, {remedy}"
     ]
 
 

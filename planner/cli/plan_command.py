@@ -435,13 +435,7 @@ def _report(
     asked: Question,
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan and its certificates, as data and as lines."""
-    from planner.cli.clock_report import (
-        cost_lines,
-        learning_lines,
-        sync_lines,
-        timeline_lines,
-        unexecuted_lines,
-    )
+    from planner.cli.clock_report import cost_lines, learning_lines, sync_lines, timeline_lines
     from planner.cli.cycle_report import cycle_data, cycle_lines
 
     request = asked.request
@@ -477,7 +471,6 @@ def _report(
     if not candidates:  # whose table has them
         lines += alternative_lines(made)
     lines += timeline_lines(timeline, made.cluster, data, made.sync.every_steps)
-    lines += unexecuted_lines(made)
     if request.skips:
         lines += _directions_line(made)
         data |= cycle_data(made)

@@ -15,8 +15,8 @@ from planner.executor.store import BIND, EVERYWHERE
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
-REACHED = "store/reached"
-"""Key of the store: an address under which some rank reaches it over a network."""
+REACHED = "reached"
+"""Keys of the store, one a rank: the address under which that one reaches it over a network."""
 GET_ADDRESS = 0x8915
 """ioctl SIOCGIFADDR of Linux."""
 
@@ -54,20 +54,24 @@ def own_address() -> str:
     return _named() or _way_to_store()[0]
 
 
-def tell_address_of_store(store: Store) -> None:
+def tell_address_of_store(store: Store, rank: int) -> None:
     """Let others know under which address the store is reached from here, over a network.
 
     Parameters
     ----------
     store
         Which.
+    rank
+        This process.
     """
-    mine, stores = _way_to_store()
-    if not _is_loopback(mine):
-        store.set(REACHED, stores)
+    told = ""
+    with suppress(OSError):  # who names an address needs no way
+        mine, stores = _way_to_store()
+        told = "" if _is_loopback(mine) else stores
+    store.set(f"{REACHED}/{rank}", told)
 
 
-def address_among(store: Store) -> str:
+def address_among(store: Store, world: int) -> str:
     """`own_address`, with what other machines' ranks have told.
 
     On its own node the store's name often is a loopback address (Debian's 127.0.1.1), at which no
@@ -77,6 +81,8 @@ def address_among(store: Store) -> str:
     ----------
     store
         Through which all ranks have come by now.
+    world
+        How many there are.
 
     Returns
     -------
@@ -87,11 +93,10 @@ def address_among(store: Store) -> str:
     if named is not None:
         return named
     mine, _ = _way_to_store()
-    if _is_loopback(mine) and store.check([REACHED]):
-        told = store.get(REACHED).decode()
-        if _is_own(told):
-            return told
-    return mine
+    if not _is_loopback(mine):
+        return mine
+    told = store.multi_get([f"{REACHED}/{rank}" for rank in range(world)])
+    return next((t for t in map(bytes.decode, told) if t and _is_own(t)), mine)
 
 
 def _named() -> str | None:

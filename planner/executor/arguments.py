@@ -217,12 +217,6 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in NO_DIRECT if args.direct is not None else ():
         if getattr(args, option):
             raise ValueError(f"--direct goes without --{option.replace('_', '-')}; leave one out")
-    for option, (whether, usual) in ALONE.items():
-        if getattr(args, option) != usual and getattr(args, whether) is None:
-            raise ValueError(
-                f"--{option.replace('_', '-')} is for --{whether.replace('_', '-')}; add that, or "
-                "leave it out"
-            )
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; give steps, at least 1")
     if args.steps < 0 or args.rest < 0:
@@ -230,6 +224,12 @@ def require_sensible(args: argparse.Namespace) -> None:
     for option in ("wait", "patience"):
         if (value := getattr(args, option)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{option} is {value:g}; give seconds above 0")
+    for option, (whether, usual) in ALONE.items():
+        if getattr(args, option) != usual and getattr(args, whether) is None:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is for --{whether.replace('_', '-')}; add that, or "
+                "leave it out"
+            )
 
 
 def require_planned(args: argparse.Namespace, plan: TrainingPlan) -> None:

@@ -329,12 +329,14 @@ def _meet(
         raise BindingError(f"device {name!r} is claimed by two processes; name each device once")
     watch.look_after(rank, (rank + 1) % world, names[(rank + 1) % world])
     _require_alike(store, name, told)
-    tell_address_of_store(store)
+    tell_address_of_store(store, rank)
     _wait_for_all(store, rank, names, wait_s)
     if address.by_starter:
         on_first = [n for r, n in enumerate(names) if store.get(f"here/{r}") == b"0"]
         watch.server = f"the node of device {on_first[0]!r}" if on_first else watch.server
-    ranks = Ranks(rank, world, store, names, watch, secret=secret, address=address_among(store))
+    ranks = Ranks(
+        rank, world, store, names, watch, secret=secret, address=address_among(store, world)
+    )
     if secret is not None:
         prove_all(ranks, about)
     ring(ranks)
@@ -355,7 +357,7 @@ def _come_late(
     watch.missed = lambda *_: None  # whatever happens to this process, the others go on
     _require_alike(entered.store, names[rank], told)
     watch.look_after(rank, rank, names[rank])
-    at = address_among(entered.store)
+    at = address_among(entered.store, len(names))
     return Ranks(
         rank, len(names), entered.store, names, watch, late=True, secret=secret, address=at
     )
@@ -424,7 +426,8 @@ def _require_alike(store: Store, name: str, mine: Mapping[str, str]) -> None:
             )
     ours, theirs = json.loads(mine["settings"] or "{}"), json.loads(first["settings"] or "{}")
     for option in [*ours, *(theirs.keys() - ours.keys())]:
-        if ours.get(option) != theirs.get(option):
+        # as texts: nan is no other than nan
+        if json.dumps(ours.get(option)) != json.dumps(theirs.get(option)):
             word = f"--{option.replace('_', '-')}"
             raise BindingError(
                 f"device {name!r} was given {_as_given(word, ours.get(option))} but device "

@@ -238,23 +238,30 @@ def resume(
         Its file is damaged.
     """
     own = [
-        s
+        # the index has the sums of all shards
+        (s, digest_of(_place(folder, s) / INDEX))
         for s in _complete(folder)
         if learner is None or _has_all(folder, s, plan, ranks.rank, learner)
     ]
-    everywhere: list[set[int]] = [
-        set(json.loads(t)) for t in ranks.share("checkpoints", json.dumps(own))
+    everywhere: list[set[tuple[int, str]]] = [
+        set(map(tuple, json.loads(t))) for t in ranks.share("checkpoints", json.dumps(own))
     ]
     # a device without a stage needs none, and may have no folder
     holders = [found for rank, found in enumerate(everywhere) if rank in plan.stage_of]
     common = set.intersection(*holders)
+    numbers = set.intersection(*({steps for steps, _ in found} for found in holders))
+    if numbers and not common:
+        raise CheckpointError(
+            f"{folder}: the checkpoint after {max(numbers)} steps is another one than on other "
+            "devices; give all nodes the folder of the same run"
+        )
     if not common:
         raise CheckpointError(
             f"{folder}: there is no complete checkpoint that all devices have; name the folder "
             "that was given with --checkpoint, and after another plan bring the nodes' folders "
             "together"
         )
-    done: int = max(common)
+    done = max(common)[0]
     if learner is None:
         return done
     index, path = _index(folder, done)
@@ -292,25 +299,6 @@ def resume(
             flush=True,
         )
     return done
-
-
-def index_digest(folder: Path, steps: int) -> dict[str, str]:
-    """What tells a checkpoint from any other: its index has the sums of all shards.
-
-    Parameters
-    ----------
-    folder
-        Where checkpoints are.
-    steps
-        That were done.
-
-    Returns
-    -------
-    dict[str, str]
-        By name, for `planner.executor.same_files.require_same_files`.
-    """
-    path = _place(folder, steps) / INDEX
-    return {f"{path.parent.name}/{INDEX}": digest_of(path)}
 
 
 def require_begun(folder: Path) -> None:

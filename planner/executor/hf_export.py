@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from planner.executor.learner import Learner, has_head, require_executable
 from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import write_tensors
 from planner.executor.weights import INDEX, SINGLE, WeightsError, require_same_model
-from planner.network.atomic import write_text
+from planner.network.atomic import write_bytes, write_text
 from planner.network.outputs import NO_ROOM, make_writable
 from planner.training_plan.model import TrainingPlan
 from planner.workload.hf_config import CONFIG, read_config, to_hf_config
@@ -144,7 +143,7 @@ class Export:
             config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
             for name in BESIDE:
                 if (self._like / name).is_file():
-                    shutil.copyfile(self._like / name, self.folder / name)
+                    write_bytes(self.folder / name, (self._like / name).read_bytes())
         write_text(self.folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
     def _file(self, stage: int) -> str:

@@ -12,7 +12,7 @@ import torch
 from planner.executor.arguments import told_alike, trust_of
 from planner.executor.binding import join, patience_s
 from planner.executor.calibrate import calibrate
-from planner.executor.checkpoint import Checkpoints, index_digest, require_free, resume
+from planner.executor.checkpoint import Checkpoints, require_free, resume
 from planner.executor.data.alike import require_same_data
 from planner.executor.data.options import Data
 from planner.executor.direct import Direct, open_direct
@@ -213,8 +213,7 @@ def _prepare_model(
     if args.direct is not None:
         made.direct = _direct_of(made)
     if args.weights is not None and args.resume is None and not ranks.late:
-        held = {} if made.learner is None else weight_digests(args.weights)
-        require_same_files(ranks, "--weights", held)
+        require_same_files(ranks, "--weights", _digests(made, plan))
     require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
         measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
@@ -223,6 +222,15 @@ def _prepare_model(
             made.progress.calibrated(args.calibrate)
     made.works = made.learner or Helper(plan, ranks.rank)
     _prepare_checkpoints(made, plan, watch)
+
+
+def _digests(made: Prepared, plan: TrainingPlan) -> dict[str, str]:
+    """Of the files that this rank has read."""
+    if made.learner is None:
+        return {}
+    layers = plan.stage_layers[plan.stage_of[made.ranks.rank]]
+    head = made.learner.head is not None
+    return weight_digests(made.args.weights, require_executable(plan), *layers, head=head)
 
 
 def _direct_of(made: Prepared) -> Direct | None:
@@ -242,8 +250,6 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
 
     if args.resume is not None and not ranks.late:
         made.first = resume(args.resume, plan, ranks, made.learner, settings)
-        held = {} if made.learner is None else index_digest(args.resume, made.first)
-        require_same_files(ranks, "--resume", held)
         if made.first > args.steps or (made.first == args.steps and args.eval_data is None):
             raise ValueError(
                 f"--steps is {args.steps}, but {made.first} were done; give the number of all "

@@ -34,9 +34,10 @@ def digest_of(path: Path) -> str:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         found = hashlib.sha256(str(size).encode())
-        step = max(BLOCK_BYTES, (size - BLOCK_BYTES) / (BLOCKS - 1))
-        for k in range(min(BLOCKS, -(-size // BLOCK_BYTES))):
-            file.seek(int(k * step))
+        blocks = min(BLOCKS, -(-size // BLOCK_BYTES))
+        for k in range(blocks):
+            # the last one ends with the file
+            file.seek(k * max(0, size - BLOCK_BYTES) // max(1, blocks - 1))
             found.update(file.read(BLOCK_BYTES))
     return found.hexdigest()
 

@@ -99,6 +99,8 @@ def write_tensors(
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
+        if error.errno is None:
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -109,20 +109,27 @@ def _says(arch: Architecture, planned: Architecture) -> dict[str, object]:
     return {name: getattr(arch, name) for name in names} | {"window": window, "positions": rows}
 
 
-def weight_digests(folder: Path) -> dict[str, str]:
-    """What tells the folder's files from others of the same names.
+def weight_digests(
+    folder: Path, arch: Architecture, start: int, stop: int, *, head: bool
+) -> dict[str, str]:
+    """What tells the files that a stage reads from others of the same names.
 
     Parameters
     ----------
-    folder
-        Of a Hugging Face model.
+    folder, arch, start, stop
+        As for `load_weights`.
+    head
+        Whether the head is there too.
 
     Returns
     -------
     dict[str, str]
         By name, for `planner.executor.same_files.require_same_files`.
     """
-    return {path.name: digest_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    read = _Files(folder, arch).read_by(
+        part for parts in pieces(arch, start, stop, head=head).values() for part in parts
+    )
+    return {path.name: digest_of(path) for path in sorted(read)}
 
 
 class _Files:
@@ -162,6 +169,10 @@ class _Files:
                 "model"
             )
         return tensor
+
+    def read_by(self, parts: Iterable[Piece]) -> set[Path]:
+        """Files that have these."""
+        return {self._file_of[self._name(part)] for part in parts}
 
     def _name(self, part: Piece) -> str:
         return part.name.removeprefix(self._left_out)

@@ -67,18 +67,12 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     config = read_config(path)
     batch = changes.pop("batch_samples", None) or 512
     workload = transformer(
-        str(config.get("_name_or_path") or _name_of(Path(path))),
+        str(config.get("_name_or_path") or Path(path).stem),
         architecture_of(config, path),
         batch_samples=batch,
         source=f"Hugging Face config.json, model_type {config['model_type']}",
     )
     return changed(workload, changes)
-
-
-def _name_of(path: Path) -> str:
-    """A model is called as its folder is: its file has the same name everywhere."""
-    folder = path.resolve().parent.name
-    return folder if path.name == CONFIG and folder else path.stem
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from planner.executor.checkpoint import (  # noqa: E402
 from planner.executor.learner import Learner  # noqa: E402
 from planner.executor.optimizing import Optimizer, Optimizing  # noqa: E402
 from planner.executor.ranks import Ranks  # noqa: E402
+from planner.executor.same_files import digest_of  # noqa: E402
 from planner.executor.tensor_file import (  # noqa: E402
     TensorFileError,
     read_tensors,
@@ -186,6 +187,23 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path) -> None:
     found = made.state()
     assert found.keys() == expected.keys() and any("exp_avg" in name for name in found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_newest_that_is_the_same_for_all_is_taken(tmp_path: Path) -> None:
+    """Each node may have a folder of its own, with checkpoints of its own past."""
+    write(tmp_path, [2, 4])
+    same, other = digest_of(tmp_path / "step-000002" / INDEX), "another's"
+
+    def beside(found: list[tuple[int, str]]) -> Ranks:
+        store = torch.distributed.HashStore()
+        store.set("checkpoints/1", json.dumps(found))
+        return Ranks(0, 2, store, ("0", "1"))
+
+    assert resume(tmp_path, PLAN, beside([(2, same), (4, other)]), rank()[1], ADAMW) == 2
+    with pytest.raises(CheckpointError, match="after 4 steps is another one than on other devices"):
+        resume(tmp_path, PLAN, beside([(2, other), (4, other)]), rank()[1], ADAMW)
+    with pytest.raises(CheckpointError, match="no complete checkpoint that all devices have"):
+        resume(tmp_path, PLAN, beside([(6, same)]), rank()[1], ADAMW)
 
 
 def test_what_cannot_be_gone_on_from_is_one_line(tmp_path: Path) -> None:

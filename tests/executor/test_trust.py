@@ -489,20 +489,22 @@ def test_a_name_that_is_loopback_on_its_own_node(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(INTERFACE, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store = served("127.0.0.1", 0)
-    tell_address_of_store(store)
-    assert not store.check([REACHED]) and address_among(store) == "127.0.0.1"
+    for rank in range(3):
+        tell_address_of_store(store, rank)
+    assert address_among(store, 3) == "127.0.0.1"
     for told, wanted in (
-        ("127.0.0.5", "127.0.0.5"),
-        ("192.0.2.1", "127.0.0.1"),
-        ("2001:db8::1", "127.0.0.1"),
-        ("0.0.0.0", "127.0.0.1"),
-        ("nothing", "127.0.0.1"),
+        (("", "127.0.0.5", "127.0.0.6"), "127.0.0.5"),
+        # through what translates addresses, and by what is none
+        (("", "192.0.2.1", "127.0.0.5"), "127.0.0.5"),
+        (("192.0.2.1", "2001:db8::1", ""), "127.0.0.1"),
+        (("0.0.0.0", "nothing", ""), "127.0.0.1"),
     ):
-        store.set(REACHED, told)
-        assert address_among(store) == wanted
-    store.set(REACHED, "127.0.0.5")
+        for rank, address in enumerate(told):
+            store.set(f"{REACHED}/{rank}", address)
+        assert address_among(store, 3) == wanted
+    store.set(f"{REACHED}/0", "127.0.0.5")
     monkeypatch.setenv(BIND, "127.0.0.3")
-    assert address_among(store) == "127.0.0.3"
+    assert address_among(store, 3) == "127.0.0.3"
 
 
 def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(

@@ -19,6 +19,7 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import Sync
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
+from tests.executor.faults import Started, whole
 from tests.executor.forks import losses_by_step
 
 if TYPE_CHECKING:
@@ -310,8 +311,31 @@ def test_a_folder_with_weights_is_not_written_over(tmp_path: Path) -> None:
         Export(tmp_path / "mine", plan)
 
 
+def damaged(folder: Path, to: Path) -> None:
+    """The same model but for a bit of its last tensor."""
+    shutil.copytree(folder, to)
+    data = bytearray((to / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (to / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.slow
+def test_ranks_with_other_weights_end(tmp_path: Path) -> None:
+    """Of the same stage or of another, before the first step."""
+    folder = saved("llama", tmp_path / "one")
+    damaged(folder, tmp_path / "two")
+    for grid in ([[0, 1]], [[0], [1]]):
+        path = tmp_path / "plan.json"
+        save_plan(plan_for(folder, grid), path)
+        with Started(tmp_path) as run:
+            for device, given in (("0", folder), ("1", tmp_path / "two")):
+                run.start(device, device, whole(path), "--weights", str(given))
+            assert all(run.codes(["0", "1"]).values())
+            assert "--weights: model.safetensors here is another than" in run.reason("0")
+
+
 def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
-    """Each node may have a folder of its own, and some of the files only."""
+    """Each node may have a folder of its own, and reads some of the files only."""
 
     class Two:
         """Ranks, the other of which has told this."""
@@ -325,13 +349,13 @@ def test_other_weights_of_the_same_names_are_told(tmp_path: Path) -> None:
         def name(self, rank: int) -> str:
             return "ab"[rank]
 
-    folder = saved("llama", tmp_path)
-    given = weight_digests(folder)
+    folder = saved("llama", tmp_path / "one")
+    arch = plan_for(folder, [[0]]).workload.architecture
+    assert arch is not None
+    given = weight_digests(folder, arch, 0, 2, head=False)
     assert given.keys() == {"model.safetensors"}
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-    other = weight_digests(folder)
+    damaged(folder, tmp_path / "two")
+    other = weight_digests(tmp_path / "two", arch, 0, 2, head=False)
     for told in ({}, dict(given), {"model-00001-of-00002.safetensors": "0"}):
         same_files.require_same_files(Two(told), "--weights", given)  # type: ignore[arg-type]
     with pytest.raises(
