@@ -145,7 +145,7 @@ class StoreAddress:
         thread.start()
         thread.join(max(until - time.monotonic(), LEAST_S) + ANSWER_S)
         if not found:
-            raise self._missing(timeout_s, " as a store does; see what else listens there")
+            raise self._missing(timeout_s, " as a store does: it is stopped, or something else listens there")
         if isinstance(found[0], DistError):
             raise self._missing(timeout_s) from None
         if isinstance(found[0], Exception):

@@ -364,7 +364,7 @@ def test_who_listens_and_answers_nothing_is_no_store(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("planner.executor.store.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = StoreAddress("127.0.0.1", server.getsockname()[1], by_starter=False)
-        with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does; see what"):
+        with pytest.raises(StoreMissingError, match=STORE + r".* 0.5 s as a store does: it is"):
             address.connect(0.5)
 
 
