@@ -145,7 +145,8 @@ class StoreAddress:
         thread.start()
         thread.join(max(until - time.monotonic(), LEAST_S) + ANSWER_S)
         if not found:
-            raise self._missing(timeout_s, " as a store does: it is stopped, or something else listens there")
+            why = " as a store does: it is stopped, or something else listens there"
+            raise self._missing(timeout_s, why)
         if isinstance(found[0], DistError):
             raise self._missing(timeout_s) from None
         if isinstance(found[0], Exception):
