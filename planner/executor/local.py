@@ -20,8 +20,8 @@ from typing import IO
 from planner.executor.ending import FAILED, LEFT, PREFIX, REFUSED
 from planner.executor.process import STARTER
 from planner.executor.pulse import publish
-from planner.executor.store import SERVED, StoreAddress, served
-from planner.executor.store_view import CONNECT_S, LOOK_S, StoreView, within
+from planner.executor.store import SERVED, StoreAddress, served, within
+from planner.executor.store_view import CONNECT_S, LOOK_S, StoreView
 
 HOST = "127.0.0.1"
 TICK_S = 0.2
@@ -306,7 +306,8 @@ class _Run:
             "; see whether memory ran out" if name == "SIGKILL" else ""
         )
         line = self._killed
-        within(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
+        with suppress(RuntimeError):  # no store any more: nobody to tell
+            within(CONNECT_S, lambda: publish(self._address.connect(CONNECT_S), line))
 
 
 def _signal(number: int) -> str:

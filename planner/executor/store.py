@@ -11,8 +11,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import (  # type: ignore[attr-defined]
     DistError,
@@ -41,6 +43,7 @@ UNBOUND = (
 """What to do about an address that is none of this node."""
 ANSWER_S = 3.0
 """Beyond what PyTorch is told to wait."""
+T = TypeVar("T")
 KNOCK_S, LEAST_S = 0.25, 1.0
 """Between two looks whether the store is served, and how long it is waited for at the least."""
 
@@ -132,26 +135,19 @@ class StoreAddress:
 
     def _opened(self, until: float, timeout_s: float) -> TCPStore:
         """Where somebody listens; PyTorch waits without end for an answer of what is no store."""
-        found: list[TCPStore | Exception] = []
-
-        def connect() -> None:
-            left = timedelta(seconds=max(until - time.monotonic(), LEAST_S))
-            try:
-                found.append(TCPStore(self.host, self.port, timeout=left, wait_for_workers=False))
-            except Exception as error:
-                found.append(error)
-
-        thread = threading.Thread(target=connect, daemon=True)
-        thread.start()
-        thread.join(max(until - time.monotonic(), LEAST_S) + ANSWER_S)
-        if not found:
+        left_s = max(until - time.monotonic(), LEAST_S)
+        left = timedelta(seconds=left_s)
+        try:
+            store = within(
+                left_s + ANSWER_S,
+                lambda: TCPStore(self.host, self.port, timeout=left, wait_for_workers=False),
+            )
+        except DistError:
+            raise self._missing(timeout_s) from None
+        if store is None:
             why = " as a store does: it is stopped, or something else listens there"
             raise self._missing(timeout_s, why)
-        if isinstance(found[0], DistError):
-            raise self._missing(timeout_s) from None
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+        return store
 
     def _knock(self, until: float, timeout_s: float) -> None:
         """Wait until somebody listens there."""
@@ -170,6 +166,38 @@ class StoreAddress:
 
     def _missing(self, timeout_s: float, why: str = "") -> StoreMissingError:
         return StoreMissingError(f"{self} did not answer within {timeout_s:g} s{why}")
+
+
+def within(seconds: float, job: Callable[[], T]) -> T | None:
+    """Do something that may block for ever; it is waited for no longer.
+
+    Parameters
+    ----------
+    seconds
+        At most.
+    job
+        Whose errors are raised here.
+
+    Returns
+    -------
+    T or None
+        What it makes; None: it is at it still.
+    """
+    made: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(job())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    return made[0] if made else None
 
 
 def served(host: str, port: int, *, timeout_s: float = 300.0, remedy: str = BOUND) -> TCPStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -83,25 +82,3 @@ class StoreView(threading.Thread):
         if found != self._seen:
             self._seen, self.stirred_s = found, time.monotonic()
         self.answered_s = asked
-
-
-def within(seconds: float, job: Callable[[], object]) -> None:
-    """Do something that may block for ever; it is waited for no longer.
-
-    Parameters
-    ----------
-    seconds
-        At most.
-    job
-        Whose errors of the store are nothing.
-    """
-
-    def run() -> None:
-        try:
-            job()
-        except (DistError, StoreMissingError, RuntimeError):
-            return
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
