@@ -48,13 +48,19 @@ class PlainLoop:
         Where.
     steps
         That tokens are made for.
+    compiled
+        Whether layers and head are compiled.
     """
 
-    def __init__(self, plan: TrainingPlan, device: torch.device, steps: int) -> None:
+    def __init__(
+        self, plan: TrainingPlan, device: torch.device, steps: int, *, compiled: bool = False
+    ) -> None:
         w, arch = plan.workload, plan.workload.architecture
         assert arch is not None
         self._stage = build_stage(arch, 0, arch.layers, plan.seed).to(device)
         self._head = build_head(arch, plan.seed, self._stage.stem).to(device)
+        for part in (*self._stage.layers, self._head) if compiled else ():
+            part.compile(dynamic=False)
         parameters = {id(p): p for part in (self._stage, self._head) for p in part.parameters()}
         self._optimizer = Optimizing().make(list(parameters.values()))
         batches, count = microbatches_of(plan, SYNTHETIC), w.batch_samples // w.microbatch_samples
@@ -95,13 +101,16 @@ class InTurns(Progress):
 
     Parameters
     ----------
-    plan, device, steps
+    plan, device, steps, compiled
         Of the plain loop.
     """
 
-    def __init__(self, plan: TrainingPlan, device: torch.device, steps: int) -> None:
+    def __init__(
+        self, plan: TrainingPlan, device: torch.device, steps: int, *, compiled: bool = False
+    ) -> None:
         super().__init__(plan.predicted.step_s, events=True, plan=plan.content_hash)
-        self._plain, self._steps, self._device = PlainLoop(plan, device, steps), steps, device
+        self._plain = PlainLoop(plan, device, steps, compiled=compiled)
+        self._steps, self._device = steps, device
         self.seconds: dict[str, list[float]] = {"executor": [], "plain": []}
         self.losses: list[float] = []
         self._began_s = self._now_s()
@@ -135,7 +144,7 @@ def main() -> int:
         pieces = pieces_of(plan, [], args.steps)
         made = prepare(args, plan, pieces, watch)
         # before the executor has any memory for activations
-        turns = InTurns(plan, made.device, args.steps)
+        turns = InTurns(plan, made.device, args.steps, compiled=args.compile)
         turns.work, made.progress = made.progress.work, turns
         train(made, plan, pieces)
         made.ranks.part()

@@ -121,6 +121,17 @@ CASES = {
 
 SHARED = 4
 """Ranks on one device, in stages of one, two and four."""
+SHARED_CASES = {
+    "cpu": CASES["cpu"][-2:],
+    # four whole models are to fit a card of 80 GB
+    "cuda": (
+        Case("gpt2-medium", CASES["cuda"][0].architecture, 32, 4),
+        Case(
+            "llama, 8 layers of 1024",
+            *(Architecture(Family.LLAMA, 8, 1024, 16, 16, 2816, 32000, 1024), 32, 4),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -359,7 +370,7 @@ def main(argv: Sequence[str]) -> int:
         rows.append(measure(case, args.device, args.repeats))
         print(f"{case.name}: {statistics.median(rows[-1].ratios):.3f}", flush=True)
     shared = []
-    for case in CASES[args.device][-2:]:
+    for case in SHARED_CASES[args.device]:
         for stages in (1, 2, SHARED):
             shared.append(measure_shared(case, args.device, stages))
             row = shared[-1]

@@ -86,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"{EXAMPLE}{plan_command.EXAMPLE}",
         formatter_class=_Help,
     )
-    version = metadata.version("planner")
-    root.add_argument("--version", action="version", version=f"planner {version}")
+    root.add_argument("--version", action="version", version=f"planner {_version()}")
     commands = root.add_subparsers(dest="command", required=True, metavar="command")
     for module in COMMANDS:
         sub = commands.add_parser(
@@ -101,6 +100,14 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
         module.add_arguments(sub)
     return root
+
+
+def _version() -> str:
+    """The installed version; a checkout on PYTHONPATH alone has none."""
+    try:
+        return metadata.version("planner")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -148,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         args.rebalance,
         args.rebalance_rule,
         args.elastic,
+        args.compile,
     )
     return launch(asked, as_json=args.json)
 
@@ -186,6 +187,8 @@ class LocalRun:
         Steps between two decisions of who goes to another stage, and by which rule.
     elastic
         Whether the others go on where a device is lost.
+    compile
+        Whether layers and head are compiled.
     """
 
     plan: Path
@@ -207,6 +210,7 @@ class LocalRun:
     rebalance: int | None = None
     rebalance_rule: str | None = None
     elastic: bool = False
+    compile: bool = False
 
 
 def require_same_way(calibration: Calibration, asked: LocalRun) -> None:
@@ -280,7 +284,8 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         calibration = Calibration.load(asked.calibration)
         require_same_way(calibration, asked)
         predicted = predict(plan, workload, calibration)
-    require_memory(plan, workload)
+    if not _on_gpus(asked.device):
+        require_memory(plan, workload)
     stopped: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = asked.calibrate or Path(folder) / "calibration.json"
@@ -305,6 +310,15 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     if stopped is not None:
         raise stopped
     return code
+
+
+def _on_gpus(choice: str) -> bool:
+    """Whether ranks compute on GPUs; then they look at all memory themselves."""
+    if choice == "cpu":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 class _Steps:
@@ -467,6 +481,8 @@ def _words(asked: LocalRun, plan: TrainingPlan, calibrate: Path | None) -> list[
     ]
     if asked.elastic:
         words.append("--elastic")
+    if asked.compile:
+        words.append("--compile")
     if asked.moves:
         words += ["--move", *asked.moves]
     for flag, value in (

@@ -26,6 +26,9 @@ def made_again(function: Function, *inputs: Tensor) -> Tensor:
     Tensor
         The same bits as without, and the same gradients.
     """
+    if torch.compiler.is_compiling():
+        # the compiler decides itself what is kept for the backward pass
+        return function(*inputs)
     found: Tensor = _Again.apply(function, *inputs)  # type: ignore[no-untyped-call]
     return found
 

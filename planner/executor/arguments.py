@@ -24,7 +24,7 @@ from planner.workload.calibration import FORMAT
 
 ALIKE = (
     *("steps", "every", "rest", "impose", "speed", "shrink"),
-    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic", "direct"),
+    *("own_pace", "move", "rebalance", "rebalance_rule", "elastic", "direct", "compile"),
     *NUMBERS,
 )
 """Options that all ranks must be given alike."""
@@ -38,7 +38,7 @@ NO_DIRECT = ("elastic", "move", "rebalance")
 """Options for a run whose devices may go by way of the host."""
 NO_MODEL = (
     *("own_pace", "calibrate", "checkpoint", "resume", "eval_data", "weights", "export"),
-    "direct",
+    *("direct", "compile"),
 )
 """Options for a model that is trained."""
 

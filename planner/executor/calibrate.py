@@ -85,11 +85,13 @@ def calibrate(
     places = _places(ranks, device)
     turns = _turns(places)
     mine: dict[str, Any] | None = None
+    group = () if learner is None else plan.assignment.groups[plan.stage_of[rank]]
+    averages = len(group) > 1 and not plan.sync.local_steps
     for turn in range(max(turns) + 1):
         ranks.meet(f"calibration/{turn}")
         if turns[rank] == turn and learner is not None:
             layers = list(plan.stage_layers[plan.stage_of[rank]])
-            mine = {"layers": layers, **measure_compute(learner)}
+            mine = {"layers": layers, **measure_compute(learner, averages=averages)}
     ranks.meet("calibration/link")
     side = HOST if learner is None else learner.side
     link = measure_link(ranks, side, direct) if ranks.world > 1 else Link(0.0, 1e12, 0.0)
@@ -146,13 +148,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_compute(learner: Learner) -> dict[str, float]:
+def measure_compute(learner: Learner, *, averages: bool = False) -> dict[str, float]:
     """Median seconds of F, H, B and the optimizer step of one rank, as `FIELDS` names them.
 
     Parameters
     ----------
     learner
         What the rank computes.
+    averages
+        Whether the gradients of every step go to host memory and back, which counts as a part of
+        the optimizer step.
 
     Returns
     -------
@@ -209,6 +214,9 @@ def measure_compute(learner: Learner) -> dict[str, float]:
     probe = learner.optimizing.make(copies)  # type: ignore[arg-type]
 
     def update() -> None:
+        if averages:
+            learner.gradients(here=False)
+            learner.gradients(here=True)
         probe.step()
         learner.round()
 

@@ -81,7 +81,9 @@ def encode(vector: Tensor, wire: Wire) -> Tensor:
         held = vector.clamp(-LARGEST_FP16, LARGEST_FP16) if wire is Wire.FP16 else vector
         return held.to(SHORT[wire]).view(torch.uint8)
     blocks = _blocks(vector)
-    scale = blocks.abs().amax(dim=1) / LEVELS[wire]
+    largest = blocks.abs().amax(dim=1)
+    # CUDA multiplies by the reciprocal of a scalar: divided by a tensor, the bits are a CPU's
+    scale = largest / torch.full_like(largest, LEVELS[wire])
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
     rounded = (blocks / steps[:, None]).round_().to(torch.int8)
     levels = rounded.reshape(-1)[: len(vector)].view(torch.uint8)

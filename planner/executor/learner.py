@@ -149,6 +149,8 @@ class Learner:
         Whether other plans may follow, of fewer devices: then samples are counted.
     side
         Of the device; None: its own.
+    compiled
+        Whether layers and head are compiled.
 
     Raises
     ------
@@ -169,6 +171,7 @@ class Learner:
         weights: Path | None = None,
         counted: bool = False,
         side: Side | None = None,
+        compiled: bool = False,
     ) -> None:
         arch = require_executable(plan)
         w = plan.workload
@@ -190,6 +193,9 @@ class Learner:
         self.parameters = list(self.named().values())
         self.computed_stage = Computed(self.stage, self.dtype)
         self.computed_head = None if self.head is None else Computed(self.head, self.dtype)
+        for part in (self.computed_stage, self.computed_head) if compiled else ():
+            if part is not None:
+                part.compile()
         self.optimizing = optimizing
         self.optimizer = optimizing.make(self.parameters)
         self.tied_values = tied_values(plan, stage)
@@ -379,13 +385,16 @@ class Learner:
         state
             By name; every parameter is there.
         """
+        counts_here = any(group.get("fused") for group in self.optimizer.param_groups)
         with torch.no_grad():
             for name, parameter in self.named().items():
                 parameter.copy_(state[f"parameter/{name}"])
                 end = f"/{name}"
                 self.optimizer.state[parameter] = {
-                    # a count, and not of the parameter's shape, stays on the CPU
-                    key.split("/")[1]: value if value.dim() == 0 else value.to(parameter.device)
+                    # a count, and not of the parameter's shape, stays on the CPU unless fused
+                    key.split("/")[1]: value.to(parameter.device)
+                    if value.dim() or counts_here
+                    else value
                     for key, value in state.items()
                     if key.startswith("optimizer/") and key.endswith(end)
                 }

@@ -60,6 +60,13 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         help="what goes between ranks of one machine that have a GPU each for themselves goes from "
         "GPU to GPU, by NCCL (gloo: the same on the CPU, for tests); default: by host memory",
     )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="compile layers and head with torch.compile: faster steps after a slow first one; "
+        "rounding differs in the last bits; default: not",
+    )
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

@@ -49,6 +49,15 @@ class Computed:
         made: Tensor = self._module(*inputs)
         return made
 
+    def compile(self) -> None:
+        """Compile each layer, or the whole of a part without layers, at its first call.
+
+        Layers of equal shapes share one compiled function.
+        """
+        layers = getattr(self._module, "layers", None)
+        for part in (self._module,) if layers is None else layers:
+            part.compile(dynamic=False)
+
     def round(self) -> None:
         """Take over the parameters as they are now."""
         with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -114,6 +115,7 @@ class Prepared:
             data=self.data,
             weights=weights,
             counted=self.args.elastic,
+            compiled=self.args.compile,
         )
 
     def need_of(self, plan: TrainingPlan, rank: int) -> Need:
@@ -170,6 +172,7 @@ def prepare(
     """
     optimizing, data, secret = optimizing_of(args), data_of(args), trust_of(args)
     eval_data = eval_data_of(args)
+    _start_gpu(args.device)
     ranks = join(
         plan,
         args.devices,
@@ -272,6 +275,14 @@ def _prepare_checkpoints(made: Prepared, plan: TrainingPlan, watch: Watch) -> No
             require_free(args.checkpoint, args.resume)
         more = (plan, ranks, made.learner, settings, written)
         made.checkpoints = Checkpoints(args.checkpoint, args.every, *more)
+
+
+def _start_gpu(choice: str) -> None:
+    """Create the CUDA context before heartbeats begin: this may hold the GIL for seconds."""
+    if choice != "cpu" and torch.cuda.is_available():
+        # autograd's own thread begins with a product, and the context is there all the same
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+        torch.zeros(1, device=_torch_device(choice))
 
 
 def _torch_device(choice: str) -> torch.device:

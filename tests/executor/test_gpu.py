@@ -60,7 +60,10 @@ def test_two_by_two_ranks_share_one_gpu(
         )
         assert done.returncode == 0, done.stderr[-3000:]
         events = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-        losses[device] = [e["loss"] for e in events if e["event"] == "step"]
+        # losses come late, and belong to the step they are of
+        told_of = {e["loss_step"]: e["loss"] for e in events if e["event"] == "step"}
+        told_of |= {e["step"]: e["loss"] for e in events if e["event"] == "loss"}
+        losses[device] = [told_of[k] for k in range(5)]
         (told,) = (e["devices"] for e in events if e["event"] == "devices")
         where = "GPU" if device == "cuda" else "kept"
         assert all(where in d["peak_is"] and d["peak_bytes"] > 0 for d in told) and len(told) == 4
