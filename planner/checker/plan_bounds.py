@@ -9,9 +9,10 @@ import numpy as np
 
 from planner.checker.assignment_bounds import recomputed_bound_s as assignment_bound_s
 from planner.checker.cost import cost_bound_usd
+from planner.checker.memory import stage_memory
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.checker.paths import swaps_of
-from planner.checker.plan_network import held_bytes, largest_message_bytes, mean_links, most_live
+from planner.checker.plan_network import largest_message_bytes, mean_links, most_live
 from planner.checker.step_bound import straight_step_bound_s
 from planner.checker.violation import Violation
 from planner.checker.whole_bound import whole_step_bound_s
@@ -119,15 +120,10 @@ def _path_problem(
 def _room(plan: TrainingPlan, d: int) -> int:
     """Microbatches that a device's memory holds beside its stage."""
     w, j = plan.workload, plan.stage_of[d]
-    start, stop = plan.stage_layers[j]
-    parameters = sum(layer.parameters for layer in w.layers[start:stop])
-    if j == 0:
-        parameters += w.stem.parameters + w.head.parameters
-    each, passing = held_bytes(plan, j, j == 0)
-    left = float(plan.cluster.memory_bytes[d]) - passing
-    left -= parameters * w.state_bytes_per_parameter
+    needs = stage_memory(w, *plan.stage_layers[j], runs_head=j == 0, recomputes=plan.recompute[j])
+    left = float(plan.cluster.memory_bytes[d]) - needs.operation - needs.state
     most = len(plan.schedules[0].paths)
-    return most if each == 0 else max(0, min(most, int(left // each)))
+    return most if needs.saved == 0 else max(0, min(most, int(left // needs.saved)))
 
 
 def _assignment_bound_s(witness: Mapping[str, Any], plan: TrainingPlan) -> float | None:

@@ -103,36 +103,6 @@ def largest_message_bytes(plan: TrainingPlan) -> float:
     return float(max(layer.output_bytes for layer in w.layers) * w.microbatch_samples)
 
 
-def held_bytes(plan: TrainingPlan, stage: int, runs_head: bool) -> tuple[float, float]:
-    """What a device of a stage holds beside the stage's state.
-
-    Parameters
-    ----------
-    plan
-        What is judged.
-    stage
-        Which stage.
-    runs_head
-        Whether the device runs head and loss.
-
-    Returns
-    -------
-    tuple[float, float]
-        Bytes of each microbatch between its F and its B, and of one operation while it runs.
-    """
-    w = plan.workload
-    start, stop = plan.stage_layers[stage]
-    whole = sum(layer.saved_bytes for layer in w.layers[start:stop])
-    whole += w.stem.saved_bytes if stage == 0 else 0.0
-    logits = w.head.saved_bytes if runs_head else 0.0
-    if not plan.recompute[stage]:
-        return whole * w.microbatch_samples, logits * w.microbatch_samples
-    # what is kept is what the codec took in, not what it sent
-    given = 0.0 if stage == 0 else w.layers[start - 1].output_bytes / w.boundary_ratio
-    made = w.layers[stop - 1].output_bytes / w.boundary_ratio if runs_head else 0.0
-    return (given + made) * w.microbatch_samples, max(logits, whole) * w.microbatch_samples
-
-
 def most_live(schedule: Schedule) -> int:
     """Microbatches that a device holds between their F and B, at most."""
     most = 0

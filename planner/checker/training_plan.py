@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from planner.checker.assignment import assignment_cost_s, grid_violations
 from planner.checker.certificates import TOLERANCE, check_certificate, same
 from planner.checker.cost import cost_violations
+from planner.checker.memory import stage_memory
 from planner.checker.paths import even_visits_violations
 from planner.checker.plan_bounds import check_bounds
-from planner.checker.plan_network import gradient_bytes, held_bytes, stage_parameters
+from planner.checker.plan_network import gradient_bytes
 from planner.checker.step_clock import clock_times, paths_clock_s
 from planner.checker.violation import Violation
 from planner.network.cluster import Cluster
@@ -197,7 +198,6 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
     """TC1 with live memory: what is held between F and B, plus weights and optimizer state."""
     w = plan.workload
     stage_of = plan.stage_of
-    parameters = [stage_parameters(plan, j) for j in range(len(plan.stage_layers))]
     for k, s in enumerate(plan.schedules):
         for d, order in enumerate(s.order):
             if d not in stage_of:
@@ -207,8 +207,13 @@ def _memory(plan: TrainingPlan) -> Iterator[Violation]:
             for kind, _ in order:
                 live += {"F": 1, "H": 0, "B": -1}[kind]
                 most = max(most, live)
-            kept, passing = held_bytes(plan, j, any(kind == "H" for kind, _ in order))
-            need = parameters[j] * w.state_bytes_per_parameter + most * kept + passing
+            # devices of one stage have the same parameters, whether they run H or not
+            runs_head = j == plan.head_stage
+            recomputes = plan.recompute[j]
+            needs = stage_memory(
+                w, *plan.stage_layers[j], runs_head=runs_head, recomputes=recomputes
+            )
+            need = needs.state + most * needs.saved + needs.operation
             have = float(plan.cluster.memory_bytes[d])
             if need > have * (1 + 1e-9):
                 yield Violation(

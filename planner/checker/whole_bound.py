@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.checker.memory import stage_memory
 from planner.checker.plan_network import pair_rates
 from planner.training_plan.averaging_group import AveragingGroup
 from planner.training_plan.choices import Codec, Head, Phase
@@ -370,16 +371,11 @@ class _Stage:
     def _memory(self, owned: int, a: int, b: int) -> None:
         """How many microbatches each device keeps, recomputing or not."""
         of, w = self.of, self.of.workload
-        have = of.memory * (1 + MEMORY_ROUNDING) - owned * w.state_bytes_per_parameter
-        logits = w.head.saved_bytes if b == of.last else 0.0
-        all_kept = sum(x.saved_bytes for x in w.layers[a:b]) + (w.stem.saved_bytes if a == 0 else 0)
-        given = w.layers[a - 1].output_bytes / w.boundary_ratio if a > 0 else 0.0
-        made = w.layers[b - 1].output_bytes / w.boundary_ratio if b == of.last else 0.0
-        kept = {False: (all_kept, logits), True: (given + made, max(logits, all_kept))}
         self.keeps = {}
         for again in of.again:
-            each, passing = (size * of.samples for size in kept[again])
-            left = have - passing
+            needs = stage_memory(w, a, b, runs_head=b == of.last, recomputes=again)
+            have = of.memory * (1 + MEMORY_ROUNDING) - needs.state
+            each, left = needs.saved, have - needs.operation
             fits = np.floor(left / each) if each > 0 else np.where(left >= 0, math.inf, 0.0)
             self.keeps[again] = np.clip(fits, 0, of.count)
         some = max(keep[0] for keep in self.keeps.values()) >= 1

@@ -10,7 +10,7 @@ from planner.network.network import Network
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.workload.calibration import Calibration
-from planner.workload.executed_bytes import executed_bytes, unexecuted
+from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.workload import Workload
 
@@ -38,7 +38,7 @@ def as_executed(plan: TrainingPlan) -> Workload:
     """
     w = plan.workload
     if w.architecture is None or w.architecture.unexecuted:
-        raise PlanError(unexecuted(w))
+        raise PlanError(w.unexecuted)
     return w
 
 
@@ -62,13 +62,10 @@ def need_bytes(plan: TrainingPlan, workload: Workload) -> float:
     stage_of = plan.stage_of
     heads = {stage_of[s.head_device(b)] for s in plan.schedules for b in range(len(s.paths))}
     for d, j in stage_of.items():
-        total += executed_bytes(
-            workload,
-            *plan.stage_layers[j],
-            max(h[d] for h in held),
-            with_head=j in heads,
-            recompute=plan.recompute[j],
-        ).total
+        costs = stage_costs(
+            workload, *plan.stage_layers[j], with_head=j in heads, recompute=plan.recompute[j]
+        )
+        total += costs.need_bytes(max(h[d] for h in held))
     vectors = workload.gradient_bytes(plan.stage_layers, plan.head_stage)
     total += sum(vectors[j] for j in plan.averages_for.values())
     return total

@@ -46,10 +46,14 @@ class Model(NamedTuple):
         ``float[L + 1]``: of the first layers of a microbatch, embedding included.
     output_bytes, held_bytes
         ``float[L]``: of a microbatch after each layer, on the wire and in memory.
-    head_flops, head_parameters, head_bytes
+    head_flops, head_parameters
         Of H.
-    tied_parameters
-        That the head has too where it is not with the embedding.
+    stem_parameters, tied_parameters
+        Of the embedding; those that the head has too where it is not with the embedding.
+    saves_output
+        Whether a stage's output waits for its gradient.
+    layer_bytes, embedding_bytes, head_bytes, message_bytes, rounded_bytes
+        Fields of `planner.workload.working_memory.WorkingMemory`.
     gradient_bytes, state_bytes
         A parameter, gradients on the wire.
     wire_ratio
@@ -76,8 +80,14 @@ class Model(NamedTuple):
     held_bytes: Floats
     head_flops: float
     head_parameters: float
+    stem_parameters: float
     tied_parameters: float
+    saves_output: bool
+    layer_bytes: float
+    embedding_bytes: float
     head_bytes: float
+    message_bytes: float
+    rounded_bytes: float
     gradient_bytes: float
     state_bytes: float
     wire_ratio: float
@@ -393,13 +403,22 @@ def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, fl
     last = j == state.stages[0] - 1
     a, b = state.cuts[j], state.cuts[j + 1]
     parameters = _stage_parameters(model, state, j)
-    scratch = model.head_bytes if last else 0.0
     saved = model.saved_bytes[b] - model.saved_bytes[a]
+    saved += model.held_bytes[b - 1] if model.saves_output else 0.0
+    rounded = parameters
+    if j == 0:
+        rounded -= model.stem_parameters - (model.tied_parameters if last else 0.0)
     left = links.memory_bytes[c] - parameters * model.state_bytes
+    left -= rounded * model.rounded_bytes + (0.0 if j == 0 and last else model.message_bytes)
     kept = (model.held_bytes[a - 1] if j > 0 else 0.0) + (model.held_bytes[b - 1] if last else 0.0)
     every = min(model.microbatches, model.most_held)
+    head = model.head_bytes if last else 0.0
+    scratch = max(model.layer_bytes, head)
+    again = left - max(model.layer_bytes + saved, head)
+    if j == 0:
+        scratch = max(scratch, model.embedding_bytes - saved)
+        again = min(again, left - model.embedding_bytes)
     plain = min(np.floor((left - scratch) / saved), every) if saved > 0 else every
-    again = left - max(scratch, saved)
     few = min(np.floor(again / kept), every) if kept > 0 else every
     return (plain if left >= scratch else 0.0), (few if again >= 0 else 0.0)
 

@@ -26,6 +26,7 @@ from planner.compose.money import BY_TIME, Merit
 from planner.compose.places import Floats, Ints, Places
 from planner.search.stop import StopRun
 from planner.workload.costs import stage_costs
+from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
 MOST_STAGES = 24
@@ -129,6 +130,7 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
     count = len(workload.layers)
     upto = [stage_costs(workload, 0, stop) for stop in range(1, count + 1)]
     whole = stage_costs(workload, 0, count, with_head=True)
+    working = WorkingMemory.of(workload)
     samples = workload.microbatch_samples
     parameters = np.cumsum(
         [workload.stem.parameters, *(layer.parameters for layer in workload.layers)]
@@ -137,13 +139,20 @@ def model_of(workload: Workload, given: Given, most: int) -> Model:
     return Model(
         np.array([0.0, *(costs.forward_flops for costs in upto)]),
         parameters,
-        np.array([0.0, *(costs.saved_bytes for costs in upto)]),
+        np.cumsum([0.0, *(layer.saved_bytes * samples for layer in workload.layers)])
+        + workload.stem.saved_bytes * samples * (np.arange(count + 1) > 0),
         np.array([layer.output_bytes * samples for layer in workload.layers]),
         np.array([workload.held_bytes(k) * samples for k in range(count)]),
         whole.head_flops,
         float(workload.head.parameters),
+        float(workload.stem.parameters),
         float(workload.tied_parameters),
-        whole.scratch_bytes,
+        workload.architecture is not None,
+        working.layer,
+        working.embedding,
+        working.head,
+        working.messages,
+        working.rounded_bytes,
         workload.gradient_bytes_per_parameter,
         workload.state_bytes_per_parameter,
         1.0,

@@ -27,7 +27,6 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.training_plan.schedule import Schedule
-from planner.workload.executed_bytes import unexecuted
 from planner.workload.layers import Architecture
 
 
@@ -51,7 +50,7 @@ def require_executable(plan: TrainingPlan) -> Architecture:
     """
     arch = plan.workload.architecture
     if arch is None or arch.unexecuted:
-        raise PlanError(unexecuted(plan.workload))
+        raise PlanError(plan.workload.unexecuted)
     if arch.tied and plan.head_stage != 0 and not plan.averages_tied:
         how = "--head first or one stage" if plan.sync.local_steps else "this release"
         raise PlanError(

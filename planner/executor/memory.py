@@ -22,13 +22,13 @@ from planner.executor.ranks import Ranks
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
-from planner.workload.executed_bytes import SUM_BYTES, executed_bytes
 from planner.workload.host_memory import USABLE, available_bytes
+from planner.workload.working_memory import MESSAGES
 
 GPU_USABLE = 0.95
 """Of what is free: PyTorch's allocator rounds, and leaves gaps."""
-PASSING = 4
-"""Messages on a GPU that come in and go out while operations compute."""
+SUM_BYTES = 4
+"""Of a value in fp32."""
 
 
 class TooLittleMemoryError(ValueError):
@@ -101,43 +101,41 @@ def need_of(
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
         return Need(0.0, {"sums of others": vector, "averaging": buffers})
-    heads = has_head(plan, rank)
     live = max(s.most_live()[rank] for s in plan.schedules)
-    layers, recompute = plan.stage_layers[stage], plan.recompute[stage]
-    found = executed_bytes(
-        w, *layers, live, with_head=heads, recompute=recompute, updates_at_once=on_gpu
+    costs = stage_costs(
+        w,
+        *plan.stage_layers[stage],
+        with_head=has_head(plan, rank),
+        recompute=plan.recompute[stage],
     )
-    costs = stage_costs(w, *layers, with_head=heads, recompute=recompute)
     # in both directions, as many as are between F and B
     waiting = live
     if plan.wiring is Wiring.STOCHASTIC:
         # all that trainers let be on their way may wait at one device
         waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
     message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
-    beyond = {
-        f"weights in {w.precision.compute}": found.rounded_weights,
-        "gradients and loss as they are made": found.operations,
-    }
+    beyond: dict[str, float] = {}
     if plan.sync.local_steps:
         held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
         # delayed: parameters as they were, and where gradients are made meanwhile
         held += (1 if on_gpu else 2) * plan.sync.delayed
         beyond["outer step"] = max(held - w.outer_state_bytes / SUM_BYTES, 0.0) * vector
     if calibrates:
-        state = vector / SUM_BYTES * w.precision.state_bytes
-        working = found.total - costs.state_bytes - found.rounded_weights
-        beyond["calibration"] = max(state + costs.need_bytes(1) - costs.state_bytes - working, 0.0)
+        # parameters and moments once more, and one microbatch
+        copy = vector / SUM_BYTES * w.precision.state_bytes
+        beyond["calibration"] = max(copy - (live - 1) * costs.saved_bytes, 0.0)
     if on_gpu:
-        beyond["messages"] = (PASSING + direct * (live + waiting)) * message
+        beyond["messages"] = direct * (live + waiting) * message
         beyond["averaging"] = direct * max(
             direct_bytes(part, round(vector / SUM_BYTES)) for part in parts
         )
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (live + waiting) * _power_of_two(message)
-        return Need(found.planned, beyond, pinned + buffers)
-    host = {"averaging": buffers, "messages": (live + waiting) * message}
-    return Need(found.planned, beyond | host)
+        return Need(costs.need_bytes(live), beyond, pinned + buffers)
+    beyond["averaging"] = buffers
+    beyond["messages"] = max(live + waiting - MESSAGES, 0) * message
+    return Need(costs.need_bytes(live), beyond)
 
 
 def _power_of_two(size: float) -> float:

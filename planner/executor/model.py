@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import torch
@@ -54,14 +54,33 @@ def _rotate(x: Tensor, theta: float) -> Tensor:
 
     The first half of a head is turned with the second, as files of ``transformers`` have it.
     """
-    tokens, size = x.shape[1], x.shape[-1]
-    places = torch.arange(0, size, 2, device=x.device, dtype=torch.float32)
-    angle = torch.outer(
-        torch.arange(tokens, device=x.device, dtype=torch.float32), 1.0 / theta ** (places / size)
-    )
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    cos, sin = _rotary_tables(x.shape[1], x.shape[-1], theta, x.device)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).type_as(x)
+
+
+@lru_cache(maxsize=4)
+def _rotary_tables(
+    tokens: int, size: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, the same tensors for all layers and microbatches."""
+    places = torch.arange(0, size, 2, device=device, dtype=torch.float32)
+    angle = torch.outer(
+        torch.arange(tokens, device=device, dtype=torch.float32), 1.0 / theta ** (places / size)
+    )
+    return angle.cos()[:, None], angle.sin()[:, None]
+
+
+@lru_cache(maxsize=4)
+def _window_mask(tokens: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Added to scores: 0 for the last ``window`` tokens, minus infinity for all others.
+
+    In the format of scores, since attention kernels would convert and save a boolean mask in every
+    layer.
+    """
+    pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+    seen = pairs.tril().triu(1 - window)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -math.inf)
 
 
 class Attention(nn.Module):
@@ -95,17 +114,12 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.kv_heads < self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
-        seen = self._seen(tokens, x.device)
+        seen = None
+        if self.window is not None and self.window < tokens:
+            seen = _window_mask(tokens, self.window, q.dtype, q.device)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         result: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
         return result
-
-    def _seen(self, tokens: int, device: torch.device) -> Tensor | None:
-        """Which tokens each attends to; None: all before it, and itself."""
-        if self.window is None or self.window >= tokens:
-            return None
-        pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
-        return pairs.tril().triu(1 - self.window)
 
 
 class FeedForward(nn.Module):

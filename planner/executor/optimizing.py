@@ -137,10 +137,10 @@ class Optimizing:
             for some, decay in ((matrices, self.weight_decay), (others, 0.0))
             if some
         ]
-        # on a GPU in one kernel, which reads and writes all once and makes no copy
-        fused = True if all(p.is_cuda for p in parameters) else None
-        how = {"betas": (self.beta1, self.beta2), "eps": self.eps, "fused": fused}
-        return torch.optim.AdamW(groups, lr=rate, **how)
+        # one kernel reads and writes every value once, and makes no copy
+        return torch.optim.AdamW(
+            groups, lr=rate, betas=(self.beta1, self.beta2), eps=self.eps, fused=True
+        )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Give an optimizer the rate of a step."""

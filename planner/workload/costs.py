@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
 BACKWARD_TO_FORWARD = 2.0
@@ -31,13 +32,13 @@ class StageCosts:
     head_flops
         H of one microbatch, head and loss with their own backward pass; 0 on other stages.
     state_bytes
-        Weights, gradients and optimizer state.
+        Weights, their copies in the format of compute, gradients and optimizer state.
     scratch_bytes
-        What is alive only while one operation runs: logits and their gradient in H; with
-        recomputation the activations that B makes again, if they are more.
+        What is alive only while one operation runs, in the operation that needs most
+        (`WorkingMemory`), and messages on their way.
     saved_bytes
-        Activations of one microbatch, kept between its F and its B; with recomputation the stage's
-        input alone, and on the head's stage its output, which H needs.
+        Activations of one microbatch, kept between its F and its B, and the stage's output; with
+        recomputation the stage's input alone, and on the head's stage its output, which H needs.
     output_bytes
         Activations that one microbatch hands on, as sent over the network.
     gradient_bytes
@@ -122,18 +123,33 @@ def stage_costs(
     """
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
     parameters = load.parameters + (workload.head_parameters(start) if with_head else 0)
-    saved, scratch = load.saved_bytes, head.saved_bytes if with_head else 0.0
+    working = WorkingMemory.of(workload)
+    saved = load.saved_bytes
+    if workload.architecture is not None:
+        # the stage's output waits for its gradient
+        saved += workload.held_bytes(stop - 1)
+    scratch = working.scratch_bytes(
+        saved * samples,
+        first=start == 0,
+        with_head=with_head,
+        recompute=recompute,
+        alone=start == 0 and stop == len(workload.layers),
+    )
     if recompute:
-        scratch = max(scratch, saved)
         # the first stage's input are tokens
         saved = workload.held_bytes(start - 1) if start > 0 else 0.0
         saved += workload.held_bytes(stop - 1) if with_head else 0.0
+    rounded = parameters
+    if start == 0:
+        # embeddings are looked up in fp32; a tied head multiplies with a rounded copy
+        rounded -= workload.stem.parameters - (workload.tied_parameters if with_head else 0)
     return StageCosts(
         forward_flops=load.forward_flops * samples,
         backward_flops=(BACKWARD_TO_FORWARD + recompute) * load.forward_flops * samples,
         head_flops=(1 + BACKWARD_TO_FORWARD) * head.forward_flops * samples if with_head else 0.0,
-        state_bytes=parameters * workload.state_bytes_per_parameter,
-        scratch_bytes=scratch * samples,
+        state_bytes=parameters * workload.state_bytes_per_parameter
+        + rounded * working.rounded_bytes,
+        scratch_bytes=scratch,
         saved_bytes=saved * samples,
         output_bytes=load.output_bytes * samples,
         gradient_bytes=parameters * workload.gradient_bytes_per_parameter,

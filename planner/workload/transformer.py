@@ -6,10 +6,11 @@ a sample, or of the window where that is shorter; Narayanan et al. 2021, section
 all have parameters, and the router's choice is computed: tokens are taken to be spread evenly, and
 none to be dropped.
 
-A layer keeps ``17 s h`` elements for its backward pass (Korthikanti et al. 2022, eq. 1, the
-attention scores recomputed; one of them is dropout's masks), or, where that is more, what norms
-and attention keep, ``8 s h`` where all heads together are as wide as h and there are two norms, and
-the feed-forward part's two or three activations. It hands on ``s h`` elements.
+A layer keeps for its backward pass what norms and attention keep, ``8 s h`` elements where all
+heads together are as wide as h and there are two norms, and the feed-forward part's two or three
+activations: ``16 s h`` of GPT-2, the 17 of Korthikanti et al. (2022), eq. 1 with recomputed
+attention scores, less the dropout masks, which the executor does not have. It hands on ``s h``
+elements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from planner.workload.precision import Precision
 Fields = dict[str, Any]
 """Fields of a `planner.workload.workload.Workload`."""
 
-SAVED_ELEMENTS = 17.0  # per token and hidden unit, at 2 bytes the 34 s b h of the source
 SAVED_OF_NORMS = 4.0
 """Of the hidden size: inputs and outputs of two norms."""
 SAVED_OF_HEADS = 4.0
@@ -202,4 +202,4 @@ def _saved_elements(arch: Architecture, k: int) -> float:
         # each expert's own copy of the token, and what it gives before it is weighed
         inner = experts.active * (each * experts.ffn + 2.0 * h) + each * experts.shared_ffn
         inner += experts.count + (h if experts.shared_gate else 0.0)
-    return max(SAVED_ELEMENTS * h, around + inner)
+    return around + inner

@@ -224,6 +224,18 @@ class Workload:
         found = self.state_bytes_per_parameter - self.precision.state_bytes
         return found if found in rooms else 0.0
 
+    @property
+    def unexecuted(self) -> str:
+        """Why the executor cannot run it, in one line; empty if it can."""
+        arch = self.architecture
+        if arch is not None and not arch.unexecuted:
+            return ""
+        what = "no transformer of known sizes" if arch is None else arch.unexecuted[0]
+        return (
+            f"workload.architecture: {self.name!r} can be planned but not run, the executor does "
+            f"not do this: {what}; take a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 workload without"
+        )
+
     def held_bytes(self, layer: int) -> float:
         """Activations of one sample after a layer, as a device holds them, whatever is sent.
 

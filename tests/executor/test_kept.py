@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from planner.workload.costs import stage_costs
-from planner.workload.executed_bytes import executed_bytes
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 from tests.conftest import make_plan

@@ -1,0 +1,115 @@
+"""Memory of one operation while it runs, beside a stage's state and its saved activations.
+
+These are PyTorch's own temporaries in the executor: gradients that flow through a layer, logits in
+fp32, the dense gradient of the embedding, messages on their way. Each formula was compared with
+`torch.cuda.max_memory_allocated` of 42 stages on an H200 and with the live tensors of a CPU
+(``benchmarks/results/gpu-check-2026-11-26.md``, ``tests/executor/test_kept.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+
+FP32_BYTES = 4
+LOGIT_COPIES = 3
+"""Logits in fp32, their log-softmax and its gradient; the plain logits are gone by then."""
+EMBEDDING_COPIES = 5
+"""Of a microbatch's activations in fp32, while the embedding's gradient is made of theirs."""
+HEAD_COPIES = 2
+"""Of a microbatch's activations: what the head is given, and its norm."""
+MESSAGES = 4
+"""Messages on a device beside those that operations hold: two that arrive, two that leave."""
+
+
+@dataclass(frozen=True)
+class WorkingMemory:
+    """Bytes that one operation of a microbatch needs, by operation.
+
+    Attributes
+    ----------
+    layer
+        Backward pass of one layer: gradients of its activations and of its largest matrix.
+    embedding
+        Backward pass of the embedding: its dense gradient in fp32; its stage's activations are
+        freed by then.
+    head
+        Head and loss, forward and backward.
+    messages
+        On their way between stages.
+    rounded_bytes
+        Of one parameter: its copy in the format of compute; 0 where that is fp32.
+    """
+
+    layer: float
+    embedding: float
+    head: float
+    messages: float
+    rounded_bytes: float
+
+    @classmethod
+    def of(cls, workload: Workload) -> WorkingMemory:
+        """The working memory of a workload.
+
+        Without an architecture nothing runs it: only what the workload states is counted.
+        """
+        arch, samples = workload.architecture, workload.microbatch_samples
+        if arch is None:
+            return cls(0.0, 0.0, workload.head.saved_bytes * samples, 0.0, 0.0)
+        kept = workload.precision.compute.bytes
+        tokens = samples * arch.sequence
+        table, logits = arch.vocabulary * arch.hidden, tokens * arch.vocabulary
+        # a window's mask is one tensor for all layers and microbatches
+        mask = kept * arch.sequence**2 if arch.window and arch.window < arch.sequence else 0
+        return cls(
+            layer=kept * (tokens * _gradient_elements(arch) + _largest_matrix(arch)) + mask,
+            embedding=FP32_BYTES * (table + EMBEDDING_COPIES * tokens * arch.hidden) + mask,
+            head=max(LOGIT_COPIES * FP32_BYTES * logits, kept * (logits + table))
+            + HEAD_COPIES * kept * tokens * arch.hidden
+            + mask,
+            messages=MESSAGES * samples * max(x.output_bytes for x in workload.layers),
+            rounded_bytes=float(kept if kept < workload.precision.parameters.bytes else 0),
+        )
+
+    def scratch_bytes(
+        self, whole: float, *, first: bool, with_head: bool, recompute: bool, alone: bool
+    ) -> float:
+        """Working memory of a stage, in the operation that needs most.
+
+        Parameters
+        ----------
+        whole
+            Saved activations of one microbatch without recomputation.
+        first, with_head, alone
+            Whether the stage has the embedding, the head, and all layers.
+        recompute
+            Whether the backward pass computes the activations again.
+        """
+        most = self.layer + (whole if recompute else 0.0)
+        if first:
+            most = max(most, self.embedding - (0.0 if recompute else whole))
+        if with_head:
+            most = max(most, self.head)
+        return most + (0.0 if alone else self.messages)
+
+
+def _gradient_elements(arch: Architecture) -> float:
+    """Of one token, at most alive in the backward pass of one layer's feed-forward or attention."""
+    h, q, experts = arch.hidden, arch.attention_size * arch.heads, arch.experts
+    width = arch.ffn
+    if experts is not None:
+        width = max(width, experts.active * experts.ffn + experts.shared_ffn)
+    # around GELU; or of gate, up, their product and SiLU
+    inner = 2 * width + 3 * h if arch.kind is Family.GPT2 else 4 * width + 2 * h
+    # of queries, keys, values and the output, and what norms and rotary positions make of them
+    return float(max(inner, 6 * q + 3 * h))
+
+
+def _largest_matrix(arch: Architecture) -> int:
+    attention = arch.attention_size * (arch.heads + 2 * arch.kv_heads)
+    ffn = arch.ffn
+    if arch.experts is not None:
+        ffn = max(ffn, arch.experts.ffn, arch.experts.shared_ffn)
+    return arch.hidden * max(attention, ffn)
