@@ -79,7 +79,7 @@ def _plan_texts(folder: Path) -> list[str]:
 
     network = pl.load_network("aws4_dtfm_regional_2022")
     workload = pl.Workload.preset("gpt2-tiny").replace(batch_samples=8)
-    cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(network, pl.Devices.of_gpu("A100"))
     texts = []
     for asked in PLANS:
         made = pl.plan(cluster, workload, stop=pl.MaxIterations(1), **asked).plan
@@ -456,7 +456,7 @@ def _calls(folder: Path) -> Attempt:
                 "peak_flops": 2e12,
             },
         ),
-        (pl.Devices.of_gpu, {"name": "V100", "utilization": 0.4}),
+        (pl.Devices.of_gpu, {"name": "A100", "utilization": 0.4}),
         (pl.Cluster, {"network": network, "devices": pl.Devices(1e12, 16e9)}),
         (pl.Workload.preset, {"name": "gpt2-tiny", "batch_samples": 8, "microbatch_samples": 1}),
         (work.replace, {"batch_samples": 8, "microbatch_samples": 2}),

@@ -474,7 +474,7 @@ def flow_executed(say: Callable[[str], None]) -> list[str]:
     """
     arch = Architecture(Family.GPT2, 4, 64, 4, 4, 256, 256, 64, False)
     work = Workload.transformer("4 layers of 64", arch, batch_samples=FLOW_BATCH, precision="fp32")
-    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("V100"))
+    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("A100"))
     plan = make_plan(cluster, work, stages=2, wiring="flow", stop=Effort(0.5)).plan
     assert plan is not None
     ids = plan.cluster.network.ids

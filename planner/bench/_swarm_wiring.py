@@ -364,7 +364,7 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
         intra_latency_s=inside.latency_s,
         intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
     )
-    cluster = pl.Cluster(big, pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(big, pl.Devices.of_gpu("A100"))
     result = pl.plan(
         cluster, pl.Workload.preset("gpt3-1.3b"), stages=4, wiring="flow", stop=pl.Effort(2)
     )
@@ -376,7 +376,7 @@ def flow(seeds: Sequence[int], say: Callable[[str], None]) -> list[str]:
     lines = [
         "## A plan's flow and stochastic wiring",
         "",
-        f"The plan of {cluster_words}, V100, gpt3-1.3b, 4 stages, flow (`pl.plan`, effort 2): "
+        f"The plan of {cluster_words}, A100, gpt3-1.3b, 4 stages, flow (`pl.plan`, effort 2): "
         f"{many} microbatches, whose pipeline part takes {plan.predicted.pipeline_s:.2f} s on the "
         "clock. The same devices and links with routers: one a device, trainers on the first "
         f"stage's devices, {found.scene.in_flight * len(found.scene.homes)} microbatches in "

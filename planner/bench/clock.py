@@ -71,7 +71,7 @@ def random_plan(devices: int, microbatches: int, limits: bool, seed: int) -> Tra
         intra_bandwidth_bytes_per_s=2.5e8,
     )
     upload = UPLOAD * 2.5e8 if limits else None
-    gpu = Devices.of_gpu("V100")
+    gpu = Devices.of_gpu("A100")
     cluster = Cluster(network, Devices(gpu.flops, gpu.memory_bytes, upload_bytes_per_s=upload))
     workload = Workload.preset("gpt3-1.3b", batch_samples=microbatches)
     question = Question(cluster, workload, PlanRequest(stages=8), seed)

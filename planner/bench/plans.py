@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -59,7 +59,7 @@ def _regions(name: str, each: int, gpu: str) -> Cluster:
     network = load_network(name).complete()
     if each > 1:
         network = _replicated(name, dict.fromkeys(network.ids, each))
-    return Cluster(network, Devices.of_gpu(gpu))
+    return Cluster(network, figures_of(gpu))
 
 
 def _mixed() -> Cluster:
@@ -69,6 +69,11 @@ def _mixed() -> Cluster:
     memory = np.array([gpu.memory_bytes for gpu in gpus])
     prices = np.array([gpu.usd_per_hour for gpu in gpus], dtype=float)
     return Cluster(network, Devices(flops, memory, usd_per_hour=prices))
+
+
+def figures_of(gpu: str) -> Devices:
+    """A GPU's 16-bit figures, without its name: V100 and T4 have fp16 only, which plans lack."""
+    return replace(Devices.of_gpu(gpu), gpus=None)
 
 
 MACHINE_S, LAN_S, WAN_S = 5e-6, 1e-4, 0.015

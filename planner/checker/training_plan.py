@@ -46,6 +46,7 @@ def check_training_plan(plan: TrainingPlan, cluster: Cluster | None) -> Iterator
     if cluster is not None:
         yield from _same_cluster(plan, cluster)
     yield from _assignment(plan)
+    yield from _formats(plan)
     yield from _memory(plan)
     yield from _visits(plan)
     yield from _compute_times(plan)
@@ -192,6 +193,20 @@ def _assignment(plan: TrainingPlan) -> Iterator[Violation]:
         )
     if grid is not None:
         yield from grid_violations(plan.assignment, plan.cluster.network, activations)
+
+
+def _formats(plan: TrainingPlan) -> Iterator[Violation]:
+    """No device emulates the format of compute."""
+    compute = plan.workload.precision.compute
+    for d in plan.cluster.lacks(compute):
+        if d in plan.stage_of:
+            gpu = (plan.cluster.devices.gpus or ())[d]
+            yield Violation(
+                "format",
+                "workload.precision.compute",
+                f"device {plan.cluster.network.ids[d]!r} has a {gpu}, which has no {compute}; "
+                "plan with --precision fp32",
+            )
 
 
 def _memory(plan: TrainingPlan) -> Iterator[Violation]:

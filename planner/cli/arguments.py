@@ -19,7 +19,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import GPUS
+from planner.network.gpus import DEFAULT_GPU, GPUS
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.network.words import listed
@@ -65,7 +65,7 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
     sub.add_argument(
         "--gpu",
-        default="V100",
+        default=DEFAULT_GPU,
         choices=list(GPUS),
         metavar="GPU",
         help=f"of all devices, of {', '.join(GPUS)}; default %(default)s",

@@ -27,6 +27,10 @@ IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
 law): on the clock they wait for each other. Below about 2, pipelines run dry
 (docs/whole-plan.md)."""
+SHORT_IN_FLIGHT = 1.2
+"""The same where memory allows no more: the stage is so much slower than by Little's law."""
+RECOMPUTED = 4.0 / 3.0
+"""Period of a stage that recomputes over that of one that does not."""
 TRIALS = 12
 """Of longer periods, until a boundary carries what its stages could do."""
 BISECTIONS = 12
@@ -147,7 +151,7 @@ class State(NamedTuple):
 
 class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
-    place; delays, compute, rooms and dollars for a microbatch's messages by stage; by site, bytes
+    place; delays, compute, periods, rooms and dollars for a microbatch's messages by stage; by site, bytes
     of each stage's messages over its line, bytes of averaging, and a stage's devices; some of a
     stage's devices by place, and all of them by region; pairs of places in use."""
 
@@ -156,6 +160,7 @@ class Scratch(NamedTuple):
     averaged: Floats
     delay_s: Floats
     own_s: Floats
+    stage_s: Floats
     room: Floats
     paid: Floats
     crossing: Floats
@@ -606,7 +611,8 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
     for _ in range(stages + 1):
         period = 0.0
         for j in range(stages):
-            period = max(period, _stage_period(model, links, state, scratch, j))
+            scratch.stage_s[j] = _stage_period(model, links, state, scratch, j)
+            period = max(period, scratch.stage_s[j])
         for j in range(stages - 1):
             if period > most_period:
                 break
@@ -624,8 +630,15 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             way += scratch.own_s[j] + scratch.delay_s[j]
             held = IN_FLIGHT * way - (IN_FLIGHT - 1.0) * scratch.own_s[j]
             if held > period * scratch.room[j]:
-                if state.recompute[j] or not model.recompute_free:
-                    slowed = max(slowed, held / scratch.room[j])
+                # with fewer in flight the stage waits, which may cost less than another F
+                waits_s = SHORT_IN_FLIGHT * way / scratch.room[j]
+                again_s = scratch.stage_s[j] * RECOMPUTED
+                if (
+                    state.recompute[j]
+                    or not model.recompute_free
+                    or waits_s <= max(period, again_s)
+                ):
+                    slowed = max(slowed, waits_s)
                 else:
                     state.recompute[j] = changed = True
         period = slowed

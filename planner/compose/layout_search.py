@@ -236,6 +236,7 @@ class LayoutSearch:
             np.zeros(self.most),
             np.zeros(self.most),
             np.zeros(self.most),
+            np.zeros(self.most),
             np.zeros((self.most, len(places.line))),
             np.zeros(len(places.line)),
             np.zeros(len(places.line)),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.compose.arranging import Arranged, arrange, arrange_unlike
+from planner.compose.baseline_plans import BaselinePlans
 from planner.compose.bounds import StepBound, step_bound
 from planner.compose.completing import Completing
 from planner.compose.cost_bound import cost_bound
@@ -94,11 +95,13 @@ def plan(
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.compose.whole import best_whole  # numba takes a while to load
 
+    baselines = BaselinePlans.of(question, stop)
     request, bound = question.request, _of_any_plan(question, question.workload)
     by_cost = Merit.of(request).by_cost
     if by_cost:
         bound = cost_bound(question, bound)
-    found = best_whole(question, stop, bound)
+    found = best_whole(question, stop, bound, baselines)
+    found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
 

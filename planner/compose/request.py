@@ -653,6 +653,7 @@ class Question:
             workload = workload.with_boundary_codec(asked.boundary_codec)
         if asked.within is not None:
             _require_regions(cluster)
+        _require_format(cluster, workload)
         gradients = workload.precision.gradients
         if asked.codec != Codec.NONE and gradients is not Dtype.FP32:
             raise ProblemError(
@@ -681,6 +682,22 @@ class Question:
         if not len(able):
             raise ProblemError("no device can compute; give one that can")
         return cls(cluster.subset(able.tolist()), workload, asked, seed, cluster)
+
+
+def _require_format(cluster: Cluster, workload: Workload) -> None:
+    """Refuse devices that would emulate the format of compute, as their executor would."""
+    compute = workload.precision.compute
+    computes = np.asarray(cluster.devices.can_compute)
+    lacking = [d for d in cluster.lacks(compute) if computes[d]]
+    if lacking:
+        first = lacking[0]
+        assert cluster.devices.gpus is not None
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise ProblemError(
+            f"device {cluster.network.ids[first]!r}{more} has a {cluster.devices.gpus[first]}, "
+            f"which has no {compute}, the format of compute; plan with --precision fp32, other "
+            "GPUs, or can_compute no for these devices"
+        )
 
 
 def _require_regions(cluster: Cluster) -> None:

@@ -8,13 +8,14 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.compose.bounds import StepBound
 from planner.compose.device_flow import Spread
+from planner.compose.fixed_trials import FixedPlan
 from planner.compose.flow_plan import Draft, Prepared
 from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
@@ -70,6 +71,10 @@ IMPATIENCE, EXHAUSTED = 0.002, 3
 counts a time that found nothing to try."""
 MOST_IN_FLIGHT = (2.0, 3.0)
 """That the best plan is also made with."""
+LEAST_IN_FLIGHT = 1.0
+"""Multiple of delay over period that keeps every stage busy where nothing is late (Little)."""
+LARGER = 0.5
+"""Share of the limit for layouts with a baseline's larger microbatches."""
 IDLE = (
     "wiring 'stochastic': every plan found leaves devices without microbatches; give more "
     "samples a step, or let wiring be 'flow'"
@@ -77,7 +82,10 @@ IDLE = (
 
 
 def best_whole(
-    question: Question, stop: StoppingCriterion, bound: StepBound | None = None
+    question: Question,
+    stop: StoppingCriterion,
+    bound: StepBound | None = None,
+    baselines: Iterable[FixedPlan] = (),
 ) -> Result[TrainingPlan]:
     """The fastest plan found with every decision open that the request leaves open.
 
@@ -89,6 +97,8 @@ def best_whole(
         When to end.
     bound
         Of any plan's step.
+    baselines
+        Plans of simple rules, which the best is never slower than.
 
     Returns
     -------
@@ -103,7 +113,18 @@ def best_whole(
         No layout fits the devices' memory.
     """
     question.cluster.network.require_complete()
-    return _Search(question, stop, bound).result()
+    search = _Search(question, stop, bound, baselines)
+    found = search.result()
+    samples = found.plan.workload.microbatch_samples if found.plan is not None else None
+    if samples in (None, question.workload.microbatch_samples) or search.run.reason not in (
+        *(None, "effort spent", "iteration limit"),
+    ):
+        return found
+    # a baseline with larger microbatches is the best: layouts with these are searched, too
+    workload = question.workload.replace(microbatch_samples=samples)
+    larger = replace(question, workload=workload)
+    more = _Search(larger, stop.portion(LARGER), bound, baselines).result()
+    return min(found, more, key=lambda one: one.objective or math.inf)
 
 
 def _given(question: Question, devices: int) -> Given:
@@ -129,7 +150,11 @@ class _Search:
     """Rounds of layouts, drafts and prices, and the best plan so far."""
 
     def __init__(
-        self, question: Question, stop: StoppingCriterion, bound: StepBound | None
+        self,
+        question: Question,
+        stop: StoppingCriterion,
+        bound: StepBound | None,
+        baselines: Iterable[FixedPlan] = (),
     ) -> None:
         self.question, self.stop = question, stop
         self.merit = Merit.of(question.request)
@@ -161,12 +186,14 @@ class _Search:
         self.visits: dict[int, int] = {}
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
+        self.baselines = [] if self.routed else [one for one in baselines if self._allowed(one)]
 
     def result(self) -> Result[TrainingPlan]:
         """Rounds until the limit."""
         trials = min(ROUND_TRIALS, self._trials())
         idle = 0
         with self.run.interruptible():
+            self._offer_baselines()
             while idle < IDLE_ROUNDS:
                 known = len(self.drafted)
                 self._round(trials)
@@ -188,6 +215,44 @@ class _Search:
         result = self.best.result(exhausted="all layouts that were found")
         assert result.plan is not None
         return replace(result, plan=result.plan.replace(alternatives=alternatives))
+
+    def _allowed(self, one: FixedPlan) -> bool:
+        """Whether a baseline has what the request fixes."""
+        request, asked = self.question.request, one.start.question.request
+        plan = one.plan()
+        stages, layers = request.fixed_stages, self.layouts.given.layers
+        flight = request.in_flight
+        return (
+            (stages is None or stages == len(plan.stage_layers))
+            and (layers is None or tuple(layers) == tuple(plan.stage_layers))
+            and (flight is None or max(plan.schedules[0].most_live()) <= flight)
+            and asked.recompute == request.recompute
+        )
+
+    def _offer_baselines(self) -> None:
+        """Baselines are candidates like all others, priced on the same clock."""
+        for one in self.baselines:
+            plan = with_cost(with_helpers(self.question, one.plan()), self.question.request)
+            value = self.merit.of_plan(plan)
+            if not self._refutes(value):
+                self.best.offer(value, plan)
+
+    def _baseline_layouts(self) -> list[Layout]:
+        """Who holds what in the baselines, so that the search goes on from them."""
+        place_of = {d: c for c, members in enumerate(self.places.members) for d in members}
+        ids = self.question.cluster.network.index_of
+        layouts = []
+        for one in self.baselines:
+            plan = one.plan()
+            names, counts = plan.cluster.network.ids, []
+            for group in plan.assignment.groups:
+                row = [0] * len(self.places)
+                for d in group:
+                    row[place_of[ids(names[d])]] += 1
+                counts.append(row)
+            cuts = [0, *(stop for _, stop in plan.stage_layers)]
+            layouts.append(Layout.of(counts, cuts, list(plan.recompute)))
+        return list(dict.fromkeys(layouts))
 
     def _refutes(self, value: float) -> bool:
         """Whether many steps cannot be what the clock says of the few it looks at.
@@ -217,7 +282,15 @@ class _Search:
             other = replace(best.layout, recompute=(not on,) * len(best.layout.layers))
             words = ("recomputation", "none") if on else ("no recomputation", "on all stages")
             found = self._drafted_again(best, other, request)
-            yield self._alternative(words, None if found is None else found.value)
+            value = None if found is None else found.value
+            taken = self.best.objective
+            if found is not None and found.value < taken * (1 - 1e-9):
+                value = self._price(found)
+                if value < taken * (1 - 1e-9):
+                    words, value = (("recomputation" if not on else "no recomputation"),
+                                    "on all stages" if on else "none"), taken
+                    best = self.leader or best
+            yield self._alternative(words, value)
         if request.averaging is None:
             yield from self._averaging_otherwise(best)
 
@@ -305,7 +378,9 @@ class _Search:
         self.layouts.found.clear()
         self.layouts.run(self.run, trials)
         hopeful = [one.layout for one in self.layouts.ranked(first=Start.KEPT)]
-        ranks = [] if self.drafted else self._by_rank()
+        ranks = []
+        if not self.drafted:
+            ranks = list(dict.fromkeys([*self._baseline_layouts(), *self._by_rank()]))
         hopeful = [one for one in hopeful if one not in ranks]
         drafts: list[Draft] = []
         first = [*hopeful[:1], *ranks]
@@ -440,11 +515,12 @@ class _Search:
         other = [one for one in other if one not in self.drafted]
         if not other:
             return []
-        most = SLACK * self._pipeline_s(layout)
-        return [one for one in other if self._pipeline_s(one) <= most]
+        most = SLACK * self._pipeline_s(layout, IN_FLIGHT)
+        # where memory is short, fewer microbatches in flight than usual may do
+        return [one for one in other if self._pipeline_s(one, LEAST_IN_FLIGHT) <= most]
 
-    def _pipeline_s(self, layout: Layout) -> float:
-        return pipeline_s(self.question, self.places, layout, IN_FLIGHT)
+    def _pipeline_s(self, layout: Layout, in_flight: float) -> float:
+        return pipeline_s(self.question, self.places, layout, in_flight)
 
     def _draft(self, layout: Layout, *, always: bool = False) -> Draft | None:
         """The best of some; None where there was one before or memory does not hold it.

@@ -19,14 +19,13 @@ from planner.executor.direct_exchange import HELD, PIECE_VALUES
 from planner.executor.learner import has_head
 from planner.executor.place import gpu_of, machine
 from planner.executor.ranks import Ranks
+from planner.network.gpus import USABLE as GPU_USABLE
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.working_memory import MESSAGES
 
-GPU_USABLE = 0.95
-"""Of what is free: PyTorch's allocator rounds, and leaves gaps."""
 SUM_BYTES = 4
 """Of a value in fp32."""
 

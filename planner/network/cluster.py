@@ -60,6 +60,9 @@ class Devices:
         from which it reaches the others.
     peak_flops
         The data sheet's FLOP/s in the workload's format, over which MFU counts; None: not known.
+    gpus
+        Name in `planner.GPUS` of each device's GPU, or one for all; empty or None: not known.
+        Plans are refused in formats that a named GPU does not compute in.
     """
 
     flops: ArrayLike
@@ -74,6 +77,7 @@ class Devices:
     usd_per_hour: ArrayLike | None = None
     interfaces: Sequence[str] | None = None
     peak_flops: ArrayLike | None = None
+    gpus: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         # arrays are looked at once it is known how many devices there are
@@ -117,6 +121,7 @@ class Devices:
             gpu.memory_bytes,
             usd_per_hour=gpu.usd_per_hour,
             peak_flops=peak,
+            gpus=name,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -174,7 +179,11 @@ class Devices:
         for field in ("flops", "memory_bytes"):
             if getattr(self, field) is None:
                 raise ValueError("devices.flops and devices.memory_bytes must both be given")
-        changes: dict[str, Any] = {**self._site_fields(n), "interfaces": self._interfaces(n)}
+        changes: dict[str, Any] = {
+            **self._site_fields(n),
+            "interfaces": self._interfaces(n),
+            "gpus": self._gpu_names(n),
+        }
         for field in POSITIVE:
             changes[field] = self._positive(field, n)
         for field in ("can_compute", "can_aggregate"):
@@ -230,6 +239,19 @@ class Devices:
                 raise ValueError(
                     f"devices.interfaces has {short(name)}; give at most 15 letters, digits and "
                     ". _ : -, such as eth1"
+                )
+        return names if any(names) else None
+
+    def _gpu_names(self, n: int) -> tuple[str, ...] | None:
+        if self.gpus is None:
+            return None
+        names = (self.gpus,) * n if isinstance(self.gpus, str) else tuple(map(str, self.gpus))
+        if len(names) != n:
+            raise ValueError(f"devices.gpus must name {n} GPUs, found {len(names)}; one a device")
+        for name in names:
+            if name and name not in GPUS:
+                raise ValueError(
+                    f"devices.gpus has {short(name)}; it must be one of {', '.join(GPUS)}, or empty"
                 )
         return names if any(names) else None
 
@@ -306,6 +328,14 @@ class Cluster:
     def memory_bytes(self) -> Floats:
         """Memory of each device."""
         return np.asarray(self.devices.memory_bytes, dtype=np.float64)
+
+    def lacks(self, dtype: Dtype) -> list[int]:
+        """Devices whose GPU does not compute in a format, as far as GPUs are known."""
+        if dtype is not Dtype.BF16 or self.devices.gpus is None:
+            return []
+        return [
+            d for d, name in enumerate(self.devices.gpus) if name and not GPUS[name].has_bf16
+        ]
 
     @property
     def upload_bytes_per_s(self) -> Floats | None:

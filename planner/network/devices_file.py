@@ -16,7 +16,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.files import read_text
-from planner.network.gpus import GPUS
+from planner.network.gpus import DEFAULT_GPU, GPUS
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.network.values import choice, of_kind
@@ -54,6 +54,8 @@ class DeviceRow:
         On which its rank listens.
     gpu_usd_per_hour
         That of its GPU, where one is named and has a known price.
+    gpu
+        Name in the table of GPUs.
     """
 
     name: str
@@ -71,6 +73,7 @@ class DeviceRow:
     usd_per_hour: float | None = None
     interface: str | None = None
     gpu_usd_per_hour: float | None = None
+    gpu: str | None = None
 
 
 def load_devices(
@@ -97,7 +100,7 @@ def load_devices(
     network
         Measured between the named devices; those that are not named are left out.
     default
-        What a device has where its row does not say; V100 by default.
+        What a device has where its row does not say; `planner.network.gpus.DEFAULT_GPU` by default.
     utilization
         Share of a GPU's peak that training attains.
     inside
@@ -123,7 +126,7 @@ def load_devices(
     text = read_text(path, error=NetworkError)
     try:
         rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))
-        default = default or Devices.of_gpu("V100", utilization, dtype)
+        default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
         return _cluster(rows, network, default, inside, usd_per_hour)
     except (ValueError, csv.Error) as error:
         raise NetworkError(f"{path}: {error}") from None
@@ -153,6 +156,7 @@ def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
             fields["flops"] = fields["peak_flops"] * utilization
             fields["memory_bytes"] = GPUS[gpu].memory_bytes
             fields["gpu_usd_per_hour"] = GPUS[gpu].usd_per_hour
+            fields["gpu"] = gpu
         for column, value in given.items():
             if value:
                 field, read = _COLUMNS[column]
@@ -322,7 +326,17 @@ def _devices(
         usd_per_hour=_prices(rows, full, usd_per_hour),
         interfaces=[row.interface or "" for row in rows],
         peak_flops=_peaks(rows, full),
+        gpus=_gpus(rows, full),
     )
+
+
+def _gpus(rows: list[DeviceRow], full: Devices) -> list[str]:
+    """As stated, else the default's unless the row states its own FLOP/s; empty: not known."""
+    usual = [""] * len(rows) if full.gpus is None else full.gpus
+    return [
+        row.gpu or ("" if row.flops is not None else name)
+        for row, name in zip(rows, usual, strict=True)
+    ]
 
 
 def _peaks(rows: list[DeviceRow], full: Devices) -> list[float] | None:

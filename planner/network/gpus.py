@@ -8,9 +8,16 @@ from planner.network.dtype import Dtype
 from planner.network.words import quantity
 
 
+USABLE = 0.95
+"""Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""
+CONTEXT_BYTES = 0.65e9
+"""A process's CUDA context, as measured on an H200 with CUDA 13."""
+GIB = 2.0**30
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """Data-sheet figures of one GPU.
+    """Data-sheet figures of one GPU, and the memory that a process gets of it.
 
     Attributes
     ----------
@@ -18,10 +25,14 @@ class Gpu:
         Dense 16-bit matrix FLOP/s with 32-bit accumulation, without sparsity.
     fp32_flops
         In 32 bits, not TF32: what a matrix product in fp32 can attain.
-    memory_bytes
-        As sold, in bytes.
+    total_bytes
+        Device memory as PyTorch reports it, less than its name says.
     source
-        Where the figures come from.
+        Where the FLOP/s come from.
+    memory_source
+        Where `total_bytes` comes from.
+    has_bf16
+        Whether matrix products in bf16 run in hardware.
     usd_per_hour
         Of one on demand, on the AWS instance that `price_source` names; None: not offered there.
     price_source
@@ -30,20 +41,27 @@ class Gpu:
 
     peak_flops: float
     fp32_flops: float
-    memory_bytes: float
+    total_bytes: float
     source: str
+    memory_source: str
+    has_bf16: bool = True
     usd_per_hour: float | None = None
     price_source: str = ""
 
     def __repr__(self) -> str:
         price = "" if self.usd_per_hour is None else f", {self.usd_per_hour:g} $/h"
         memory = quantity(self.memory_bytes, "B")
-        return f"Gpu({quantity(self.peak_flops, 'FLOP/s')} in 16 bits, {memory}{price})"
+        return f"Gpu({quantity(self.peak_flops, 'FLOP/s')} in 16 bits, {memory} usable{price})"
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory that a stage may use: what the executor accepts on an otherwise empty GPU."""
+        return USABLE * (self.total_bytes - CONTEXT_BYTES)
 
     def peak(self, dtype: Dtype) -> float:
         """FLOP/s of matrix products in a format.
 
-        T4 and V100 have fp16 in their 16-bit peak but no bf16, which PyTorch emulates there.
+        The 16-bit peak of T4 and V100 is of fp16; they have no bf16 (`has_bf16`).
 
         Parameters
         ----------
@@ -58,7 +76,7 @@ class Gpu:
         return self.fp32_flops if dtype is Dtype.FP32 else self.peak_flops
 
 
-GIB = 2.0**30
+REPORTED = "total capacity in PyTorch's OutOfMemoryError"
 
 
 def on_demand(instance: str) -> str:
@@ -68,74 +86,88 @@ def on_demand(instance: str) -> str:
 
 GPUS: dict[str, Gpu] = {
     "T4": Gpu(
-        65e12,
-        8.1e12,
-        16 * GIB,
+        *(65e12, 8.1e12, 14.56 * GIB),
         "NVIDIA T4 data sheet",
-        0.526,
-        on_demand("g4dn.xlarge"),
+        f"{REPORTED}, github.com/Zheng-Chong/CatVTON/issues/133",
+        has_bf16=False,
+        usd_per_hour=0.526,
+        price_source=on_demand("g4dn.xlarge"),
     ),
     "V100": Gpu(
-        125e12,
-        15.7e12,
-        16 * GIB,
+        *(125e12, 15.7e12, 15.77 * GIB),
         "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1",
-        3.06,
-        on_demand("p3.2xlarge"),
+        f"{REPORTED}, as of V100-32GB",
+        has_bf16=False,
+        usd_per_hour=3.06,
+        price_source=on_demand("p3.2xlarge"),
     ),
     "V100-32GB": Gpu(
-        125e12,
-        15.7e12,
-        32 * GIB,
+        *(125e12, 15.7e12, 31.74 * GIB),
         "NVIDIA V100 data sheet",
-        3.902,
-        on_demand("p3dn.24xlarge, an eighth"),
+        f"{REPORTED}, github.com/liucongg/ChatGLM-Finetuning/issues/73",
+        has_bf16=False,
+        usd_per_hour=3.902,
+        price_source=on_demand("p3dn.24xlarge, an eighth"),
     ),
     "A10": Gpu(
-        125e12,
-        31.2e12,
-        24 * GIB,
+        *(125e12, 31.2e12, 22.0 * GIB),
         "NVIDIA A10 data sheet",
-        1.006,
-        on_demand("g5.xlarge, whose A10G is nearly the same"),
+        "22.6 GiB in nvidia-smi, github.com/signalnine/q27/issues/1, less the driver's part",
+        usd_per_hour=1.006,
+        price_source=on_demand("g5.xlarge, whose A10G is nearly the same"),
     ),
-    "A40": Gpu(149.7e12, 37.4e12, 48 * GIB, "NVIDIA A40 data sheet; DT-FM paper, section 10.5"),
+    "A40": Gpu(
+        *(149.7e12, 37.4e12, 44.4 * GIB),
+        "NVIDIA A40 data sheet; DT-FM paper, section 10.5",
+        f"{REPORTED} of an L40S, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205",
+    ),
     "L4": Gpu(
-        121e12,
-        30.3e12,
-        24 * GIB,
+        *(121e12, 30.3e12, 22.0 * GIB),
         "NVIDIA L4 data sheet, half of the figure with sparsity",
-        0.805,
-        on_demand("g6.xlarge"),
+        "23034 MiB in nvidia-smi, less the driver's part",
+        usd_per_hour=0.805,
+        price_source=on_demand("g6.xlarge"),
     ),
     "A100": Gpu(
-        312e12,
-        19.5e12,
-        40 * GIB,
+        *(312e12, 19.5e12, 39.50 * GIB),
         "NVIDIA A100 data sheet",
-        4.097,
-        on_demand("p4d.24xlarge, an eighth"),
+        f"{REPORTED}, github.com/TianheWu/CoSeR/issues/10",
+        usd_per_hour=4.097,
+        price_source=on_demand("p4d.24xlarge, an eighth"),
     ),
     "A100-80GB": Gpu(
-        312e12,
-        19.5e12,
-        80 * GIB,
+        *(312e12, 19.5e12, 79.14 * GIB),
         "NVIDIA A100 data sheet",
-        5.121,
-        on_demand("p4de.24xlarge, an eighth"),
+        f"{REPORTED}, 79.25 GiB, github.com/levihsu/OOTDiffusion/issues/235; others less",
+        usd_per_hour=5.121,
+        price_source=on_demand("p4de.24xlarge, an eighth"),
     ),
     "H100": Gpu(
-        989e12,
-        66.9e12,
-        80 * GIB,
+        *(989e12, 66.9e12, 79.1 * GIB),
         "NVIDIA H100 SXM data sheet, without sparsity",
-        12.29,
-        on_demand("p5.48xlarge, an eighth"),
+        "81559 MiB in nvidia-smi (79.6 GiB), less the driver's part",
+        usd_per_hour=12.29,
+        price_source=on_demand("p5.48xlarge, an eighth"),
     ),
-    "H200": Gpu(989e12, 66.9e12, 141e9, "NVIDIA H200 SXM data sheet, without sparsity"),
-    "RTX3090": Gpu(71e12, 35.6e12, 24 * GIB, "NVIDIA GA102 white paper, FP32 accumulate"),
-    "RTX4090": Gpu(165.2e12, 82.6e12, 24 * GIB, "NVIDIA Ada white paper, FP32 accumulate"),
+    "H200": Gpu(
+        *(989e12, 66.9e12, 150.1e9),
+        "NVIDIA H200 SXM data sheet, without sparsity",
+        "torch.cuda.mem_get_info, benchmarks/results/gpu-check-2026-11-26.md",
+    ),
+    "RTX3090": Gpu(
+        *(71e12, 35.6e12, 23.6 * GIB),
+        "NVIDIA GA102 white paper, FP32 accumulate",
+        f"{REPORTED} of the RTX 4090",
+    ),
+    "RTX4090": Gpu(
+        *(165.2e12, 82.6e12, 23.64 * GIB),
+        "NVIDIA Ada white paper, FP32 accumulate",
+        f"{REPORTED}, github.com/ali-vilab/VGen/issues/104",
+    ),
 }
+
+DEFAULT_GPU = "A100"
+"""Where nobody names one: common, and computes in bf16, the default format."""
 
 CALLED = {
     "Tesla T4": "T4",

@@ -52,6 +52,8 @@ class Result(Generic[PlanT]):
         What the bound stands on, in words; empty without a bound.
     witness
         Small data from which `planner.check` recomputes the bound, if there is such.
+    baselines
+        Plans of simple rules that the search started from, if it did.
     """
 
     plan: PlanT | None
@@ -66,6 +68,7 @@ class Result(Generic[PlanT]):
     candidates: Sequence[Any] = field(default_factory=tuple)
     basis: str = ""
     witness: Witness | None = None
+    baselines: Any = None
 
     @classmethod
     def of(

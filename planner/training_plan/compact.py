@@ -24,6 +24,8 @@ ABILITIES = ("can_compute", "can_aggregate")
 """Written where a device lacks one."""
 LINES = ("site_upload_bytes_per_s", "site_download_bytes_per_s")
 NAMED = ("sites", "interfaces")
+BESIDE = ("peak_flops", "gpus")
+"""Outside the hash."""
 OPERATION = re.compile("([FHB])([0-9]*)")
 
 Visits = Mapping[str, Sequence[int]]
@@ -180,38 +182,31 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
         elif name in ABILITIES:
             values = True
         fields[name] = values
-    return Devices(**fields, peak_flops=_peaks(raw, n))
+    named = {name: _each(raw, name, n) for name in BESIDE}
+    return Devices(**fields, **named)
 
 
-def peak_fields(devices: Devices) -> dict[str, Any]:
-    """Peaks of devices, one where they are equal; nothing where they are not known.
+def gpu_fields(devices: Devices) -> dict[str, Any]:
+    """Peaks and names of GPUs, one where they are equal; nothing where they are not known.
 
-    No decision looks at them, so that they make no kinds and the hash leaves them out.
-
-    Parameters
-    ----------
-    devices
-        Arrays of N.
-
-    Returns
-    -------
-    dict[str, Any]
-        ``peak_flops``, or nothing.
+    No decision depends on them: they make no kinds, and the hash leaves them out.
     """
-    if devices.peak_flops is None:
-        return {}
-    peaks = np.asarray(devices.peak_flops).tolist()
-    return {"peak_flops": peaks[:1] if len(set(peaks)) == 1 else peaks}
+    found: dict[str, Any] = {}
+    for name in BESIDE:
+        if (given := getattr(devices, name)) is not None:
+            values = np.asarray(given).tolist()
+            found[name] = values[:1] if len(set(values)) == 1 else values
+    return found
 
 
-def _peaks(raw: Mapping[str, Any], n: int) -> Sequence[float] | None:
-    peaks: Sequence[float] | None = raw.get("peak_flops")
-    if peaks is not None and len(peaks) not in (1, n):
+def _each(raw: Mapping[str, Any], name: str, n: int) -> Sequence[Any] | None:
+    values: Sequence[Any] | None = raw.get(name)
+    if values is not None and len(values) not in (1, n):
         raise PlanError(
-            f"devices.peak_flops: must have {n} entries, found {len(peaks)}; give one per device, "
+            f"devices.{name}: must have {n} entries, found {len(values)}; give one per device, "
             "or one for all"
         )
-    return [*peaks] * n if peaks is not None and len(peaks) == 1 else peaks
+    return [*values] * n if values is not None and len(values) == 1 else values
 
 
 def _index(field: str, numbers: Sequence[Any], n: int, most: int) -> list[int]:

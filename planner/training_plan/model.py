@@ -23,7 +23,7 @@ from planner.training_plan.choices import Codec, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
     network_fields,
-    peak_fields,
+    gpu_fields,
 )
 from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError
@@ -429,7 +429,7 @@ class TrainingPlan:
         content = self.hashed()
         own_hash = hash_of(content)
         content["network"] |= {"name": self.network_name, **network_fields(self.cluster.network)}
-        content["devices"] |= peak_fields(self.cluster.devices)
+        content["devices"] |= gpu_fields(self.cluster.devices)
         return {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,

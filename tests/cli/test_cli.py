@@ -448,7 +448,7 @@ def test_paths_on_a_network(more: list[str], capsys: pytest.CaptureFixture[str])
     assert main([*FROM_NETWORK, *more, "--effort", "1", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["paths"]) == 6 and "Oregon" in data["devices"]
-    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("V100"))
+    cluster = Cluster(load_network("aws8_dtfm_worldwide_2022"), Devices.of_gpu("A100"))
     problem = PathProblem.from_assignment(
         cluster,
         Workload.preset("gpt2-tiny"),

@@ -82,7 +82,7 @@ def test_better_than_random_placement() -> None:
         intra_latency_s=0.001,
         intra_bandwidth_bytes_per_s=1e10,
     )
-    cluster = pl.Cluster(network, pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(network, pl.Devices.of_gpu("A100"))
     workload = pl.Workload.preset("gpt2-small", batch_samples=32)
     result = pl.plan(cluster, workload, stages=4, stop=STOP)
     question = Question(cluster, workload, pl.PlanRequest(stages=4))

@@ -108,7 +108,7 @@ def test_plans_pass_their_check(fields: dict[str, Any]) -> None:
 
 def test_ranks_by_region_have_the_pipelines_of_eq_3() -> None:
     """Regions in order are the best stages here, but not their pipelines."""
-    cluster = pl.Cluster(pl.load_network("aws8_dtfm_worldwide_2022"), pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(pl.load_network("aws8_dtfm_worldwide_2022"), pl.Devices.of_gpu("A100"))
     work = pl.Workload.preset("llama-50m", sequence=64, batch_samples=16)
     found = pl.plan(cluster, work, stages=2, sync_every=4, stop=pl.Effort(0.5), seed=0)
     assert pl.check(found) == []

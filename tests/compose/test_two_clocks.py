@@ -426,7 +426,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = tmp_path / "plan.json"
     words = [
         *("plan", "--network", "aws8_dtfm_worldwide_2022", "--devices-per-region", "2"),
-        *("--workload", "gpt2-small", "--gpu", "V100", "--effort", "0.1", "--no-compare"),
+        *("--workload", "gpt2-small", "--effort", "0.1", "--no-compare"),
         *("--no-pictures", "--out", str(out), "--within", "region"),
     ]
     assert main(words) == 2

@@ -227,7 +227,7 @@ def test_hundreds_of_devices_within_a_counted_effort() -> None:
     big = network.replicate(
         dict.fromkeys(network.ids, 64), intra_latency_s=0.001, intra_bandwidth_bytes_per_s=2.5e8
     )
-    cluster = pl.Cluster(big, pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(big, pl.Devices.of_gpu("A100"))
     result = planned(cluster, pl.Workload.preset("gpt3-1.3b"), 0.2)
     assert result.plan is not None and result.stop_reason == "effort spent"
     assert len(result.plan.cluster) + len(result.plan.left_out) == 512

@@ -294,7 +294,7 @@ def test_bounds_say_what_they_stand_on() -> None:
 
 def test_check_rejects_an_edited_bound_in_a_plan() -> None:
     """The assignment's bound is computed again on the plan's own stages and bytes."""
-    cluster = pl.Cluster(random_network(12, 2), pl.Devices.of_gpu("V100"))
+    cluster = pl.Cluster(random_network(12, 2), pl.Devices.of_gpu("A100"))
     work = pl.Workload.preset("gpt2-tiny", sequence=128, batch_samples=16)
     for head in ("first", "last"):
         result = pl.plan(cluster, work, stages=3, method="search", head=head, stop=MaxIterations(2))

@@ -138,7 +138,7 @@ def test_clusters_are_equal_to_their_copies() -> None:
     n = len(network)
     sites = tuple("ab"[k % 2] for k in range(n))
     for devices in (
-        pl.Devices.of_gpu("V100"),
+        pl.Devices.of_gpu("A100"),
         pl.Devices(np.arange(1.0, n + 1), 1e9, upload_bytes_per_s=1e6),
         pl.Devices(1.0, 1.0, sites=sites, site_upload_bytes_per_s={"a": 1e6}),
     ):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.bench.plans import INSTANCES as BENCH
+from planner.bench.plans import figures_of
 from planner.bench.suite.method import Kind, Method
 from planner.bench.suite.problem import Family, Instance, PlanProblem
 from planner.bench.suite.world import mixed_world
@@ -55,7 +56,7 @@ INSTANCES = (
     _instance(
         "aws4-gpt2",
         "aws4_dtfm_regional_2022, a T4 each, gpt2-small, batch 32",
-        lambda: Cluster(load_network("aws4_dtfm_regional_2022"), Devices.of_gpu("T4")),
+        lambda: Cluster(load_network("aws4_dtfm_regional_2022"), figures_of("T4")),
         "gpt2-small",
         quick=True,
         batch_samples=32,
