@@ -139,8 +139,8 @@ class Optimizing:
         ]
         # on a GPU in one kernel, which reads and writes all once and makes no copy
         fused = True if all(p.is_cuda for p in parameters) else None
-        how = {"betas": (self.beta1, self.beta2), "eps": self.eps, "fused": fused}
-        return torch.optim.AdamW(groups, lr=rate, **how)
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=self.eps, fused=fused)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Give an optimizer the rate of a step."""
