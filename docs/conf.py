@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version as _version
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def _source(app: Any, page: str, source: list[str]) -> None:
         up = ""
     for name, file in FILES.items():
         source[0] = source[0].replace(f"]({up}{file}", f"]({name}.md")
+    # files outside docs/ are no pages: name them instead
+    source[0] = re.sub(r"\[([^]]*)\]\((?:\.\./)?(benchmarks/[^)]+)\)", r"\1 (`\2`)", source[0])
 
 
 def setup(app: Any) -> None:

@@ -1,0 +1,284 @@
+"""Section ``race``: stream synchronization under delayed copies and poisoned memory.
+
+Six devices of a plan are threads that share one GPU. The reference waits for every copy and every
+operation. The other runs start each copy late and fill new buffers with NaN, so a missing wait, or
+memory that is reused too early, changes the trained parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import PLANS
+
+from planner.executor.direct import Direct
+from planner.executor.failure import Failure
+from planner.executor.learner import Learner
+from planner.executor.messages import Traffic
+from planner.executor.optimizing import Optimizing
+from planner.executor.pipeline import run_operations
+from planner.executor.records import StepRecord
+from planner.executor.side import HOST, Cuda, GpuSide, HostSide
+from planner.executor.transport import Expected, Inbox, Outbox
+from planner.training_plan.file import load_plan
+
+TIMEOUT_S = 60
+STEPS = 3
+SEEDS = 4
+
+
+def _poison(dtype: torch.dtype) -> float:
+    return float("nan") if dtype.is_floating_point else 99
+
+
+class SynchronousSide(HostSide):
+    """Reference backend: synchronizes the GPU around every copy."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+
+    def enter(self, message: torch.Tensor) -> torch.Tensor:
+        """Copy to the GPU and wait."""
+        copied = message.to(self._where)
+        torch.cuda.synchronize()
+        return copied
+
+    def leave(self, made: torch.Tensor) -> Any:
+        """Copy to the host and wait."""
+        copied = made.detach().contiguous().cpu()
+        return lambda: copied
+
+    def mark(self) -> float:
+        """Wait for all operations and return the time."""
+        torch.cuda.synchronize()
+        return time.monotonic()
+
+
+class DelayedCuda(Cuda):
+    """CUDA whose copies start up to a few milliseconds late and whose new memory is poisoned."""
+
+    def __init__(self, where: torch.device, seed: int) -> None:
+        super().__init__(where)
+        self._where, self._random = where, random.Random(seed)
+
+    def _delay(self, stream: Any) -> None:
+        with torch.cuda.device(self._where), torch.cuda.stream(stream):
+            cycles = self._random.choice((0, 1, 1)) * self._random.random() * 5e6
+            torch.cuda._sleep(int(cycles))
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate pinned memory and poison it."""
+        return super().pinned(shape, dtype).fill_(_poison(dtype))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
+        """Allocate GPU memory and poison it on the stream."""
+        made = super().empty(shape, dtype, stream)
+        self.on(stream, lambda: made.fill_(_poison(dtype)))
+        return made
+
+    def copied_in(self, message: torch.Tensor, stream: Any) -> torch.Tensor:
+        """Copy to the GPU, late."""
+        self._delay(stream)
+        return super().copied_in(message, stream)
+
+    def copy_out(self, there: torch.Tensor, made: torch.Tensor, stream: Any) -> None:
+        """Copy to the host, late."""
+        self._delay(stream)
+        super().copy_out(there, made, stream)
+
+    def on(self, stream: Any, job: Any) -> None:
+        """Run a job on a stream, late."""
+        self._delay(stream)
+        super().on(stream, job)
+
+
+class Transfers:
+    """Matches sends and receives of threads; the call that comes second does the copy."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[int, int], list[torch.Tensor | None]] = {}
+        self._changed = threading.Condition()
+
+    def transfer(self, source: int, target: int, *, receives: bool, tensor: torch.Tensor) -> None:
+        """Take part in a transfer and wait until it is done."""
+        with self._changed:
+            pair = self._pending.setdefault((source, target), [None, None])
+            pair[receives] = tensor
+            sent, received = pair
+            if sent is not None and received is not None:
+                received.copy_(sent)
+                _synchronize_stream(received.device)
+                del self._pending[source, target]
+                self._changed.notify_all()
+            elif not self._changed.wait_for(
+                lambda: self._pending.get((source, target)) is not pair, TIMEOUT_S
+            ):
+                raise TimeoutError(f"transfer from {source} to {target}: no peer")
+
+
+class StandInGroup:
+    """Stand-in for one rank's NCCL process group: ordered after the caller's current stream."""
+
+    def __init__(self, transfers: Transfers, rank: int) -> None:
+        self._transfers, self._rank = transfers, rank
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> StandInGroup:
+        """Send the first tensor."""
+        _synchronize_stream(tensors[0].device)
+        self._transfers.transfer(self._rank, rank, receives=False, tensor=tensors[0])
+        return self
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> StandInGroup:
+        """Receive into the first tensor."""
+        _synchronize_stream(tensors[0].device)
+        self._transfers.transfer(rank, self._rank, receives=True, tensor=tensors[0])
+        return self
+
+    def wait(self) -> None:
+        """Return at once: transfers are complete when their calls return."""
+
+
+def _synchronize_stream(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _train(
+    plan: Any, where: torch.device, sides: list[Any], directs: dict[int, Direct] | None = None
+) -> tuple[list[float], list[list[torch.Tensor]]]:
+    """Train a plan whose devices are threads; return the losses and all parameters."""
+    ranks, schedule, directs = range(len(plan.cluster)), plan.schedules[0], directs or {}
+    traffic = [Traffic(schedule, rank) for rank in ranks]
+    sending, receiving = {}, {}
+    for rank in ranks:
+        for peer in traffic[rank].peers:
+            sending[rank, peer], receiving[peer, rank] = socket.socketpair()
+    learners = [Learner(plan, rank, where, Optimizing(), side=sides[rank]) for rank in ranks]
+    losses: list[list[float]] = [[] for _ in ranks]
+    failure, gradients = Failure(), {}
+    barriers = {group: threading.Barrier(len(group)) for group in plan.assignment.groups}
+
+    def average(rank: int) -> None:
+        group = plan.assignment.groups[plan.stage_of[rank]]
+        gradients[rank] = learners[rank].gradients(here=None if len(group) == 1 else False)
+        barriers[group].wait(TIMEOUT_S)
+        total = torch.stack([gradients[member] for member in group]).sum(0)
+        barriers[group].wait(TIMEOUT_S)
+        if len(group) > 1:
+            gradients[rank].copy_(total)
+
+    def train_rank(rank: int) -> None:
+        if where.type == "cuda":
+            torch.cuda.set_device(where)
+        outgoing = {peer: end for (own, peer), end in sending.items() if own == rank}
+        incoming = {peer: end for (own, peer), end in receiving.items() if own == rank}
+        expected = {
+            source: [
+                Expected(step, message)
+                for step in range(STEPS)
+                for message in traffic[rank].incoming.get(source, ())
+            ]
+            for source in outgoing
+        }
+        learner, direct = learners[rank], directs.get(rank)
+        inbox = Inbox(incoming, expected, learner.buffer, failure, direct=direct)
+        rates = dict.fromkeys(outgoing, 1e9)
+        outbox = Outbox(outgoing, failure, rates, side=learner.side, direct=direct)
+        for step in range(STEPS):
+            record = StepRecord(step, False)
+            learner.begin(step, schedule)
+            run_operations(
+                schedule.order[rank], traffic[rank], learner, inbox, outbox, step, rank, record
+            )
+            average(rank)
+            learner.update()
+            losses[rank].append(learner.loss() or 0.0)
+        outbox.finish()
+
+    errors: list[BaseException] = []
+
+    def guarded(rank: int) -> None:
+        try:
+            train_rank(rank)
+        except BaseException as error:
+            errors.append(error)
+            if isinstance(error, Exception):
+                failure(error)
+
+    threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        if thread.is_alive():
+            raise TimeoutError(f"a device's thread is still running; errors so far: {errors}")
+    if errors:
+        raise errors[0]
+    for end in (*sending.values(), *receiving.values()):
+        end.close()
+    parameters = [[p.detach().cpu().clone() for p in one.parameters] for one in learners]
+    return [sum(each) for each in zip(*losses, strict=True)], parameters
+
+
+def _identical(one: Any, other: Any) -> bool:
+    return one[0] == other[0] and all(
+        torch.equal(a, b)
+        for x, y in zip(one[1], other[1], strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def race(device: str, out: Path) -> dict[str, Any]:
+    """Compare training with delayed copies and poisoned memory to the synchronous reference."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    cuda = device == "cuda"
+    where = torch.device("cuda", 0) if cuda else torch.device("cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+    def gpu(seed: int) -> Any:
+        if cuda:
+            return DelayedCuda(where, seed)
+        from tests.executor.test_side import LateGpu  # stand-in of the unit tests
+
+        return LateGpu(seed)
+
+    rows: dict[str, Any] = {}
+    ok = True
+    for name, codec in (("race_fp32", "none"), ("race_fp32", "int8"), ("race_bf16", "none")):
+        plan = load_plan(PLANS / "both" / f"{name}.json")
+        if codec != "none":
+            plan = plan.replace(workload=plan.workload.with_boundary_codec(codec))
+        ranks = range(len(plan.cluster))
+        synchronous = [SynchronousSide(where) if cuda else HOST for _ in ranks]
+        expected = _train(plan, where, synchronous)
+        row: dict[str, Any] = {
+            "losses": expected[0],
+            "waiting_twice_same_bits": _identical(expected, _train(plan, where, synchronous)),
+        }
+        for seed in range(SEEDS):
+            sides = [GpuSide(gpu(100 * seed + rank)) for rank in ranks]
+            directs = None
+            if seed % 2:  # GPU-to-GPU transfers instead of messages through the host
+                transfers = Transfers()
+                directs = {
+                    rank: Direct(StandInGroup(transfers, rank), list(ranks), rank, sides[rank])
+                    for rank in ranks
+                }
+            found = _train(plan, where, sides, directs)
+            key = f"late_{seed}{'_direct' if directs else ''}"
+            row[key] = _identical(expected, found)
+            if not row[key]:
+                row[f"{key}_losses"] = found[0]
+            # without a reproducible reference, a difference proves nothing
+            ok &= row[key] or not row["waiting_twice_same_bits"]
+        rows[f"{name}_{codec}"] = row
+        print(name, codec, row, flush=True)
+    return {"ok": ok, "rows": rows}
