@@ -38,9 +38,11 @@ def line4() -> Network:
     )
 
 
-def tiny_workload(kind: str = "gpt2", *, tied: bool = False, **changes: int) -> Workload:
+def tiny_workload(
+    kind: str = "gpt2", *, tied: bool = False, words: int = 61, **changes: int
+) -> Workload:
     """A transformer that trains in milliseconds, 4 layers, batch 8."""
-    arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, 61, 16, tied)
+    arch = Architecture(Family(kind), 4, 32, 4, 2 if kind == "llama" else 4, 64, words, 16, tied)
     fields = {"batch_samples": 8, "microbatch_samples": 1} | changes
     return Workload.transformer(f"tiny-{kind}", arch, precision="fp32", **fields)
 

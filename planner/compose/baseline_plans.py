@@ -72,9 +72,7 @@ class BaselinePlans:
         def over_after(share: float) -> Callable[[], bool]:
             return lambda: INTERRUPTS.asked or time.perf_counter() - began > share * seconds
 
-        ranks, ranks_refused = _or_why(
-            lambda: ranks_by_region(question, most, over_after(RANKS))
-        )
+        ranks, ranks_refused = _or_why(lambda: ranks_by_region(question, most, over_after(RANKS)))
         region, region_refused = _or_why(lambda: one_region(question, most, over_after(1.0)))
         return cls(ranks, region, ranks_refused, region_refused)
 

@@ -27,7 +27,7 @@ IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
 law): on the clock they wait for each other. Below about 2, pipelines run dry
 (docs/whole-plan.md)."""
-SHORT_IN_FLIGHT = 1.2
+SHORT_IN_FLIGHT = 1.5
 """The same where memory allows no more: the stage is so much slower than by Little's law."""
 RECOMPUTED = 4.0 / 3.0
 """Period of a stage that recomputes over that of one that does not."""

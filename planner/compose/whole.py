@@ -287,8 +287,13 @@ class _Search:
             if found is not None and found.value < taken * (1 - 1e-9):
                 value = self._price(found)
                 if value < taken * (1 - 1e-9):
-                    words, value = (("recomputation" if not on else "no recomputation"),
-                                    "on all stages" if on else "none"), taken
+                    words, value = (
+                        (
+                            ("recomputation" if not on else "no recomputation"),
+                            "on all stages" if on else "none",
+                        ),
+                        taken,
+                    )
                     best = self.leader or best
             yield self._alternative(words, value)
         if request.averaging is None:

@@ -20,6 +20,7 @@ from planner.executor.learner import has_head
 from planner.executor.place import gpu_of, machine
 from planner.executor.ranks import Ranks
 from planner.network.gpus import USABLE as GPU_USABLE
+from planner.network.words import some
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import stage_costs
@@ -40,17 +41,22 @@ class Need:
 
     Attributes
     ----------
-    planned
-        Bytes of its stage and microbatches, as the plan counts.
+    stage
+        Bytes of its stage and microbatches, as the plan counts them, by what they are for.
     beyond
-        What it holds beside them where it computes, by what it is for.
+        What it holds beside them where it computes, likewise.
     host
         What a rank that computes on a GPU holds in its machine's memory.
     """
 
-    planned: float
+    stage: Mapping[str, float]
     beyond: Mapping[str, float]
     host: float = 0.0
+
+    @property
+    def planned(self) -> float:
+        """Of its stage and microbatches."""
+        return sum(self.stage.values())
 
     @property
     def total(self) -> float:
@@ -99,7 +105,7 @@ def need_of(
     parts = (averaging,) if other is None else (averaging, other)
     buffers = max(buffer_bytes(part, round(vector / SUM_BYTES)) for part in parts)
     if rank not in plan.stage_of:
-        return Need(0.0, {"sums of others": vector, "averaging": buffers})
+        return Need({}, {"sums of others": vector, "averaging": buffers})
     live = max(s.most_live()[rank] for s in plan.schedules)
     costs = stage_costs(
         w,
@@ -113,6 +119,11 @@ def need_of(
         # all that trainers let be on their way may wait at one device
         waiting = sum(plan.schedules[0].most_live()[d] for d in plan.assignment.groups[0])
     message = costs.output_bytes if len(plan.stage_layers) > 1 else 0.0
+    stage_parts = {
+        "weights, gradients and optimizer": costs.state_bytes,
+        f"activations of {some(live, 'microbatch')}": live * costs.saved_bytes,
+        "the largest operation": costs.scratch_bytes,
+    }
     beyond: dict[str, float] = {}
     if plan.sync.local_steps:
         held = 2 if plan.sync.outer is not None and plan.sync.outer.momentum else 1
@@ -131,10 +142,10 @@ def need_of(
         averages = plan.sync.local_steps or any(part.peers for part in parts)
         pinned = _power_of_two(vector if averages else 0.0)
         pinned += (live + waiting) * _power_of_two(message)
-        return Need(costs.need_bytes(live), beyond, pinned + buffers)
+        return Need(stage_parts, beyond, pinned + buffers)
     beyond["averaging"] = buffers
     beyond["messages"] = max(live + waiting - MESSAGES, 0) * message
-    return Need(costs.need_bytes(live), beyond)
+    return Need(stage_parts, beyond)
 
 
 def _power_of_two(size: float) -> float:
@@ -247,7 +258,7 @@ def claims_of(ranks: Ranks, need: Need, device: torch.device) -> list[Claim]:
         torch.cuda.mem_get_info(device)
     if not ranks.late:
         ranks.meet("memory/begun")
-    parts = {"planned": need.planned, **need.beyond}
+    parts = {**need.stage, **need.beyond}
     place = machine()
     here = "this machine's memory"
     if device.type != "cuda":

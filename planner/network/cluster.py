@@ -333,9 +333,7 @@ class Cluster:
         """Devices whose GPU does not compute in a format, as far as GPUs are known."""
         if dtype is not Dtype.BF16 or self.devices.gpus is None:
             return []
-        return [
-            d for d, name in enumerate(self.devices.gpus) if name and not GPUS[name].has_bf16
-        ]
+        return [d for d, name in enumerate(self.devices.gpus) if name and not GPUS[name].has_bf16]
 
     @property
     def upload_bytes_per_s(self) -> Floats | None:

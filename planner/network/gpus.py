@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from planner.network.dtype import Dtype
 from planner.network.words import quantity
 
-
 USABLE = 0.95
 """Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""
 CONTEXT_BYTES = 0.65e9

@@ -22,8 +22,8 @@ from planner.training_plan.averaging_group import AveragingGroup, StageAveraging
 from planner.training_plan.choices import Codec, Told, Wiring
 from planner.training_plan.compact import (
     device_fields,
-    network_fields,
     gpu_fields,
+    network_fields,
 )
 from planner.training_plan.cost import Cost
 from planner.training_plan.error import PlanError

@@ -24,6 +24,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.search.incumbent import ROUNDING
 from planner.search.stop import StopRun
 from planner.training_plan.file import from_dict
+from planner.workload.costs import split_costs, stage_costs
 from tests.conftest import random_network, tiny_workload
 
 STOP = pl.MaxIterations(200)
@@ -139,9 +140,8 @@ def test_batches_that_do_not_fit() -> None:
 def test_memory_is_respected_or_refused() -> None:
     """Less memory means fewer microbatches in flight; too little is an error with the numbers."""
     workload = tiny_workload()
-    stage = workload.stage(0, 2)
-    need = stage.parameters * 16 + workload.head.parameters * 16 + workload.head.saved_bytes
-    tight = pl.Devices(1e9, need + 2.5 * stage.saved_bytes)
+    stages = split_costs(workload, ((0, 2), (2, 4)), 1)
+    tight = pl.Devices(1e9, max(one.need_bytes(2) + 0.5 * one.saved_bytes for one in stages))
     result = pl.plan(pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP)
     assert result.plan is not None
     assert pl.check(result.plan) == []
@@ -356,9 +356,8 @@ def test_skipping_plan_is_what_the_path_solver_found() -> None:
 def test_cycle_bound_holds_for_every_arrangement(seed: int, path_stages: int, tight: bool) -> None:
     """All arrangements of four devices on stages of 2, 1 and 1, links unlike in each direction."""
     workload, sizes = tiny_workload(batch_samples=6), (2, 1, 1)
-    stage = workload.stage(0, 2)
-    need = (stage.parameters + workload.head.parameters) * 16 + workload.head.saved_bytes
-    memory = need + 1.5 * stage.saved_bytes if tight else 16e9
+    stage = stage_costs(workload, 0, 2, with_head=True)
+    memory = stage.need_bytes(1) + 0.5 * stage.saved_bytes if tight else 16e9
     cluster = pl.Cluster(random_network(4, seed), pl.Devices(1e8, memory))
     lengths = [3] if path_stages == 3 else [2, 2, 3]
     request = pl.PlanRequest(

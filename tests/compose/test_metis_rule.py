@@ -144,7 +144,9 @@ def test_the_least_estimate_is_taken_and_priced() -> None:
 
 def test_short_memory_recomputes_or_is_refused() -> None:
     """In one line."""
-    question = kinds([2, 2], [FLOPS, FLOPS])
+    # with so many words the logits are more than the activations that B computes again
+    workload = tiny_workload(batch_samples=8, words=2003)
+    question = replace(kinds([2, 2], [FLOPS, FLOPS]), workload=workload)
 
     def with_memory(size: float) -> Question:
         devices = pl.Devices(FLOPS, size)

@@ -33,11 +33,16 @@ from planner.problems.answers import AssignmentPlan
 from planner.workload.costs import split_costs
 from tests.conftest import random_network, regional_network, tiny_workload
 
+WORDS = 2003
 
-def question_of(n: int, seed: int = 0, memory: float = 16e9, **fields: object) -> Question:
+
+def question_of(
+    n: int, seed: int = 0, memory: float = 16e9, words: int = 61, **fields: object
+) -> Question:
     """Every pair different, devices alike, two microbatches a device."""
     cluster = pl.Cluster(random_network(n, seed), pl.Devices(1e9, memory))
-    return Question(cluster, tiny_workload(batch_samples=2 * n), PlanRequest(**fields))  # type: ignore[arg-type]
+    workload = tiny_workload(batch_samples=2 * n, words=words)
+    return Question(cluster, workload, PlanRequest(**fields))  # type: ignore[arg-type]
 
 
 def regions_of(names: str, rates: dict[str, float]) -> pl.Network:
@@ -173,17 +178,19 @@ def test_a_plan_of_any_wiring_is_compared(wiring: str) -> None:
 
 def test_recomputation_where_memory_is_short() -> None:
     """What does not fit keeps its stages' inputs only, then it is refused."""
-    (keeps,), (again,) = (split_costs(tiny_workload(), ((0, 4),), 0, (r,)) for r in (False, True))
+    # with so many words the logits are more than the activations that B computes again
+    workload = tiny_workload(words=WORDS)
+    (keeps,), (again,) = (split_costs(workload, ((0, 4),), 0, (r,)) for r in (False, True))
     memory = again.need_bytes(1)
     assert memory < keeps.need_bytes(1)
     roomy, short = (
-        ranks_by_region(question_of(1, memory=have, microbatch_samples=1))
+        ranks_by_region(question_of(1, memory=have, words=WORDS, microbatch_samples=1))
         for have in (keeps.need_bytes(1), memory)
     )
     assert not best(roomy).recompute and best(short).recompute
     assert best(short).step_s > best(roomy).step_s
     with pytest.raises(ProblemError, match="GB for its state and one microbatch"):
-        ranks_by_region(question_of(1, memory=memory - 1, microbatch_samples=1))
+        ranks_by_region(question_of(1, memory=memory - 1, words=WORDS, microbatch_samples=1))
 
 
 def test_layers_follow_unlike_devices() -> None:

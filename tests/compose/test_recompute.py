@@ -18,6 +18,7 @@ from planner.problems.answers import AssignmentPlan
 from planner.training_plan.file import from_dict
 from planner.workload.compute_times import FROM_FLOPS
 from planner.workload.costs import stage_costs
+from planner.workload.working_memory import MESSAGES
 from tests.conftest import random_network, tiny_workload
 
 STOP = pl.MaxIterations(5)
@@ -84,14 +85,18 @@ def test_the_checker_counts_memory_and_times_itself() -> None:
 
 def test_kept_inputs_are_not_coded_for_the_checker_either() -> None:
     """int4 on the wire does not make memory hold more."""
-    workload, needs = tiny_workload(), []
+    workload, costs = tiny_workload(), []
     for codec in ("none", "int4"):
         coded = workload.with_boundary_codec(codec)
-        needs.append(stage_costs(coded, 2, 4, with_head=True, recompute=True).need_bytes(8))
-    assert needs[0] == pytest.approx(needs[1])
+        costs.append(stage_costs(coded, 2, 4, with_head=True, recompute=True))
+    assert costs[0].saved_bytes == pytest.approx(costs[1].saved_bytes)
+    # messages on their way are coded
+    messages = MESSAGES * (costs[0].output_bytes - costs[1].output_bytes)
+    assert costs[0].scratch_bytes - costs[1].scratch_bytes == pytest.approx(messages)
+    need = costs[1].need_bytes(8)
     fields: dict[str, Any] = {"stages": 2, "recompute": "all", "schedule": "gpipe"}
-    plan = planned(cluster_of(2, needs[0] * 1.000001), boundary_codec="int4", **fields).plan
-    devices = replace(plan.cluster.devices, memory_bytes=needs[0] * 0.999)
+    plan = planned(cluster_of(2, need * 1.000001), boundary_codec="int4", **fields).plan
+    devices = replace(plan.cluster.devices, memory_bytes=need * 0.999)
     tight = plan.replace(cluster=plan.cluster.replace(devices=devices))
     assert {v.rule for v in pl.check(tight)} == {"memory"}
 

@@ -8,6 +8,7 @@ import pytest
 
 from planner.workload.costs import stage_costs
 from planner.workload.layers import Architecture, Family
+from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 from tests.conftest import make_plan
 
@@ -20,9 +21,8 @@ torch = pytest.importorskip("torch")
 
 from planner.executor.optimizing import Optimizing  # noqa: E402
 
-TOLERANCE = 0.07
-"""One of GPT-2's 17 elements is dropout's, which the executor has not; planning leaves out norms'
-statistics, rotary tables, and the stage's output, which waits for its gradient."""
+TOLERANCE = 0.02
+"""Planning leaves out norms' statistics."""
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -58,26 +58,42 @@ def test_activations_are_as_many_bytes_as_planned(
     assert learner.kept.bytes() < learner.kept.most
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"kind": Family.GPT2, "ffn": 1024},
+    "llama": {"kind": Family.LLAMA, "ffn": 704},
+    "mistral": {"kind": Family.LLAMA, "ffn": 704, "window": 48},
+    "qwen2": {"kind": Family.LLAMA, "ffn": 1280, "qkv_bias": True},
+    "qwen3": {"kind": Family.LLAMA, "ffn": 704, "qk_norm": True},
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "words", "samples", "again", "stage", "precision"),
+    ("family", "words", "samples", "again", "stage", "precision"),
     [
         ("gpt2", 8000, 1, False, 0, "bf16"),
-        ("gpt2", 100, 2, True, 0, "fp32"),
+        ("gpt2", 1000, 2, True, 0, "fp32"),
         ("gpt2", 4000, 1, True, 1, "bf16"),
         ("llama", 8000, 4, False, 1, "bf16"),
         ("llama", 8000, 4, False, 0, "fp32"),
-        ("llama", 100, 4, False, 0, "bf16"),
+        ("llama", 1000, 4, False, 0, "bf16"),
+        ("mistral", 4000, 2, True, 1, "bf16"),
+        ("mistral", 1000, 4, False, 0, "fp32"),
+        ("qwen2", 16000, 2, False, 1, "bf16"),
+        ("qwen2", 4000, 4, True, 0, "fp32"),
+        ("qwen3", 8000, 2, False, 0, "bf16"),
+        ("qwen3", 4000, 4, False, 1, "fp32"),
     ],
 )
-def test_the_executor_holds_what_it_says(
-    kind: str, words: int, samples: int, again: bool, stage: int, precision: str
+def test_planned_memory_is_the_peak(
+    family: str, words: int, samples: int, again: bool, stage: int, precision: str
 ) -> None:
-    """Most bytes alive in two steps of three microbatches, whatever makes them."""
+    """Live tensors of two steps of three microbatches: at most what is planned, within 5%."""
     from planner.executor.learner import Learner
     from tests.executor.live_bytes import LiveBytes
 
-    ffn = 1024 if kind == "gpt2" else 704
-    arch = Architecture(Family(kind), 4, 256, 8, 4, ffn, words, 128)
+    kv_heads = 8 if family == "gpt2" else 4
+    sizes = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": kv_heads, "sequence": 128}
+    arch = Architecture(**sizes, vocabulary=words, **FAMILIES[family])
     workload = Workload.transformer(
         "small",
         arch,
@@ -96,9 +112,11 @@ def test_the_executor_holds_what_it_says(
             work(learner, stage)
             learner.update()
     most = live.most + sum(t.nbytes for t in before)
-    head = stage == 1
-    said = executed_bytes(workload, *plan.stage_layers[stage], 3, with_head=head, recompute=again)
-    assert 0.97 * most < said.total < 1.2 * most
+    layers = plan.stage_layers[stage]
+    costs = stage_costs(workload, *layers, with_head=stage == 1, recompute=again)
+    # no message is on its way here
+    planned = costs.need_bytes(3) - WorkingMemory.of(workload).messages
+    assert most <= planned <= 1.05 * most
 
 
 @pytest.mark.parametrize("grid", [[[0]], [[0, 1]]])
@@ -112,10 +130,12 @@ def test_a_tied_matrix_is_rounded_for_the_head(grid: list[list[int]]) -> None:
     for rank in grid[0]:
         learner = Learner(plan, rank, torch.device("cpu"), Optimizing())
         rounded = sum(t.nbytes for t in learner.weights if t.dtype is torch.bfloat16)
-        layers = plan.stage_layers[rank]
-        said = executed_bytes(workload, *layers, 1, with_head=rank == grid[0][-1])
+        layers, head = plan.stage_layers[rank], rank == grid[0][-1]
+        costs = stage_costs(workload, *layers, with_head=head)
+        parameters = costs.gradient_bytes / workload.gradient_bytes_per_parameter
+        copies = costs.state_bytes - parameters * workload.state_bytes_per_parameter
         assert rounded > 0
-        assert said.rounded_weights == pytest.approx(rounded, rel=0.02)
+        assert copies == pytest.approx(rounded, rel=0.02)
 
 
 def work(learner: Learner, stage: int) -> None:

@@ -38,7 +38,7 @@ def test_rows_name_devices_or_regions(tmp_path: Path) -> None:
     cluster = load_devices(path, two_regions())
     assert cluster.network.ids == ("n/0", "n/1", "s/0")
     assert cluster.flops.tolist() == [20e12, 20e12, 0.4 * 312e12]
-    assert cluster.memory_bytes.tolist() == [12e9, 12e9, 40 * 2.0**30]
+    assert cluster.memory_bytes.tolist() == [12e9, 12e9, pl.GPUS["A100"].memory_bytes]
     # a device without a limit is held by its fastest pair
     assert cluster.upload_bytes_per_s is not None
     assert cluster.upload_bytes_per_s.tolist() == [1e7, 1e7, 1e8]
@@ -85,15 +85,15 @@ def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
 
 def test_peaks_are_of_all_or_of_none(tmp_path: Path) -> None:
     """A GPU's are known by its name, others are stated; what attains something else has its own."""
-    peaks = pl.GPUS["A100"].peak_flops, pl.GPUS["V100"].peak_flops
-    cluster = load_devices(written(tmp_path, "name,gpu\nn/0,A100\ns/0,\n"), two_regions())
+    peaks = pl.GPUS["H100"].peak_flops, pl.GPUS["A100"].peak_flops
+    cluster = load_devices(written(tmp_path, "name,gpu\nn/0,H100\ns/0,\n"), two_regions())
     assert cluster.devices.peak_flops == pytest.approx(peaks)
-    text = "name,gpu,tflops,peak_tflops\nn/0,A100,200,\ns/0,,30,90\n"
+    text = "name,gpu,tflops,peak_tflops\nn/0,H100,200,\ns/0,,30,90\n"
     stated = load_devices(written(tmp_path, text), two_regions())
     assert stated.devices.peak_flops == pytest.approx((peaks[0], 9e13))
     assert stated.flops.tolist() == [2e14, 3e13]
     # who cannot compute needs none
-    text = "name,gpu,tflops,can_compute\nn/0,V100,,\ns/0,,1,no\n"
+    text = "name,gpu,tflops,can_compute\nn/0,A100,,\ns/0,,1,no\n"
     helped = load_devices(written(tmp_path, text), two_regions())
     assert helped.devices.peak_flops == pytest.approx((peaks[1], 1e12))
     # more than the peak in this format is of another one
@@ -195,7 +195,7 @@ def test_a_peer_that_cannot_compute_holds_no_stage(tmp_path: Path) -> None:
 
 def test_command_line_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three GPUs in two regions of a shipped network."""
-    path = written(tmp_path, "name,count,gpu\nOregon,2,A100\nVirginia,1,T4\n")
+    path = written(tmp_path, "name,count,gpu\nOregon,2,A100\nVirginia,1,L4\n")
     out = tmp_path / "plan.json"
     argv = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--devices", str(path)]
     argv += ["--workload", "gpt2-tiny", "--sequence", "64", "--batch-samples", "6"]

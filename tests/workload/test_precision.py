@@ -31,8 +31,16 @@ def test_all_bytes_follow() -> None:
         assert costs.output_bytes == 1024 * 128 * sent
         # recomputation keeps input and output as they are computed with, whatever is sent
         assert costs.saved_bytes == 2 * 1024 * 128 * kept
-        assert stage_costs(w, 1, 3).saved_bytes == 2 * 17 * 1024 * 128 * kept
-        assert stage_costs(w, 0, 4, with_head=True).scratch_bytes == 1024 * 50257 * kept
+        # two layers of 16 activations each, and the stage's output
+        assert stage_costs(w, 1, 3).saved_bytes == (2 * 16 + 1) * 1024 * 128 * kept
+        # logits in fp32, their log-softmax and its gradient; the head's input and its norm
+        head = 3 * 4 * 1024 * 50257 + 2 * 1024 * 128 * kept
+        assert stage_costs(w, 0, 4, with_head=True).scratch_bytes == head
+        # B of a layer: around GELU two of 512 and three of 128; one matrix; four messages
+        layer = (1024 * (2 * 512 + 3 * 128) + 128 * 512) * kept + 4 * 1024 * 128 * sent
+        assert stage_costs(w, 1, 3).scratch_bytes == layer
+        rounded = 2 * stage_costs(w, 1, 3).gradient_bytes / 4 if kept == 2 else 0
+        assert stage_costs(w, 1, 3).state_bytes == stage_costs(w, 1, 3).gradient_bytes * 4 + rounded
         assert (w.gradient_bytes_per_parameter, w.state_bytes_per_parameter) == (4, 16)
         assert pl.check(make_plan([[0, 1]], workload=w.replace(batch_samples=2))) == []
     half = Workload.preset("gpt2-tiny", precision={"gradients": "bf16"})

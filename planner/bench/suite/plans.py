@@ -18,7 +18,7 @@ from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_
 from planner.compose.request import PlanRequest, Question
 from planner.compose.sailor_rule import sailor_rule
 from planner.network.catalogue import load_network
-from planner.network.cluster import Cluster, Devices
+from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.search.stop import Effort
 from planner.training_plan.model import TrainingPlan
