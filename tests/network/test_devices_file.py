@@ -160,7 +160,7 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
         ("name\nnorth\nn/0\n", "device 'n/0' is named by two rows"),
         ("name\nwest\n", "'west' is no device and no region of the network"),
         ("name,count\nnorth,3\n", "count of 'north' is 3, the network has 2 devices there"),
-        ("name,tflops\nn/0,1,2\n", "line 2: has more values"),
+        ("name,tflops\nn/0,1,2\n", "line 2 has 3 cells, the header 2"),
         ("name,site_upload_mbps\nn/0,1\n", "has a limit of its site but no site"),
         ("name,tflops,peak_tflops\nn/0,9,3\n", "line 2: peak_tflops is 3, less than the 9"),
         ("name,interface\nn/0,eth1;ls\n", "devices.interfaces has 'eth1;ls'; give at most 15"),

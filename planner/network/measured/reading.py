@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -13,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.csv_table import read_csv
 from planner.network.error import NetworkError
 from planner.network.files import read_text
 from planner.network.formats import FORMAT, from_json_text
@@ -114,9 +113,12 @@ def read_measured(
     )
     return Measured(
         Network(latency.values, bandwidth.values, ids),
-        len(found.latency_s),
-        len(found.bandwidth_bytes_per_s),
-        latency.mirrored + bandwidth.mirrored,
+        len(found.latency_s) - found.mirrored_latencies,
+        len(found.bandwidth_bytes_per_s) - found.mirrored_bandwidths,
+        latency.mirrored
+        + bandwidth.mirrored
+        + found.mirrored_latencies
+        + found.mirrored_bandwidths,
         latency.assumed + bandwidth.assumed,
     )
 
@@ -166,14 +168,10 @@ def load_names(path: str | Path) -> dict[str, str]:
     NetworkError
         It is none, in one line.
     """
-    text = read_text(path, error=NetworkError)
-    try:
-        rows = list(csv.DictReader(io.StringIO(text), skipinitialspace=True))
-    except csv.Error as error:
-        raise NetworkError(f"{path}: is no CSV ({error}); correct the file") from None
+    table = read_csv(path, error=NetworkError)
     found: dict[str, str] = {}
-    for line, row in enumerate(rows, start=2):
-        address, name = ((row.get(column) or "").strip() for column in NAME_COLUMNS)
+    for line, row in table.rows:
+        address, name = (row.get(column, "") for column in NAME_COLUMNS)
         if not address or not name:
             raise NetworkError(f"{path}, line {line}: address and name must both be given")
         if found.setdefault(address, name) != name:
