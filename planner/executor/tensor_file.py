@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planner.network.files import parse_json
+
 LENGTH = struct.Struct("<Q")
 """Of the header, in front of it."""
 TYPES = {
@@ -176,12 +178,10 @@ def read_places(path: Path) -> dict[str, Place]:
             start = LENGTH.size + length
             if length > MOST_HEADER_BYTES or start > size:
                 raise TensorFileError(f"{path}: is no safetensors file; give one, whole")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length).decode(), path, error=TensorFileError)
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        if isinstance(error, TensorFileError):
-            raise
+    except UnicodeDecodeError:
         raise TensorFileError(f"{path}: its header is not JSON; give a whole file") from None
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: its header is no object; give a whole file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from planner.executor.hf_names import PREFIX, Piece, pieces
 from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import Place, read_places, read_tensor
+from planner.network.files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
 
@@ -192,7 +192,7 @@ class _Files:
                 "safetensors"
             )
         try:
-            told = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            told = read_json(index)["weight_map"]
             files = {str(name): str(file) for name, file in told.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{index}: is no index ({error}); give the model's own") from None

@@ -42,7 +42,10 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
     """
     data = parse_json(text, "what iperf3 wrote", error=NetworkError, second=REVERSE)
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
-        raise NetworkError("has no field 'start': not of iperf3; give what iperf3 --json wrote")
+        raise NetworkError(
+            "has no field 'start': not of iperf3, nor of mtr --json, a matrix or a network "
+            "file; give what one of these tools wrote"
+        )
     if "error" in data:
         raise NetworkError(f"iperf3 failed: {str(data['error'])[:200]}; run it again")
     try:
