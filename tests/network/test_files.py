@@ -124,7 +124,7 @@ def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
     graph = kind([("a", "b", link), ("a", "b", link)])
     with pytest.raises(NetworkError, match="edge 'a' to 'b' is given twice; keep one"):
         Network.from_networkx(graph)
-    both = networkx.MultiDiGraph([("a", "b", link), ("b", "a", link)])
+    both: networkx.MultiDiGraph[str] = networkx.MultiDiGraph([("a", "b", link), ("b", "a", link)])
     assert Network.from_networkx(both).latency_s[1, 0] == 0.005
     for thing in ({"a": 1}, None, [("a", "b")]):
         with pytest.raises(NetworkError, match="graph must be a NetworkX graph, found"):
