@@ -253,7 +253,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.local import run_local, threads
     from planner.executor.pieces import pieces_of
     from planner.executor.secret import SECRET_FILE, make_secret
-    from planner.executor.weights import require_same_model
+    from planner.executor.weights import require_weights
 
     # what ranks would refuse, each by itself, is said once
     told = arguments(_words(asked, plan, asked.calibrate), None)
@@ -272,7 +272,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights
     if begin is not None:
-        require_same_model(begin, arch)
+        require_weights(begin, arch)
     if end is not None:
         Export(end, plan, begin)
     workload = as_executed(plan)

@@ -151,13 +151,15 @@ def read_tensors(
     return {n: read_tensor(path, place) for n, place in places if wanted is None or wanted(n)}
 
 
-def read_places(path: Path) -> dict[str, Place]:
+def read_places(path: Path, leave_out: Callable[[str], object] | None = None) -> dict[str, Place]:
     """What is in a file, and where; its tensors are not read.
 
     Parameters
     ----------
     path
         Of the file.
+    leave_out
+        Names of tensors that do not matter, whatever their type; None: all matter.
 
     Returns
     -------
@@ -186,6 +188,8 @@ def read_places(path: Path) -> dict[str, Place]:
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: its header is no object; give a whole file")
     told = {name: entry for name, entry in header.items() if name != METADATA}
+    if leave_out is not None:
+        told = {name: entry for name, entry in told.items() if not leave_out(name)}
     return {name: _place(path, name, entry, start, size) for name, entry in told.items()}
 
 
