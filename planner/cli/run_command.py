@@ -244,6 +244,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
+    from planner.executor.address import named_address
     from planner.executor.arguments import arguments, require_planned, require_sensible
     from planner.executor.calibrate import cores
     from planner.executor.checkpoint import require_begun, require_free
@@ -259,6 +260,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     told = arguments(_words(asked, plan, asked.calibrate), None)
     require_sensible(told)
     require_planned(told, plan)
+    named_address()
     arch = require_executable(plan)
     for text in asked.texts:
         if text is not None:

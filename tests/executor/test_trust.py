@@ -642,3 +642,35 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
             assert not thread.is_alive()
         assert door.refused == "; 1 others were refused, the last from 127.0.0.1"
         silent.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("none0", "names 'none0', which this machine has not, or without an IPv4 address"),
+        ("lo,none0", "names 'none0', which this machine has not"),
+        ("^docker0", r"names '\^docker0', which is the syntax of NCCL_SOCKET_IFNAME"),
+        ("=lo", "names '=lo', which is the syntax of NCCL_SOCKET_IFNAME"),
+        ("lo" + "x" * 20, "names 'lox*', which this machine has not"),
+    ],
+)
+def test_interfaces_that_do_not_exist(
+    value: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Refused with those that there are, instead of listening elsewhere."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
+    monkeypatch.delenv("PLANNER_BIND", raising=False)
+    with pytest.raises(ValueError, match=f"GLOO_SOCKET_IFNAME {said}.*; name one of .*lo"):
+        own_address()
+    monkeypatch.setenv("PLANNER_BIND", "127.0.0.3")
+    assert own_address() == "127.0.0.3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+def test_the_first_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo takes them in turn; ranks listen on one."""
+    monkeypatch.delenv("PLANNER_BIND", raising=False)
+    for value in ("lo", "lo,lo", " lo , lo"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
+        assert own_address() == "127.0.0.1"
