@@ -19,7 +19,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import GPUS
+from planner.network.gpus import GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.network.words import listed
@@ -66,6 +66,7 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     sub.add_argument(
         "--gpu",
         default="V100",
+        type=lambda text: find_gpu(text) or text,
         choices=list(GPUS),
         metavar="GPU",
         help=f"of all devices, of {', '.join(GPUS)}; default %(default)s",
@@ -260,7 +261,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
             "precision",
         )
     }
-    if Path(args.workload).suffix == ".json":
+    if Path(args.workload).suffix.lower() == ".json":
         return Workload.from_hf_config(args.workload, **changes)
     return Workload.preset(args.workload, **changes)
 

@@ -97,12 +97,9 @@ def best_whole(
 
     Raises
     ------
-    NetworkError
-        A pair of devices is not measured.
     ProblemError
         No layout fits the devices' memory.
     """
-    question.cluster.network.require_complete()
     return _Search(question, stop, bound).result()
 
 

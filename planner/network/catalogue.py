@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from planner.network.link import Link
 from planner.network.measured.reading import KINDS, read_measured
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
+from planner.network.words import did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
 # in a wheel the tables lie inside the package, in a checkout beside it
@@ -83,8 +83,7 @@ def load_network(name_or_path: str | Path) -> Network:
             raise error if named else NetworkError(f"{name}: {error}") from None
     if os.path.isdir(name):  # noqa: PTH112 - of a name that is too long too
         raise NetworkError(f"{name}: is a folder; name a .csv, .json or a probe's .jsonl in it")
-    near = get_close_matches(name, [*catalog["measured"], *catalog["built"]], 1)
-    hint = f" (is it {near[0]!r}?)" if near else ""
+    hint = did_you_mean(name, [*catalog["measured"], *catalog["built"]])
     raise NetworkError(
         f"no network {name!r}{hint}: give a name that 'planner networks' lists, or a .csv, .json "
         "or a probe's .jsonl file"

@@ -14,10 +14,11 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import GPUS
+from planner.network.gpus import GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.network.values import choice, of_kind
+from planner.network.words import did_you_mean
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -138,15 +139,16 @@ def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceR
         fields: dict[str, Any] = {}
         gpu = given.pop("gpu", "")
         if gpu:
-            if gpu not in GPUS:
+            known = find_gpu(gpu)
+            if known is None:
                 raise NetworkError(
-                    f"line {line}: gpu is {gpu!r}; choose one of {', '.join(GPUS)}, or give tflops "
-                    "and memory_gb"
+                    f"line {line}: gpu is {gpu!r}{did_you_mean(gpu, GPUS)}; choose one of "
+                    f"{', '.join(GPUS)}, or give tflops and memory_gb"
                 )
-            fields["peak_flops"] = GPUS[gpu].peak(dtype)
+            fields["peak_flops"] = GPUS[known].peak(dtype)
             fields["flops"] = fields["peak_flops"] * utilization
-            fields["memory_bytes"] = GPUS[gpu].memory_bytes
-            fields["gpu_usd_per_hour"] = GPUS[gpu].usd_per_hour
+            fields["memory_bytes"] = GPUS[known].memory_bytes
+            fields["gpu_usd_per_hour"] = GPUS[known].usd_per_hour
         for column, value in given.items():
             if value:
                 field, read = _COLUMNS[column]
