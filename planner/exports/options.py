@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,6 +124,24 @@ class ExportOptions:
         return tuple(self.hosts[name] for name in ids)
 
 
+def is_ipv6(host: str) -> bool:
+    """Whether a host is an IPv6 address, without brackets and zone."""
+    with suppress(ValueError):
+        return "%" not in host and ipaddress.ip_address(host).version == 6
+    return False
+
+
+def require_host(host: str) -> None:
+    """Refuse what is neither the name nor the address of a host."""
+    if not is_ipv6(host):
+        require_name("host", host)
+
+
+def endpoint(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
+
+
 def require_name(what: str, name: str) -> None:
     """Refuse a name that a shell or a host file would read otherwise.
 
@@ -175,7 +195,9 @@ def load_hosts(path: str | Path) -> dict[str, str]:
             raise ExportError(
                 f"{path}: line {line}: device {cells['device']!r} is listed twice; keep one row"
             )
-        hosts[cells["device"]] = cells["host"]
+        host = cells["host"]
+        bare = host.removeprefix("[").removesuffix("]")
+        hosts[cells["device"]] = bare if is_ipv6(bare) else host
     return hosts
 
 

@@ -482,7 +482,9 @@ def from_networkx(graph: Any) -> Matrices:
     NetworkError
         One line with what is wrong.
     """
-    if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
+    if isinstance(graph, type) or not all(
+        hasattr(graph, name) for name in ("nodes", "edges", "is_directed")
+    ):
         raise NetworkError(f"graph must be a NetworkX graph, found {short(graph)}")
     place = {node: k for k, node in enumerate(graph.nodes)}
     if not place:

@@ -40,10 +40,12 @@ SAYS_NOTHING = re.compile(
     r"(max|min)_new_tokens|max_time|penalty_alpha|(epsilon|eta)_cutoff|guidance_scale|"
     r"renormalize_logits|low_memory|stop_strings|sequence_bias|constraints|prefix|generation_.*|"
     r"prompt_lookup_num_tokens|finetuning_task|torchscript|use_bfloat16|_flash_attn_2_enabled|"
-    r"is_llama_config|max_sequence_length|unsloth_.*|transformers\.js_config"
+    r".*_dropout|_commit_hash|is_llama_config|max_sequence_length|unsloth_.*|transformers\.js_config"
 )
 """Of labels, tokens, dropout (never done here), storage, text generation, and of tools."""
 
+NOTHING_AT_0 = re.compile(r"n(um)?_shared_experts|shared_expert_.*|num_nextn_predict_layers")
+"""Numbers of parts that a model has not, where they are 0."""
 LANGUAGE_MODEL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 """Classes with a head over the vocabulary, and no other; with images, too."""
 
@@ -157,6 +159,7 @@ def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
 def _require_known(config: dict[str, Any], known: Collection[str], path: str | Path) -> None:
     for name, value in config.items():
         silent = value is None or value is False or value == [] or value == {}
+        silent = silent or (value == 0 and NOTHING_AT_0.fullmatch(name) is not None)
         if name not in known and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
                 f"{path}: field {short(name)} ({short(value)}) is not known here and may change "

@@ -126,7 +126,7 @@ def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
         Network.from_networkx(graph)
     both: networkx.MultiDiGraph[str] = networkx.MultiDiGraph([("a", "b", link), ("b", "a", link)])
     assert Network.from_networkx(both).latency_s[1, 0] == 0.005
-    for thing in ({"a": 1}, None, [("a", "b")]):
+    for thing in ({"a": 1}, None, [("a", "b")], networkx.Graph):
         with pytest.raises(NetworkError, match="graph must be a NetworkX graph, found"):
             Network.from_networkx(thing)
 

@@ -53,7 +53,7 @@ def test_where_a_gpu_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     devices = pl.load_devices(path, network).devices
     assert list(devices.memory_bytes) == [GPUS[name].memory_bytes for name in ("A100-80GB", "H100")]
     path.write_text("name,gpu\na,H100 PCIe\n")
-    with pytest.raises(pl.NetworkError, match="line 2: gpu is 'H100 PCIe'.*; choose one of T4"):
+    with pytest.raises(pl.NetworkError, match=r"line 2: gpu is 'H100 PCIe'.*; choose one of T4"):
         pl.load_devices(path, network)
     words = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--gpu"]
     with pytest.raises(SystemExit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from planner.network.csv_table import CsvTable, parse_csv
@@ -17,10 +18,12 @@ from planner.network.formats import (
 from planner.network.measured.findings import Findings
 
 SUMMARIES = {
-    *("mean", "average", "avg", "avg.", "median", "total", "sum", "min", "max", "minimum"),
-    *("maximum", "std", "stdev", "stddev", "std dev", "variance", "overall"),
+    *("mean", "average", "avg", "median", "total", "sum", "min", "max", "minimum", "maximum"),
+    *("std", "stdev", "stddev", "deviation", "variance", "overall", "percentile"),
 }
-"""What rows and columns that sum others up are called, in lower case."""
+BESIDE = {"row", "column", "rtt", "latency", "bandwidth", "dev", "standard", "of", "all", "grand"}
+UNIT_WORDS = {"ms", "s", "us", "gbps", "mbps"}
+"""Rows and columns that sum others up are called by words of these, one of the first at least."""
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
@@ -92,10 +95,18 @@ def _matrix(table: CsvTable, unit: str | None) -> Findings:
     return found
 
 
+def _is_summary(name: str) -> bool:
+    words = set(re.findall(r"[^\W\d_]+", name.lower()))
+    if re.fullmatch(r"p\d\d(\.\d+)?", name.lower()):
+        return True
+    digits = any(letter.isdigit() for letter in name)
+    return bool(words & SUMMARIES) and words <= SUMMARIES | BESIDE | UNIT_WORDS and not digits
+
+
 def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
     """Refuse a matrix whose rows and columns are not the same devices, or have a summary."""
     for what, names in (("column", columns), ("row", rows)):
-        summary = next((name for name in names if name.lower() in SUMMARIES), None)
+        summary = next((name for name in names if _is_summary(name)), None)
         if summary is not None:
             raise NetworkError(
                 f"{what} {summary!r} is a figure over all devices and no device; take it out, or "
