@@ -214,8 +214,8 @@ def test_misspelt_words_are_named_with_the_nearest(
         code = main(words.split())
     except SystemExit as error:
         code = int(error.code or 0)
-    error = capsys.readouterr().err
-    assert code == 2 and said in error and error.count("\n") == 1
+    told = capsys.readouterr().err
+    assert code == 2 and said in told and told.count("\n") == 1
 
 
 def test_a_run_without_pytorch_is_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import planner as pl
@@ -51,7 +52,9 @@ def test_where_a_gpu_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "devices.csv"
     path.write_text("name,gpu\na,NVIDIA A100-SXM4-80GB\nb,h100-80gb\n")
     devices = pl.load_devices(path, network).devices
-    assert list(devices.memory_bytes) == [GPUS[name].memory_bytes for name in ("A100-80GB", "H100")]
+    assert np.asarray(devices.memory_bytes).tolist() == [
+        GPUS[name].memory_bytes for name in ("A100-80GB", "H100")
+    ]
     path.write_text("name,gpu\na,H100 PCIe\n")
     with pytest.raises(pl.NetworkError, match=r"line 2: gpu is 'H100 PCIe'.*; choose one of T4"):
         pl.load_devices(path, network)

@@ -193,6 +193,18 @@ def test_latencies_of_other_tools(tmp_path: Path) -> None:
         ("a.json", json.dumps(CLOUDPING), between),
         ("a.json", json.dumps(CLOUDPING_BEFORE), between),
         ("a.json", json.dumps(CLOUDPING["data"]), between),
+        (
+            "a.json",
+            json.dumps(
+                [
+                    {"source": a, "destination": b, "rtt_ms": rtt}
+                    for a, row in CLOUDPING["data"].items()
+                    for b, rtt in row.items()
+                    if a != b
+                ]
+            ),
+            between,
+        ),
     ):
         path = tmp_path / name
         path.write_text(text)

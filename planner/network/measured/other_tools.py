@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.error import NetworkError
-from planner.network.formats import LATENCY_COLUMNS, UNITS, si_value
+from planner.network.formats import ENDS, LATENCY_COLUMNS, UNITS, si_value
 from planner.network.measured.findings import Findings
-from planner.network.measured.tables import require_devices
+from planner.network.measured.tables import read_records, require_devices
 
 TAG = re.compile(
     r"^(?:\[(?P<mpi>[^\]\s]*?(?:\d+,)?\d+)\](?:<\w+>:?)? ?|[ \t]*(?P<srun>\d+): ?)", re.MULTILINE
@@ -112,7 +112,10 @@ def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
 
 
 def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Findings | None:
-    """Latency of ``mtr --json``, or a matrix as nested objects; None: it is something else."""
+    """Latency of ``mtr --json``, a matrix as nested objects, or records with the columns of CSV.
+
+    None: it is something else.
+    """
     if isinstance(data, dict) and isinstance(data.get("report"), dict):
         try:
             ends, hops = data["report"]["mtr"], data["report"]["hubs"]
@@ -134,6 +137,9 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Fin
             row["region"]: {cell["regionTo"]: cell["average"] for cell in row["averages"]}
             for row in data
         }
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        if all(end in data[0] for end in ENDS):
+            return read_records(data).renamed(names)
     if not _is_matrix(matrix):
         return None
     if unit not in UNITS:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from planner.network.csv_table import CsvTable, parse_csv
 from planner.network.error import NetworkError
@@ -52,21 +53,27 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
     if all(end in table.columns for end in ENDS):
-        return _pairs(table)
+        return _pairs(table.columns, ((f"line {line}", row) for line, row in table.rows))
     return _matrix(table, unit)
 
 
-def _pairs(table: CsvTable) -> Findings:
+def read_records(records: Sequence[Mapping[str, Any]]) -> Findings:
+    """A row a pair, as objects of JSON with the columns of a CSV file."""
+    return _pairs(list(records[0]), ((f"record {k}", row) for k, row in enumerate(records, 1)))
+
+
+def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Findings:
     found = Findings()
-    columns = [name for name in table.columns if name in UNITS]
+    columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
         if len([name for name in columns if name in known]) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
     if not columns:
         raise NetworkError(f"has no column of numbers; name one of {', '.join(UNITS)}")
-    for line, row in table.rows:
+    for where, row in rows:
+        ends = ["" if (end := row.get(name)) is None else str(end) for name in ENDS]
         for column in columns:
-            _set(found, column, row["source"], row["destination"], row[column], f"line {line}")
+            _set(found, column, ends[0], ends[1], row.get(column), where)
     return found
 
 
@@ -122,7 +129,7 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
         )
 
 
-def _set(found: Findings, unit: str, source: str, destination: str, cell: str, where: str) -> None:
+def _set(found: Findings, unit: str, source: str, destination: str, cell: Any, where: str) -> None:
     value = si_value(cell, unit, where)
     if math.isnan(value):
         return
