@@ -89,6 +89,8 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
     for line, cells in lines[1:]:
         if len(cells) != len(columns):
             remedy = "fill the row" if len(cells) < len(columns) else "write decimals with a point"
+            if len(columns) == 1:
+                remedy = f"line {lines[0][0]} must be the header"
             raise error(f"line {line} has {len(cells)} cells, the header {len(columns)}; {remedy}")
     # spreadsheets write columns that have neither a name nor a value
     used = max((k for _, cells in lines for k, cell in enumerate(cells) if cell), default=0) + 1

@@ -129,6 +129,7 @@ def test_rows_and_columns_of_a_matrix_are_the_same_devices() -> None:
         ("rtt_ms,A,B,Mean\nA,,1,1\nB,1,,1\n", "column 'Mean' is a figure over all devices"),
         ("rtt_ms,A,B\nA,,1\nB,1,\nAverage,1,1\n", "row 'Average' is a figure over all"),
         ("rtt_ms,A,B\nX (A),,1\nY (B),1,\n", "row 'X .A.' has no column, and column 'A' has no"),
+        ("rtt_ms,A,B\nA,,1\nA,1,\n", "row 'A' is given twice; keep one of them"),
         ("rtt_ms,A,B\nA,,1\nB,1,\nC,1,1\n", "row 'C' has no column; call each device the same"),
     ):
         with pytest.raises(NetworkError, match=said):
@@ -339,6 +340,8 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ),
         ("a.txt", "Connecting to host b, port 5201\n", "run it with --json"),
         ("a.json", '{"a": 1}', "not of iperf3, nor of mtr --json"),
+        ("a.json", "[[1, 2], [3, 4]]", "not of iperf3, nor of mtr --json"),
+        ("a.csv", "# figures\nsource,destination,rtt_ms\na,b,1\n", "line 1 must be the header"),
         ("a.json", '{"report": {"mtr": {}, "hubs": []}}', "all that mtr --json wrote"),
         ("a.json", '{"a": {"b": 1}, "b": {"a": 1, "a": 2}}', "the key 'a' twice"),
         ("a.csv", "rtt_ms,a,b\na,,12.3 ms\n", "give the number alone"),

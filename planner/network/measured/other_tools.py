@@ -21,6 +21,8 @@ TAG = re.compile(
 )
 """Put before each line: ``[1,0]<stdout>:`` by Open MPI and PRRTE, ``[0]`` by MPICH, ``0: `` by
 ``srun --label``."""
+DOCUMENT = re.compile(r'\s*(\{|\[\s*[\[{"\]])')
+"""The beginning of JSON without tags."""
 PAIR_TABLE = "write its figures into a .csv with source,destination and"
 REFUSED = (
     (
@@ -72,6 +74,8 @@ def without_tags(text: str) -> str:
     NetworkError
         The lines are of several tasks, and those of each begin like a JSON document.
     """
+    if DOCUMENT.match(text):
+        return text
     documents = {
         found["mpi"] or found["srun"]
         for found in TAG.finditer(text)
@@ -137,9 +141,9 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Fin
             row["region"]: {cell["regionTo"]: cell["average"] for cell in row["averages"]}
             for row in data
         }
-    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        if all(end in data[0] for end in ENDS):
-            return read_records(data).renamed(names)
+    records = isinstance(data, list) and bool(data) and all(isinstance(row, dict) for row in data)
+    if records and all(end in data[0] for end in ENDS):
+        return read_records(data).renamed(names)
     if not _is_matrix(matrix):
         return None
     if unit not in UNITS:

@@ -119,6 +119,9 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
                 f"{what} {summary!r} is a figure over all devices and no device; take it out, or "
                 "rename the device"
             )
+    twice = next((name for k, name in enumerate(rows) if name in rows[:k]), None)
+    if twice is not None:
+        raise NetworkError(f"row {twice!r} is given twice; keep one of them")
     known = set(columns)
     strange = next((name for name in rows if name and name not in known), None)
     if strange is not None:
