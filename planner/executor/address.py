@@ -15,6 +15,8 @@ from planner.executor.store import BIND, EVERYWHERE
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""The same for NCCL, in a syntax of its own."""
 REACHED = "reached"
 """Keys of the store, one a rank: the address under which that one reaches it over a network."""
 INTERFACE_BYTES = 16
@@ -127,6 +129,29 @@ def named_address() -> str | None:
         )
         raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {here or 'none'}")
     return addresses[0] if addresses else None
+
+
+def require_nccl_interface() -> None:
+    """Raise `ValueError` if `NCCL_INTERFACE` leaves no interface with an address.
+
+    NCCL reads a list of prefixes there, of names to leave out after ``^``, and of whole names after
+    ``=``.
+    """
+    value = os.environ.get(NCCL_INTERFACE, "")
+    if not value or sys.platform != "linux":
+        return
+    here = [name for _, name in socket.if_nameindex() if address_of(name)]
+    leave_out, listed = value.startswith("^"), value.removeprefix("^")
+    whole, names = listed.startswith("="), listed.removeprefix("=").split(",")
+
+    def named(interface: str) -> bool:
+        return interface in names if whole else any(map(interface.startswith, filter(None, names)))
+
+    if not any(named(interface) is not leave_out for interface in here):
+        raise ValueError(
+            f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of {', '.join(here)}; name "
+            f"one, such as ={here[0] if here else 'lo'}"
+        )
 
 
 def _way_to_store() -> tuple[str, str]:

@@ -24,6 +24,7 @@ from planner.executor.address import (
     REACHED,
     address_among,
     own_address,
+    require_nccl_interface,
     tell_address_of_store,
 )
 from planner.executor.connections import ConnectionLost, Purpose, receive_into, send_all
@@ -674,3 +675,24 @@ def test_the_first_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> Non
     for value in ("lo", "lo,lo", " lo , lo"):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
         assert own_address() == "127.0.0.1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+@pytest.mark.parametrize(
+    ("value", "fine"),
+    [
+        *(("", True), ("lo", True), ("=lo", True), ("l", True), ("none0,lo", True)),
+        *(("^none0", True), ("^=lo", len(socket.if_nameindex()) > 1)),
+        *(("none0", False), ("=l", False), ("=none0,none1", False)),
+    ],
+)
+def test_interfaces_as_nccl_reads_them(
+    value: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefixes, whole names and exclusions; one that leaves none is refused."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    if fine:
+        require_nccl_interface()
+        return
+    with pytest.raises(ValueError, match=r"NCCL_SOCKET_IFNAME is .*, which leaves no interface of"):
+        require_nccl_interface()

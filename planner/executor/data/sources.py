@@ -63,7 +63,9 @@ class TextFiles:
         found = (p for p in path.rglob("*") if _text(p, path))
         self._paths = [path] if path.is_file() else sorted(found)
         if not self._paths:
-            raise DataError(f"{path}: is no text file or folder of them; check the path")
+            raise DataError(
+                f"{path}: is no text file or folder of them, hidden ones left out; check the path"
+            )
         # a file that was named itself may hold any bytes, where each is a token
         self._any_bytes = path.is_file() and isinstance(tokenizer, Bytes)
         for one in self._paths:  # what is no text often shows at once
