@@ -22,6 +22,7 @@ from planner.network.error import NetworkError
 from planner.network.gpus import GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
+from planner.network.values import real
 from planner.network.words import listed
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
@@ -194,6 +195,7 @@ def sizes(text: str) -> list[int]:
 
 def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     """The cluster that the arguments of `add_cluster` describe, computing in a format."""
+    _require_quantities(args)
     network = load_network(args.network)
     if args.complete:
         every, network = network.ids, network.complete()
@@ -236,6 +238,22 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         dtype=dtype,
         usd_per_hour=args.usd_per_hour,
     )
+
+
+def _require_quantities(args: argparse.Namespace) -> None:
+    """Refuse a value in the unit in which it was given, before it becomes another number."""
+    for name, may_be_0 in (
+        ("memory_gb", False),
+        ("usd_per_hour", True),
+        ("intra_latency_ms", True),
+        ("intra_bandwidth_gbps", False),
+    ):
+        value = getattr(args, name)
+        if value is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if real(option, value, 0) == 0 and not may_be_0:
+            raise ValueError(f"{option} is 0; it must be a number > 0")
 
 
 def _inside(args: argparse.Namespace) -> Link | None:

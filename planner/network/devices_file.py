@@ -17,7 +17,7 @@ from planner.network.error import NetworkError
 from planner.network.gpus import GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.network import Network
-from planner.network.values import choice, of_kind
+from planner.network.values import LARGEST, SMALLEST, choice, of_kind, sensible
 from planner.network.words import did_you_mean
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
@@ -184,6 +184,11 @@ def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], flo
             kind = "a whole number" if whole else "a number"
             remedy = number_remedy(value, f"give {kind} > 0, or nothing")
             raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
+        if not sensible(number * factor):
+            raise NetworkError(
+                f"line {line}: {column} is {value!r}; in SI units it must be {SMALLEST:g} to "
+                f"{LARGEST:g}"
+            )
         return int(value) if whole else number * factor
 
     return read

@@ -20,7 +20,7 @@ from planner.network.atomic import write_text
 from planner.network.csv_table import number_in, number_remedy, parse_csv
 from planner.network.error import NetworkError
 from planner.network.files import parse_json, read_text
-from planner.network.values import short
+from planner.network.values import LARGEST, SMALLEST, sensible, short
 from planner.network.words import printable
 
 FORMAT = "planner.network"
@@ -318,6 +318,11 @@ def si_value(value: Any, column: str, where: str) -> float:
         raise NetworkError(
             f"{where}: {column} is {short(value)}; it must be > 0, for a bandwidth of 0 or less is "
             "no measurement; measure it again"
+        )
+    if not sensible(number * UNITS[column]):
+        raise NetworkError(
+            f"{where}: {column} is {short(value)}; in SI units it must be 0 or {SMALLEST:g} to "
+            f"{LARGEST:g}"
         )
     return number * UNITS[column]
 

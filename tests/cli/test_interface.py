@@ -218,6 +218,25 @@ def test_misspelt_words_are_named_with_the_nearest(
     assert code == 2 and said in told and told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--memory-gb", "-1", "--memory-gb is -1.0; it must be a number >= 0, finite"),
+        ("--memory-gb", "0", "--memory-gb is 0; it must be a number > 0"),
+        ("--usd-per-hour", "nan", "--usd-per-hour is nan; it must be a number >= 0, finite"),
+        ("--intra-latency-ms", "-5", "--intra-latency-ms is -5.0; it must be a number >= 0"),
+        ("--intra-bandwidth-gbps", "0", "--intra-bandwidth-gbps is 0; it must be a number > 0"),
+    ],
+)
+def test_options_are_named_with_the_unit_in_which_they_were_given(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with the field and the SI units that they become."""
+    words = ["plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"]
+    assert main([*words, "--devices-per-region", "2", option, value]) == 2
+    assert capsys.readouterr().err.startswith(f"planner plan: {said}")
+
+
 def test_a_run_without_pytorch_is_one_line(tmp_path: Path) -> None:
     """With the remedy, and exit code 2."""
     from planner.training_plan.file import save_plan

@@ -120,6 +120,7 @@ def test_numbers_and_what_to_write_instead() -> None:
         ("a,b,-10,1", "line 2: latency_ms is '-10'; it must be >= 0"),
         ("a,b,1e999,1", "line 2: latency_ms is '1e999'; it must be finite"),
         ("a,b,1,-2", "line 2: bandwidth_gbps is '-2'; it must be > 0"),
+        ("a,b,1e40,1", "line 2: latency_ms is '1e40'; in SI units it must be 0 or 1e-30 to 1e+30"),
     ],
 )
 def test_values_are_named_as_the_user_wrote_them(
