@@ -19,9 +19,10 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import DEFAULT_GPU, GPUS
+from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
+from planner.network.values import real
 from planner.network.words import listed
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
@@ -66,6 +67,7 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
     sub.add_argument(
         "--gpu",
         default=DEFAULT_GPU,
+        type=lambda text: find_gpu(text) or text,
         choices=list(GPUS),
         metavar="GPU",
         help=f"of all devices, of {', '.join(GPUS)}; default %(default)s",
@@ -193,6 +195,7 @@ def sizes(text: str) -> list[int]:
 
 def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     """The cluster that the arguments of `add_cluster` describe, computing in a format."""
+    _require_quantities(args)
     network = load_network(args.network)
     if args.complete:
         every, network = network.ids, network.complete()
@@ -237,6 +240,22 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
     )
 
 
+def _require_quantities(args: argparse.Namespace) -> None:
+    """Refuse a value in the unit in which it was given, before it becomes another number."""
+    for name, may_be_0 in (
+        ("memory_gb", False),
+        ("usd_per_hour", True),
+        ("intra_latency_ms", True),
+        ("intra_bandwidth_gbps", False),
+    ):
+        value = getattr(args, name)
+        if value is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if real(option, value, 0) == 0 and not may_be_0:
+            raise ValueError(f"{option} is 0; it must be a number > 0")
+
+
 def _inside(args: argparse.Namespace) -> Link | None:
     """The link between devices of one region: as given, else as the network's source has it."""
     known = intra_link(args.network)
@@ -260,7 +279,7 @@ def workload_of(args: argparse.Namespace) -> Workload:
             "precision",
         )
     }
-    if Path(args.workload).suffix == ".json":
+    if Path(args.workload).suffix.lower() == ".json":
         return Workload.from_hf_config(args.workload, **changes)
     return Workload.preset(args.workload, **changes)
 

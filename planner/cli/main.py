@@ -66,6 +66,14 @@ COMMANDS = (
 
 
 EXAMPLE = "example: "
+OPTIONAL = {
+    "torch": "pip install torch",
+    "pandas": "pip install pandas",
+    "tokenizers": "pip install tokenizers",
+    "transformers": "pip install transformers",
+    "shtab": "pip install shtab",
+}
+"""Packages that some commands need beside the required ones, and the remedy."""
 ENDING = "ends with the best so far, which takes a moment; a third interrupt ends it without"
 
 
@@ -142,6 +150,12 @@ def _run(args: argparse.Namespace) -> int:
         # what was found is told and written, but it is not all that was asked for
         ended = INTERRUPTS.asked and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if ended else code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in OPTIONAL:
+            raise
+        say(f"planner {args.command}: needs {package}, which is not installed; {OPTIONAL[package]}")
+        return BAD_INPUT
     except ValueError as error:
         say(f"planner {args.command}: {error}")
         return BAD_INPUT

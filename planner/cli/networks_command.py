@@ -8,9 +8,8 @@ from pathlib import Path
 
 from planner.cli.output import show
 from planner.network.catalogue import list_networks, load_network
-from planner.network.formats import FORMAT, HEADER
+from planner.network.formats import FORMAT, HEADER, UNITS
 from planner.network.measured.reading import Measured, load_names, read_measured
-from planner.network.measured.tables import UNITS
 from planner.network.outputs import Output, add_force, is_own, require_outputs
 from planner.network.values import real
 
@@ -26,8 +25,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "measured",
         nargs="*",
         type=Path,
-        help=".csv tables by pair or as a matrix, .json of iperf3 --json, .txt or .log of "
-        "nccl-tests with two ranks, a probe's .jsonl, or folders of these; default: list networks",
+        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt or "
+        ".log of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of these; "
+        "default: list networks",
     )
     sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
     sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")

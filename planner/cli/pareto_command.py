@@ -28,7 +28,7 @@ from planner.cli.output import BAD_INPUT, save, show
 from planner.compose.front import NOBODY, WORTH, Front, FrontPoint, pareto
 from planner.compose.request import Within
 from planner.network.atomic import MADE, write_picture, write_text
-from planner.network.files import read_text
+from planner.network.csv_table import read_csv
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
@@ -164,8 +164,8 @@ def _plans_of(folder: Path) -> set[str]:
     """Plan files of the front that a folder has."""
     if not (folder / TABLE).exists():
         return set()
-    rows = csv.DictReader(read_text(folder / TABLE).splitlines())
-    return {name for row in rows if PLAN.fullmatch(name := row.get("plan") or "")}
+    rows = read_csv(folder / TABLE).rows
+    return {name for row in rows if PLAN.fullmatch(name := row.cells.get("plan", ""))}
 
 
 def _keep(folder: Path, front: Front) -> None:

@@ -244,6 +244,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
+    from planner.executor.address import named_address
     from planner.executor.arguments import arguments, require_planned, require_sensible
     from planner.executor.calibrate import cores
     from planner.executor.checkpoint import require_begun, require_free
@@ -253,12 +254,13 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
     from planner.executor.local import run_local, threads
     from planner.executor.pieces import pieces_of
     from planner.executor.secret import SECRET_FILE, make_secret
-    from planner.executor.weights import require_same_model
+    from planner.executor.weights import require_weights
 
     # what ranks would refuse, each by itself, is said once
     told = arguments(_words(asked, plan, asked.calibrate), None)
     require_sensible(told)
     require_planned(told, plan)
+    named_address()
     arch = require_executable(plan)
     for text in asked.texts:
         if text is not None:
@@ -272,7 +274,7 @@ def launch(asked: LocalRun, *, as_json: bool) -> int:
         require_elastic(plan, None if asked.checkpoint is None else asked.every or EVERY)
     begin, end = asked.weights
     if begin is not None:
-        require_same_model(begin, arch)
+        require_weights(begin, arch)
     if end is not None:
         Export(end, plan, begin)
     workload = as_executed(plan)

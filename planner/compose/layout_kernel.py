@@ -151,9 +151,9 @@ class State(NamedTuple):
 
 class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
-    place; delays, compute, periods, rooms and dollars for a microbatch's messages by stage; by site, bytes
-    of each stage's messages over its line, bytes of averaging, and a stage's devices; some of a
-    stage's devices by place, and all of them by region; pairs of places in use."""
+    place; delays, compute, periods, rooms and dollars for a microbatch's messages by stage; by
+    site, bytes of each stage's messages over its line, bytes of averaging, and a stage's devices;
+    some of a stage's devices by place, and all of them by region; pairs of places in use."""
 
     share: Floats
     left: Floats

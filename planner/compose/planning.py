@@ -95,6 +95,8 @@ def plan(
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
     from planner.compose.whole import best_whole  # numba takes a while to load
 
+    # bounds divide by rates, which are not known of all pairs
+    question.cluster.network.require_complete()
     baselines = BaselinePlans.of(question, stop)
     request, bound = question.request, _of_any_plan(question, question.workload)
     by_cost = Merit.of(request).by_cost

@@ -107,12 +107,9 @@ def best_whole(
 
     Raises
     ------
-    NetworkError
-        A pair of devices is not measured.
     ProblemError
         No layout fits the devices' memory.
     """
-    question.cluster.network.require_complete()
     search = _Search(question, stop, bound, baselines)
     found = search.result()
     samples = found.plan.workload.microbatch_samples if found.plan is not None else None

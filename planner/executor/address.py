@@ -15,8 +15,12 @@ from planner.executor.store import BIND, EVERYWHERE
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface to listen on, as torch.distributed's own transports have it."""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""The same for NCCL, in a syntax of its own."""
 REACHED = "reached"
 """Keys of the store, one a rank: the address under which that one reaches it over a network."""
+INTERFACE_BYTES = 16
+"""Linux's IFNAMSIZ: a name and the byte of 0 after it."""
 GET_ADDRESS = 0x8915
 """ioctl SIOCGIFADDR of Linux."""
 
@@ -34,11 +38,11 @@ def address_of(interface: str) -> str | None:
     str or None
         None: there is no such interface, it has none, or this system does not say.
     """
-    if interface and sys.platform == "linux":
+    if 0 < len(interface.encode()) < INTERFACE_BYTES and sys.platform == "linux":
         import fcntl
 
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", interface.encode()[:15])
+            asked = struct.pack("256s", interface.encode())
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), GET_ADDRESS, asked)[20:24])
     return None
 
@@ -51,7 +55,7 @@ def own_address() -> str:
     str
         To listen on.
     """
-    return _named() or _way_to_store()[0]
+    return named_address() or _way_to_store()[0]
 
 
 def tell_address_of_store(store: Store, rank: int) -> None:
@@ -89,7 +93,7 @@ def address_among(store: Store, world: int) -> str:
     str
         To listen on.
     """
-    named = _named()
+    named = named_address()
     if named is not None:
         return named
     mine, _ = _way_to_store()
@@ -99,9 +103,55 @@ def address_among(store: Store, world: int) -> str:
     return next((t for t in map(bytes.decode, told) if t and _is_own(t)), mine)
 
 
-def _named() -> str | None:
+def named_address() -> str | None:
+    """The address of ``--bind`` or of the interface in `INTERFACE`; None: neither is named.
+
+    Of several interfaces, which Gloo takes in turn, the first counts.
+
+    Raises
+    ------
+    ValueError
+        One of the interfaces does not exist, or has no IPv4 address.
+    """
     bind = os.environ.get(BIND, "")
-    return bind if bind and bind not in EVERYWHERE else address_of(os.environ.get(INTERFACE, ""))
+    if bind and bind not in EVERYWHERE:
+        return bind
+    value = os.environ.get(INTERFACE, "")
+    names = [name.strip() for name in value.split(",")] if value.strip() else []
+    addresses = [address_of(name) for name in names]
+    if sys.platform == "linux" and None in addresses:
+        wrong = names[addresses.index(None)]
+        here = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
+        what = (
+            "which is the syntax of NCCL_SOCKET_IFNAME"
+            if wrong.startswith(("^", "="))
+            else "which this machine has not, or without an IPv4 address"
+        )
+        raise ValueError(f"{INTERFACE} names {wrong!r}, {what}; name one of {here or 'none'}")
+    return addresses[0] if addresses else None
+
+
+def require_nccl_interface() -> None:
+    """Raise `ValueError` if `NCCL_INTERFACE` leaves no interface with an address.
+
+    NCCL reads a list of prefixes there, of names to leave out after ``^``, and of whole names after
+    ``=``.
+    """
+    value = os.environ.get(NCCL_INTERFACE, "")
+    if not value or sys.platform != "linux":
+        return
+    here = [name for _, name in socket.if_nameindex() if address_of(name)]
+    leave_out, listed = value.startswith("^"), value.removeprefix("^")
+    whole, names = listed.startswith("="), listed.removeprefix("=").split(",")
+
+    def named(interface: str) -> bool:
+        return interface in names if whole else any(map(interface.startswith, filter(None, names)))
+
+    if not any(named(interface) is not leave_out for interface in here):
+        raise ValueError(
+            f"{NCCL_INTERFACE} is {value!r}, which leaves no interface of {', '.join(here)}; name "
+            f"one, such as ={here[0] if here else 'lo'}"
+        )
 
 
 def _way_to_store() -> tuple[str, str]:

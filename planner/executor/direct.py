@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed import is_nccl_available
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from planner.executor.address import NCCL_INTERFACE, require_nccl_interface
 from planner.executor.connections import (
     ConnectionLost,
     TornError,
@@ -40,8 +41,6 @@ from planner.executor.ranks import TIMEOUT, WATCHED, Ranks
 from planner.executor.side import Side
 
 LOCAL = "127.0.0.1"
-NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
-"""Names the network interface on which NCCL's ranks meet."""
 AGAIN_S = (5e-5, 1e-4, 2e-4, 5e-4)
 """Before asking for turns again, the first times; then as the last time."""
 OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
@@ -318,6 +317,7 @@ def _group(library: Library, store: Store, members: Sequence[int], rank: int) ->
         how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=LOCAL)], TIMEOUT
         return cast(Transfers, ProcessGroupGloo(store, number, size, how))
     os.environ.setdefault(NCCL_INTERFACE, "=lo")
+    require_nccl_interface()
     from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planner.network.files import parse_json
+
 LENGTH = struct.Struct("<Q")
 """Of the header, in front of it."""
 TYPES = {
@@ -149,13 +151,15 @@ def read_tensors(
     return {n: read_tensor(path, place) for n, place in places if wanted is None or wanted(n)}
 
 
-def read_places(path: Path) -> dict[str, Place]:
+def read_places(path: Path, leave_out: Callable[[str], object] | None = None) -> dict[str, Place]:
     """What is in a file, and where; its tensors are not read.
 
     Parameters
     ----------
     path
         Of the file.
+    leave_out
+        Names of tensors that do not matter, whatever their type; None: all matter.
 
     Returns
     -------
@@ -176,16 +180,16 @@ def read_places(path: Path) -> dict[str, Place]:
             start = LENGTH.size + length
             if length > MOST_HEADER_BYTES or start > size:
                 raise TensorFileError(f"{path}: is no safetensors file; give one, whole")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length).decode(), path, error=TensorFileError)
     except OSError as error:
         raise TensorFileError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        if isinstance(error, TensorFileError):
-            raise
+    except UnicodeDecodeError:
         raise TensorFileError(f"{path}: its header is not JSON; give a whole file") from None
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: its header is no object; give a whole file")
     told = {name: entry for name, entry in header.items() if name != METADATA}
+    if leave_out is not None:
+        told = {name: entry for name, entry in told.items() if not leave_out(name)}
     return {name: _place(path, name, entry, start, size) for name, entry in told.items()}
 
 

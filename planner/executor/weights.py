@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,15 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner.executor.hf_names import PREFIX, Piece, pieces
+from planner.executor.hf_names import EMBEDDING, PREFIX, Piece, pieces
 from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import Place, read_places, read_tensor
+from planner.network.files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NO_WEIGHTS = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")
-"""Constants that old files hold too."""
+"""Constants that old files hold too, of any type."""
+HEAD = "lm_head.weight"
 
 
 class WeightsError(ValueError):
@@ -48,19 +49,33 @@ def load_weights(
     Raises
     ------
     WeightsError
-        The folder has no such files, another model, or tensors of other names or shapes.
+        The folder has no such files, another model, tensors of other names or shapes, or a head of
+        its own although the plan's model has none.
     TensorFileError
         A file is damaged.
     """
     require_same_model(folder, arch)
     files = _Files(folder, arch)
     head = any(name.startswith("head.") for name in parameters)
+    if arch.tied and head:
+        files.require_tied_head(pieces(arch, 0, 0, head=False)[EMBEDDING][0])
     with torch.no_grad():
         for name, parts in pieces(arch, start, stop, head=head).items():
             target = parameters[name]
             for part in parts:
                 rows = target if part.rows is None else target[slice(*part.rows)]
                 rows.copy_(files.read(part, rows.shape))
+
+
+def require_weights(folder: Path, arch: Architecture) -> None:
+    """Raise what `load_weights` would raise before it reads the tensors themselves.
+
+    A head that is stored although the embedding is the head is compared with it.
+    """
+    require_same_model(folder, arch)
+    files = _Files(folder, arch)
+    if arch.tied:
+        files.require_tied_head(pieces(arch, 0, 0, head=False)[EMBEDDING][0])
 
 
 def require_same_model(folder: Path, arch: Architecture) -> None:
@@ -145,7 +160,7 @@ class _Files:
         parts = pieces(arch, 0, arch.layers, head=True).values()
         known = {self._name(part) for several in parts for part in several}
         if arch.tied:
-            known.add("lm_head.weight")  # written twice by some
+            known.add(HEAD)  # written twice by some
         more = sorted(n for n in set(self._file_of) - known if not NO_WEIGHTS.fullmatch(n))
         if more:
             raise WeightsError(
@@ -170,6 +185,20 @@ class _Files:
             )
         return tensor
 
+    def require_tied_head(self, embedding: Piece) -> None:
+        """Refuse a head that is stored beside the embedding and is not equal to it."""
+        path = self._file_of.get(HEAD)
+        if path is None or HEAD not in (places := self._in(path)):
+            return
+        head = read_tensor(path, places[HEAD])
+        tokens = self.read(embedding, head.shape)
+        if not torch.equal(head.float(), tokens.float()):
+            raise WeightsError(
+                f"{self._folder}: {HEAD!r} is not the embedding, although {CONFIG} says "
+                "tie_word_embeddings: the model has a head of its own; set tie_word_embeddings to "
+                "false there, and plan again"
+            )
+
     def read_by(self, parts: Iterable[Piece]) -> set[Path]:
         """Files that have these."""
         return {self._file_of[self._name(part)] for part in parts}
@@ -179,7 +208,7 @@ class _Files:
 
     def _in(self, path: Path) -> dict[str, Place]:
         if path not in self._places:
-            self._places[path] = read_places(path)
+            self._places[path] = read_places(path, NO_WEIGHTS.fullmatch)
         return self._places[path]
 
     def _found(self) -> dict[str, Path]:
@@ -192,7 +221,7 @@ class _Files:
                 "safetensors"
             )
         try:
-            told = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            told = read_json(index)["weight_map"]
             files = {str(name): str(file) for name, file in told.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{index}: is no index ({error}); give the model's own") from None

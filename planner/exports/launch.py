@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from planner.exports.options import ExportOptions, require_name
+from planner.exports.options import ExportOptions, endpoint, require_host, require_name
 from planner.exports.ranks import nodes_of
 from planner.training_plan.model import TrainingPlan
 
@@ -81,6 +81,8 @@ def slurm_script(plan: TrainingPlan, options: ExportOptions) -> str:
     ExportError
         A name that is none of a host.
     """
+    for host in nodes_of(plan, options):
+        require_name("host", host)  # of Slurm, which has no addresses
     elastic = ELASTIC in shlex.split(options.executor_options)
     commands = (_own if elastic else _torchrun)(plan, options)
     ends = "--no-kill --wait=0 --kill-on-bad-exit=0" if elastic else "--kill-on-bad-exit=1"
@@ -125,7 +127,7 @@ def _torchrun(plan: TrainingPlan, options: ExportOptions) -> dict[str, str]:
     for node, (host, devices) in enumerate(nodes.items()):
         words = ["torchrun", "--nnodes", str(len(nodes)), "--node-rank", str(node)]
         words += ["--nproc-per-node", str(len(devices)), "--rdzv-backend", "static"]
-        words += ["--rdzv-endpoint", f"{next(iter(nodes))}:{options.port}"]
+        words += ["--rdzv-endpoint", endpoint(next(iter(nodes)), options.port)]
         words += ["--rdzv-id", options.run_id, "-m", "planner.executor"]
         commands[host] = _interface(options) + shlex.join([*words, *_ranks(plan, options, devices)])
     return commands
@@ -146,7 +148,7 @@ def _own(plan: TrainingPlan, options: ExportOptions) -> dict[str, str]:
 def _nodes(plan: TrainingPlan, options: ExportOptions) -> dict[str, list[int]]:
     nodes = nodes_of(plan, options)
     for host in nodes:
-        require_name("host", host)
+        require_host(host)
     return nodes
 
 

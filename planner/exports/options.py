@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import ipaddress
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.exports.error import ExportError
-from planner.network.files import read_text
+from planner.network.csv_table import read_csv
 from planner.network.values import count, mapping, of_kind
 from planner.training_plan.model import TrainingPlan
 
@@ -124,6 +124,24 @@ class ExportOptions:
         return tuple(self.hosts[name] for name in ids)
 
 
+def is_ipv6(host: str) -> bool:
+    """Whether a host is an IPv6 address, without brackets and zone."""
+    with suppress(ValueError):
+        return "%" not in host and ipaddress.ip_address(host).version == 6
+    return False
+
+
+def require_host(host: str) -> None:
+    """Refuse what is neither the name nor the address of a host."""
+    if not is_ipv6(host):
+        require_name("host", host)
+
+
+def endpoint(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
+
+
 def require_name(what: str, name: str) -> None:
     """Refuse a name that a shell or a host file would read otherwise.
 
@@ -164,26 +182,22 @@ def load_hosts(path: str | Path) -> dict[str, str]:
     ExportError
         It cannot be read, has other columns, or a device twice.
     """
-    text = read_text(path, error=ExportError)
+    table = read_csv(path, error=ExportError)
     hosts: dict[str, str] = {}
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise ExportError(f"{path}: is no CSV ({error}); give columns device,host") from None
-    header = [cell.strip() for cell in rows[0]] if rows else []
-    if sorted(header) != ["device", "host"]:
-        raise ExportError(f"{path}: columns are {header}; give device,host")
-    for line, row in enumerate(rows[1:], start=2):
-        if not any(cell.strip() for cell in row):
-            continue
-        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
-        if len(row) != 2 or not all(cells.values()):
-            raise ExportError(f"{path}: line {line} is {row}; give a device and a host")
+    if sorted(table.columns) != ["device", "host"]:
+        raise ExportError(f"{path}: columns are {list(table.columns)}; give device,host")
+    for line, cells in table.rows:
+        if not all(cells.values()):
+            raise ExportError(
+                f"{path}: line {line} is {list(cells.values())}; give a device and a host"
+            )
         if cells["device"] in hosts:
             raise ExportError(
                 f"{path}: line {line}: device {cells['device']!r} is listed twice; keep one row"
             )
-        hosts[cells["device"]] = cells["host"]
+        host = cells["host"]
+        bare = host.removeprefix("[").removesuffix("]")
+        hosts[cells["device"]] = bare if is_ipv6(bare) else host
     return hosts
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,13 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
+from planner.network.files import read_text
+from planner.network.formats import ENDS, FORMAT
 from planner.network.link import Link
+from planner.network.measured.reading import KINDS, read_measured
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
+from planner.network.words import did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
 # in a wheel the tables lie inside the package, in a checkout beside it
@@ -42,12 +45,14 @@ def list_networks() -> dict[str, str]:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """A shipped network by name, or one from a ``.csv`` or ``.json`` file or a probe's ``.jsonl``.
+    """A shipped network by name, or one from a file.
 
     Parameters
     ----------
     name_or_path
-        A name that `list_networks` has, or a file's path.
+        A name that `list_networks` has, or the path of a network file, ``.csv`` or ``.json``, or
+        of any file that ``planner networks`` reads (docs/probe.md), if it has both latency and
+        bandwidth.
 
     Returns
     -------
@@ -65,18 +70,35 @@ def load_network(name_or_path: str | Path) -> Network:
         return _measured(name, catalog["measured"][name])
     if name in catalog["built"]:
         return _built(catalog["built"][name])
-    if Path(name).suffix in (".csv", ".json"):
-        return Network.load(name)
-    if Path(name).suffix == ".jsonl":
+    kind = Path(name).suffix.lower()
+    if kind == ".jsonl":
         return ProbeLog.load(name).network()
+    if kind in KINDS:
+        if not _is_measurement(name, kind):
+            return Network.load(name)
+        try:
+            return read_measured([name]).network
+        except NetworkError as error:
+            named = str(error).startswith(f"{name}: ")
+            raise error if named else NetworkError(f"{name}: {error}") from None
     if os.path.isdir(name):  # noqa: PTH112 - of a name that is too long too
         raise NetworkError(f"{name}: is a folder; name a .csv, .json or a probe's .jsonl in it")
-    near = get_close_matches(name, [*catalog["measured"], *catalog["built"]], 1)
-    hint = f" (is it {near[0]!r}?)" if near else ""
+    hint = did_you_mean(name, [*catalog["measured"], *catalog["built"]])
     raise NetworkError(
         f"no network {name!r}{hint}: give a name that 'planner networks' lists, or a .csv, .json "
         "or a probe's .jsonl file"
     )
+
+
+def _is_measurement(path: str, kind: str) -> bool:
+    """Whether a file is what another tool wrote, and no network file."""
+    if not Path(path).is_file() or kind not in (".csv", ".json"):
+        return True
+    text = read_text(path, error=NetworkError)
+    if kind == ".json":
+        return f'"{FORMAT}"' not in text
+    header = {cell.strip().strip('"') for cell in text.lstrip().partition("\n")[0].split(",")}
+    return not set(ENDS) & header
 
 
 def intra_link(name: str) -> Link | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.dtype import Dtype
-from planner.network.gpus import GPUS
+from planner.network.gpus import GPUS, find_gpu
 from planner.network.network import Network
 from planner.network.notebook import cluster_html
 from planner.network.values import (
@@ -27,7 +27,7 @@ from planner.network.values import (
     several,
     short,
 )
-from planner.network.words import quantity, some, span
+from planner.network.words import did_you_mean, quantity, some, span
 
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
@@ -94,7 +94,7 @@ class Devices:
         Parameters
         ----------
         name
-            One of `planner.GPUS`.
+            One of `planner.GPUS`, also as a cloud or the driver calls it.
         utilization
             Fraction of the peak that training attains, in (0, 1].
         dtype
@@ -110,11 +110,13 @@ class Devices:
         ValueError
             No such GPU, format or fraction.
         """
-        if not isinstance(name, str) or name not in GPUS:
-            raise ValueError(f"no GPU {short(name)} in the table; it has {', '.join(GPUS)}")
+        found = find_gpu(name) if isinstance(name, str) else None
+        if found is None:
+            near = did_you_mean(name, GPUS) if isinstance(name, str) else ""
+            raise ValueError(f"no GPU {short(name)} in the table{near}; it has {', '.join(GPUS)}")
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
-        gpu = GPUS[name]
+        gpu = GPUS[found]
         peak = gpu.peak(choice(Dtype, "dtype", dtype))
         return cls(
             peak * utilization,

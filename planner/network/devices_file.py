@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, Devices
+from planner.network.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.files import read_text
-from planner.network.gpus import DEFAULT_GPU, GPUS
+from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu
 from planner.network.link import Link
 from planner.network.network import Network
-from planner.network.values import choice, of_kind
+from planner.network.values import LARGEST, SMALLEST, choice, of_kind, sensible
+from planner.network.words import did_you_mean
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
@@ -123,40 +122,37 @@ def load_devices(
     of_kind(Network, network, "network")
     if inside is not None:
         of_kind(Link, inside, "inside")
-    text = read_text(path, error=NetworkError)
+    table = read_csv(path, error=NetworkError)
     try:
-        rows = list(_rows(text, utilization, choice(Dtype, "dtype", dtype)))
+        rows = list(_rows(table, utilization, choice(Dtype, "dtype", dtype)))
         default = default or Devices.of_gpu(DEFAULT_GPU, utilization, dtype)
         return _cluster(rows, network, default, inside, usd_per_hour)
-    except (ValueError, csv.Error) as error:
+    except ValueError as error:
         raise NetworkError(f"{path}: {error}") from None
 
 
-def _rows(text: str, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
-    reader = csv.DictReader(io.StringIO(text))
-    columns = [str(c).strip() for c in reader.fieldnames or []]
-    unknown = [c for c in columns if c not in _COLUMNS]
-    if "name" not in columns or unknown:
+def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
+    unknown = [c for c in table.columns if c not in _COLUMNS]
+    if "name" not in table.columns or unknown:
         found = f"column {unknown[0]!r} is unknown" if unknown else "column 'name' is missing"
         raise NetworkError(f"{found}; columns are {', '.join(_COLUMNS)}")
     seen: set[str] = set()
-    for line, raw in enumerate(reader, start=2):
-        if None in raw:
-            raise NetworkError(f"line {line}: has more values than the header has columns")
-        given = {str(k).strip(): str(v or "").strip() for k, v in raw.items()}
+    for line, cells in table.rows:
+        given = dict(cells)
         fields: dict[str, Any] = {}
         gpu = given.pop("gpu", "")
         if gpu:
-            if gpu not in GPUS:
+            known = find_gpu(gpu)
+            if known is None:
                 raise NetworkError(
-                    f"line {line}: gpu is {gpu!r}; choose one of {', '.join(GPUS)}, or give tflops "
-                    "and memory_gb"
+                    f"line {line}: gpu is {gpu!r}{did_you_mean(gpu, GPUS)}; choose one of "
+                    f"{', '.join(GPUS)}, or give tflops and memory_gb"
                 )
-            fields["peak_flops"] = GPUS[gpu].peak(dtype)
+            fields["peak_flops"] = GPUS[known].peak(dtype)
             fields["flops"] = fields["peak_flops"] * utilization
-            fields["memory_bytes"] = GPUS[gpu].memory_bytes
-            fields["gpu_usd_per_hour"] = GPUS[gpu].usd_per_hour
-            fields["gpu"] = gpu
+            fields["memory_bytes"] = GPUS[known].memory_bytes
+            fields["gpu_usd_per_hour"] = GPUS[known].usd_per_hour
+            fields["gpu"] = known
         for column, value in given.items():
             if value:
                 field, read = _COLUMNS[column]
@@ -185,24 +181,25 @@ def _see_to_peak(fields: dict[str, Any], stated: bool, line: int) -> None:
 
 def _number(factor: float, whole: bool = False) -> Callable[[str, str, int], float | int]:
     def read(value: str, column: str, line: int) -> float | int:
-        try:
-            number = int(value) if whole else float(value)
-        except ValueError:
-            number = -1
+        number = number_in(value)
+        if whole and not value.isdecimal():
+            number = math.nan
         if not 0 < number < 1e300:
             kind = "a whole number" if whole else "a number"
-            raise NetworkError(f"line {line}: {column} is {value!r}; give {kind} > 0, or nothing")
-        return number if whole else number * factor
+            remedy = number_remedy(value, f"give {kind} > 0, or nothing")
+            raise NetworkError(f"line {line}: {column} is {value!r}; {remedy}")
+        if not sensible(number * factor):
+            raise NetworkError(
+                f"line {line}: {column} is {value!r}; in SI units it must be {SMALLEST:g} to "
+                f"{LARGEST:g}"
+            )
+        return int(value) if whole else number * factor
 
     return read
 
 
 def _price(value: str, column: str, line: int) -> float:
-    try:
-        free = float(value) == 0
-    except ValueError:
-        free = False
-    return 0.0 if free else float(_number(1.0)(value, column, line))
+    return 0.0 if number_in(value) == 0 else float(_number(1.0)(value, column, line))
 
 
 def _text(value: str, _: str, __: int) -> str:

@@ -11,6 +11,7 @@ from planner.network.values import short
 MOST_BYTES = 50_000_000
 """Of a file. A plan for a thousand devices has two million."""
 Error = type[ValueError]
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> str:
@@ -45,10 +46,12 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         raise error(f"{short(path)} is no path; give one") from None
     if len(data) > most_bytes:
         raise error(f"{path}: is larger than {most_bytes / 1e6:g} MB; give a smaller file")
+    if data.startswith(UTF_16_MARKS):
+        raise error(f"{path}: is not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise error(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except UnicodeDecodeError as said:
+        raise error(f"{path}: is not UTF-8 text (byte {said.start}); save it as UTF-8") from None
 
 
 def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
@@ -76,25 +79,49 @@ def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
     return parse_json(read_text(path, error=error, most_bytes=most_bytes), path, error=error)
 
 
-def parse_json(text: str, where: str | Path, *, error: Error = ValueError) -> Any:
-    """What JSON text says.
+class _RepeatedKeyError(ValueError):
+    """A key that one JSON object has twice."""
+
+
+def parse_json(
+    text: str, where: str | Path, *, error: Error = ValueError, second: str | None = None
+) -> Any:
+    """Parse JSON text; a key that an object has twice is refused.
 
     Parameters
     ----------
     text
         The text.
     where
-        It is from, for messages.
+        Its origin, for messages.
     error
-        What to raise.
+        Exception class to raise.
+    second
+        Suffix that is added to a key when an object has it for the second time; None: refused.
 
     Raises
     ------
     ValueError
-        One line: it is not JSON.
+        One line: it is not JSON, or an object has a key too often.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        found = {}
+        for key, value in pairs:
+            name = key if key not in found or second is None else key + second
+            if name in found:
+                raise _RepeatedKeyError(short(key))
+            found[name] = value
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
+    except _RepeatedKeyError as key:
+        times = "twice" if second is None else "more than twice"
+        raise error(f"{where}: an object has the key {key} {times}; keep one of them") from None
     except (ValueError, RecursionError) as said:
         # an integer of thousands of digits, and what is nested too deep, are refused here too
         raise error(f"{where}: is not JSON ({said}); correct the file") from None

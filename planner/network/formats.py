@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from planner.network.atomic import write_text
+from planner.network.csv_table import number_in, number_remedy, parse_csv
 from planner.network.error import NetworkError
 from planner.network.files import parse_json, read_text
-from planner.network.values import short
+from planner.network.values import LARGEST, SMALLEST, sensible, short
 from planner.network.words import printable
 
 FORMAT = "planner.network"
@@ -37,6 +38,9 @@ BANDWIDTH_COLUMNS = {
     "bandwidth_gbps": 1e9 / 8,
     "bandwidth_mbps": 1e6 / 8,
 }
+UNITS = LATENCY_COLUMNS | BANDWIDTH_COLUMNS
+ENDS = ("source", "destination")
+NOT_MEASURED = ("", "-")
 
 
 class Matrices(NamedTuple):
@@ -78,11 +82,12 @@ def read(path: str | Path) -> Matrices:
     """
     path = Path(path)
     readers = {".csv": from_csv_text, ".json": from_json_text}
-    if path.suffix not in readers:
+    kind = path.suffix.lower()
+    if kind not in readers:
         raise NetworkError(f"{path}: unknown format {path.suffix!r}; give a .csv or .json file")
     text = read_text(path, error=NetworkError)
     try:
-        return readers[path.suffix](text)
+        return readers[kind](text)
     except NetworkError as error:
         raise NetworkError(f"{path}: {error}") from None
 
@@ -104,9 +109,10 @@ def write(network: Matrices, path: str | Path) -> None:
     """
     path = Path(path)
     writers = {".csv": to_csv_text, ".json": to_json_text}
-    if path.suffix not in writers:
+    kind = path.suffix.lower()
+    if kind not in writers:
         raise NetworkError(f"{path}: unknown format {path.suffix!r}; name it .csv or .json")
-    write_text(path, writers[path.suffix](network))
+    write_text(path, writers[kind](network))
 
 
 def from_csv_text(text: str) -> Matrices:
@@ -127,14 +133,10 @@ def from_csv_text(text: str) -> Matrices:
     NetworkError
         One line with what is wrong.
     """
-    reader = csv.DictReader(io.StringIO(text))
-    try:
-        columns = list(reader.fieldnames or [])
-        if len(columns) == 1 and (other := set(";\t") & set(columns[0])):
-            raise NetworkError(f"has {other.pop()!r} between its columns; give commas")
-        return from_rows(reader, columns=columns)
-    except csv.Error as error:
-        raise NetworkError(f"is no CSV ({error}); correct the file") from None
+    table = parse_csv(text, error=NetworkError)
+    return _from_records(
+        ((f"line {row.line}", row.cells) for row in table.rows), columns=table.columns
+    )
 
 
 def from_frame(frame: Any) -> Matrices:
@@ -157,8 +159,15 @@ def from_frame(frame: Any) -> Matrices:
     """
     if not all(hasattr(frame, name) for name in ("astype", "notna", "columns")):
         raise NetworkError(f"frame must be a pandas frame, found {short(frame)}")
+    columns = [str(c).strip() for c in frame.columns]
+    if not {"source", "destination"} & set(columns) and columns == list(map(str, frame.index)):
+        raise NetworkError(
+            "frame is a matrix, with devices along both sides; give Network(latency_s, "
+            "bandwidth_bytes_per_s) two such frames in SI units"
+        )
+    _require_unique(columns)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return from_rows(rows, columns=[str(c) for c in frame.columns])
+    return from_rows(rows, columns=columns)
 
 
 def to_frame(network: Matrices) -> Any:
@@ -199,35 +208,40 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
     NetworkError
         One line with what is wrong.
     """
-    names = [c.strip() for c in columns]
+    return _from_records(
+        ((f"line {line}", row) for line, row in enumerate(rows, start=2)), columns=columns
+    )
+
+
+def _from_records(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Iterable[str]
+) -> Matrices:
+    """From records, each with its place for messages."""
+    names = [str(c).strip() for c in columns]
+    _require_unique(names)
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
     bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
-    for column in ("source", "destination"):
+    for column in ENDS:
         if column not in names:
             shown = ", ".join(map(printable, names)) or "none"
             raise NetworkError(f"column {column!r} is missing; found {shown}")
     place: dict[str, int] = {}
     found: dict[tuple[int, int], tuple[float, float]] = {}
-    for line, raw in enumerate(rows, start=2):
-        row = {str(key).strip(): value for key, value in raw.items() if key is not None}
-        ends = [str(row.get(c) or "").strip() for c in ("source", "destination")]
+    for where, raw in rows:
+        row = {str(key).strip(): value for key, value in raw.items()}
+        ends = ["" if (name := row.get(c)) is None else str(name).strip() for c in ENDS]
         if not all(ends):
-            raise NetworkError(f"line {line}: source and destination must both be given")
+            raise NetworkError(f"{where}: source and destination must both be given")
         i, j = (place.setdefault(name, len(place)) for name in ends)
         if i == j:
             continue
         if (i, j) in found:
             raise NetworkError(
-                f"line {line}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
+                f"{where}: {ends[0]!r} to {ends[1]!r} is given twice; keep one of the rows"
             )
         found[i, j] = (
-            _number(row.get(latency_column), LATENCY_COLUMNS[latency_column], latency_column, line),
-            _number(
-                row.get(bandwidth_column),
-                BANDWIDTH_COLUMNS[bandwidth_column],
-                bandwidth_column,
-                line,
-            ),
+            si_value(row.get(latency_column), latency_column, where),
+            si_value(row.get(bandwidth_column), bandwidth_column, where),
         )
     if not place:
         raise NetworkError("no rows; give one row per ordered pair of devices")
@@ -237,7 +251,13 @@ def from_rows(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> Matr
     return Matrices(arrays[0], arrays[1], list(place))
 
 
-def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
+def _require_unique(names: Sequence[str]) -> None:
+    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
+    if twice is not None:
+        raise NetworkError(f"column {printable(twice)!r} is named twice; keep one of them")
+
+
+def _one_of(names: Sequence[str], known: Mapping[str, float], what: str) -> str:
     present = [c for c in known if c in names]
     if not present:
         found = ", ".join(map(printable, names)) or "nothing at all"
@@ -253,18 +273,58 @@ def _one_of(names: list[str], known: Mapping[str, float], what: str) -> str:
     return present[0]
 
 
-def _number(value: Any, factor: float, column: str, line: int) -> float:
-    if value is None or (isinstance(value, str) and not value.strip()):
+def si_value(value: Any, column: str, where: str) -> float:
+    """Convert a cell of a column of `UNITS` to SI units.
+
+    Parameters
+    ----------
+    value
+        Text or a number. None, empty text and ``-``: not measured.
+    column
+        Name of the column, which says the unit.
+    where
+        Place of the cell, for messages.
+
+    Returns
+    -------
+    float
+        NaN where it was not measured.
+
+    Raises
+    ------
+    NetworkError
+        The cell is no number, or one that the quantity cannot be.
+    """
+    if isinstance(value, str):
+        value = value.strip()
+    if value is None or (isinstance(value, str) and value in NOT_MEASURED):
         return math.nan
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        if isinstance(value, (bool, np.bool_)) or np.ndim(value) > 0:
+            raise TypeError
+        number = number_in(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):
+        remedy = number_remedy(str(value), "give a number, or leave it empty if not measured")
+        raise NetworkError(f"{where}: {column} is {short(value)}; {remedy}")
+    if not math.isfinite(number):
+        raise NetworkError(f"{where}: {column} is {short(value)}; it must be finite")
+    if column in LATENCY_COLUMNS and number < 0:
         raise NetworkError(
-            f"line {line}: {column} is {value!r}; give a number, or leave it empty if not measured"
+            f"{where}: {column} is {short(value)}; it must be >= 0, measure it again"
         )
-    return number * factor
+    if column in BANDWIDTH_COLUMNS and number <= 0:
+        raise NetworkError(
+            f"{where}: {column} is {short(value)}; it must be > 0, for a bandwidth of 0 or less is "
+            "no measurement; measure it again"
+        )
+    if not sensible(number * UNITS[column]):
+        raise NetworkError(
+            f"{where}: {column} is {short(value)}; in SI units it must be 0 or {SMALLEST:g} to "
+            f"{LARGEST:g}"
+        )
+    return number * UNITS[column]
 
 
 def to_csv_text(network: Matrices) -> str:
@@ -427,19 +487,36 @@ def from_networkx(graph: Any) -> Matrices:
     NetworkError
         One line with what is wrong.
     """
+    if isinstance(graph, type) or not all(
+        hasattr(graph, name) for name in ("nodes", "edges", "is_directed")
+    ):
+        raise NetworkError(f"graph must be a NetworkX graph, found {short(graph)}")
     place = {node: k for k, node in enumerate(graph.nodes)}
     if not place:
         raise NetworkError("the graph has no nodes; add one per device")
     arrays = np.full((2, len(place), len(place)), np.nan)
+    seen: set[tuple[int, int]] = set()
     for u, v, data in graph.edges(data=True):
+        if u == v:
+            continue
+        where = f"edge {str(u)!r} to {str(v)!r}"
         names = [str(key) for key in data]
         values = []
         for known, what in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
             column = _one_of(names, known, what)
-            values.append(float(data[column]) * known[column])
-        arrays[:, place[u], place[v]] = values
+            if data[column] is None:
+                raise NetworkError(
+                    f"{where}: {column} is None; give a number, or leave the edge out"
+                )
+            values.append(si_value(data[column], column, where))
+        ends = [(place[u], place[v])]
         if not graph.is_directed():
-            arrays[:, place[v], place[u]] = values
+            ends.append((place[v], place[u]))
+        if seen & set(ends):
+            raise NetworkError(f"{where} is given twice; keep one of the edges")
+        seen.update(ends)
+        for i, j in ends:
+            arrays[:, i, j] = values
     regions = [str(graph.nodes[node].get("region", node)) for node in place]
     return Matrices(arrays[0], arrays[1], [str(node) for node in place], regions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from planner.network.dtype import Dtype
@@ -185,3 +186,39 @@ CALLED = {
     "NVIDIA GeForce RTX 4090": "RTX4090",
 }
 """Names in the table by those that the driver gives; others of a family have other peaks."""
+
+VENDOR = re.compile(r"(nvidia)?(tesla|geforce|quadro)?")
+SXM = re.compile(r"sxm\d?")
+"""The board whose figures the table has, where a GPU is sold on several."""
+
+
+def find_gpu(name: str) -> str | None:
+    """The name in `GPUS` of what a user, a cloud or a driver calls a GPU.
+
+    Case, blanks, dashes and the vendor do not count, and the memory may be said: ``RTX 4090`` is
+    ``RTX4090``, ``H100-80GB`` is ``H100``, ``NVIDIA A100-SXM4-80GB`` is ``A100-80GB``.
+
+    Returns
+    -------
+    str or None
+        None: it is not in the table, or two of the table could be meant.
+    """
+    plain = _plain(name)
+    known = {_plain(key): key for key in GPUS}
+    known |= {_plain(called): key for called, key in CALLED.items()}
+    for key, gpu in GPUS.items():
+        base = key.partition("-")[0]
+        sizes = {round(gpu.memory_bytes / GIB), round(gpu.memory_bytes / 1e9)}
+        known |= {
+            _plain(f"{base}{size}{unit}"): key for size in sizes for unit in ("G", "GB", "GiB")
+        }
+    if plain in known:
+        return known[plain]
+    without = SXM.sub("", plain)
+    several = [key for key in GPUS if _plain(key.partition("-")[0]) == without]
+    return known.get(without) if len(several) < 2 else None
+
+
+def _plain(name: str) -> str:
+    letters = re.sub(r"[\s_-]+", "", name.lower())
+    return letters[VENDOR.match(letters).end() :]  # type: ignore[union-attr]

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from planner.network.words import did_you_mean, nearest
 
 BAD_INPUT = 2
 """Exit code."""
+CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
+MISSING = "the following arguments are required"
 
 
 class LineParser(ArgumentParser):
     """As argparse has it, without the usage before an error; of the same kind its subcommands."""
 
-    def parse_known_args(self, *args: Any, **named: Any) -> Any:
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse has it; what a subcommand does not know is refused in its own name."""
-        found, unknown = super().parse_known_args(*args, **named)
+        self._words = () if args is None else list(args)
+        found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end.
+        """Print what is wrong, with the nearest name that is known, and end.
 
         Parameters
         ----------
@@ -29,4 +38,24 @@ class LineParser(ArgumentParser):
         """
         for kind, words in (("int", "a whole number"), ("float", "a number")):
             message = message.replace(f"invalid {kind} value:", f"must be {words}, found")
+        misspelt = self._misspelt()
+        if misspelt and message.startswith(MISSING):
+            # the one that is missing is there, under another name
+            message = f"unrecognized arguments: {' '.join(misspelt)}"
+        if misspelt and message.startswith("unrecognized arguments"):
+            near = nearest(misspelt[0], self._option_string_actions)
+            message += "" if near is None else f" (did you mean {near}?)"
+        elif choice := CHOICE.search(message):
+            known = re.findall(r"[^\s',]+", choice["known"])
+            message = f"{message[: choice.end()]}{did_you_mean(choice['given'], known)}"
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _misspelt(self) -> list[str]:
+        """Options among the words that no option of this parser begins with."""
+        if self._subparsers is not None:
+            return []
+        words = [word.partition("=")[0] for word in self._words if word.startswith("--")]
+        if "--" in words:
+            words = words[: words.index("--")]
+        known = list(self._option_string_actions)
+        return [word for word in words if not any(one.startswith(word) for one in known)]

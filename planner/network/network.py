@@ -30,7 +30,7 @@ from planner.network.values import (
     sensible,
     several,
 )
-from planner.network.words import some, span
+from planner.network.words import listed, some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -53,7 +53,7 @@ class Network:
     bandwidth_bytes_per_s
         N x N, bytes per second, ``> 0`` and finite. NaN: not measured.
     ids
-        Unique names, by default ``"0"`` ... ``"N-1"``.
+        Unique names, by default the labels of pandas frames, else ``"0"`` ... ``"N-1"``.
     regions
         Where each device stands, by default its id.
 
@@ -83,7 +83,13 @@ class Network:
                 f"latency_s is {n} x {n} but bandwidth_bytes_per_s is {len(bandwidth)} x "
                 f"{len(bandwidth)}; give both for the same devices"
             )
-        names = _names("ids", range(n) if ids is None else ids)
+        labels = _labels(latency_s=latency_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        names = _names("ids", (labels or range(n)) if ids is None else ids)
+        if labels is not None and labels != names:
+            raise NetworkError(
+                f"ids are {listed(names)}, the frames' labels {listed(labels)}; leave ids out, or "
+                "give arrays"
+            )
         places = names if regions is None else _names("regions", regions)
         for field, values in (("ids", names), ("regions", places)):
             if len(values) != n:
@@ -488,6 +494,30 @@ class Network:
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(v) for v in several(field, values, error=NetworkError))
+
+
+def _labels(**frames: Any) -> tuple[str, ...] | None:
+    """Devices along both sides of pandas frames; None: arrays, or frames without names."""
+    found: dict[str, tuple[str, ...]] = {}
+    for field, frame in frames.items():
+        if not (hasattr(frame, "index") and hasattr(frame, "columns")):
+            continue
+        rows, columns = _names("rows", frame.index), _names("columns", frame.columns)
+        numbered = tuple(map(str, range(len(rows))))
+        if columns not in (rows, numbered) and rows != numbered:
+            raise NetworkError(
+                f"{field} has rows {listed(rows)} and columns {listed(columns)}; name the same "
+                "devices in the same order along both sides"
+            )
+        if (labels := rows if columns == numbered else columns) != numbered:
+            found[field] = labels
+    if len(set(found.values())) > 1:
+        (a, first), (b, second) = found.items()
+        raise NetworkError(
+            f"{a} is of {listed(first)}, {b} of {listed(second)}; give the same devices in the "
+            "same order"
+        )
+    return next(iter(found.values()), None)
 
 
 def _square(field: str, values: ArrayLike) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.error import NetworkError
-from planner.network.files import read_text
 from planner.network.network import Network
 from planner.network.values import mapping, real, several
 from planner.network.words import printable, some
@@ -91,34 +89,26 @@ class Prices:
         NetworkError
             One line with file, line, value and rule.
         """
-        text = read_text(path, error=NetworkError)
-        rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-        header = [name.strip() for name in rows.fieldnames or []]
+        table = read_csv(path, error=NetworkError)
+        header = table.columns
         if sorted(header) != sorted(COLUMNS):
             raise NetworkError(
                 f"{path}: must have the columns {', '.join(COLUMNS)}, found "
                 f"{', '.join(map(printable, header)) or 'none'}; correct the header"
             )
-        rows.fieldnames = header
         rules = []
-        for row in rows:
-            if None in row:
-                raise NetworkError(
-                    f"{path}, line {rows.line_num}: has more than {len(COLUMNS)} values; write "
-                    "prices with a point"
-                )
-            here, there, price = ((row[column] or "").strip() for column in COLUMNS)
+        for line, row in table.rows:
+            here, there, price = (row[column] for column in COLUMNS)
             try:
-                value = real("usd_per_gb", float(price or "nan"), 0)
+                value = real("usd_per_gb", number_in(price), 0)
             except ValueError:
                 raise NetworkError(
-                    f"{path}, line {rows.line_num}: usd_per_gb must be a number >= 0, found "
-                    f"{price!r}; correct it"
+                    f"{path}, line {line}: usd_per_gb must be a number >= 0, found {price!r}; "
+                    + number_remedy(price, "correct it")
                 ) from None
             if not here or not there:
                 raise NetworkError(
-                    f"{path}, line {rows.line_num}: from and to must name regions, or be {ANY!r}; "
-                    "correct it"
+                    f"{path}, line {line}: from and to must name regions, or be {ANY!r}; correct it"
                 )
             rules.append((here, there, value))
         return cls(rules=tuple(rules), **others)

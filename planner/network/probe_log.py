@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
-from planner.network.files import read_text
+from planner.network.files import parse_json, read_text
 from planner.network.network import Network
 
 FORMAT = "planner.probe"
@@ -93,7 +93,7 @@ class LinkFinding:
             It is no finding.
         """
         try:
-            data = json.loads(text)
+            data = parse_json(text, "the line")
             trips = data["round_trips_s"]
             found = cls(
                 str(data["source"]),
@@ -152,8 +152,8 @@ class ProbeLog:
         """
         lines = read_text(path, error=NetworkError, most_bytes=MOST_BYTES).split("\n")
         try:
-            about = json.loads(lines[0])
-        except (ValueError, RecursionError):
+            about = parse_json(lines[0], path)
+        except ValueError:
             about = None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise NetworkError(f"{path}: is not the log of a probe; its first line says {FORMAT!r}")

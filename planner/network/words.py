@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import groupby
 
 import numpy as np
@@ -95,6 +96,19 @@ def listed(words: Iterable[str]) -> str:
     """Some words with commas between, dots for those that are too many."""
     every = list(words)
     return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one most likely means, whatever its case."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), list(by_lower), 1)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to put behind a misspelt name, with a blank before; empty if nothing is near."""
+    near = nearest(name, known)
+    return "" if near is None else f" (did you mean {near!r}?)"
 
 
 def printable(name: str) -> str:

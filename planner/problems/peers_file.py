@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from planner.network.files import read_text
+from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.network import Network
 from planner.problems import AveragingProblem, ProblemError
 
@@ -104,13 +102,8 @@ def load_peers(path: str | Path) -> Peers:
     ProblemError
         One line with the path, the row and what is wrong.
     """
-    text = read_text(path, error=ProblemError)
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        columns = reader.fieldnames or []
-        rows = list(reader)
-    except csv.Error as error:
-        raise ProblemError(f"{path}: is no CSV ({error}); correct the file") from None
+    table = read_csv(path, error=ProblemError)
+    columns, rows = table.columns, table.rows
     missing = [c for c in REQUIRED if c not in columns]
     if missing or not rows:
         what = f"column {missing[0]!r} is missing" if missing else "has no rows"
@@ -122,39 +115,42 @@ def load_peers(path: str | Path) -> Peers:
             f"{path}: column {unknown[0]!r} is unknown; give {','.join(REQUIRED)} and, if need be, "
             f"{','.join(OPTIONAL)}"
         )
-    for line, row in enumerate(rows, start=2):
-        if None in row:
-            raise ProblemError(
-                f"{path}: line {line}: more fields than the {len(columns)} columns; remove the rest"
-            )
 
-    def number(line: int, row: dict[str, str], column: str) -> float:
-        try:
-            value = float(row[column])
-        except (TypeError, ValueError):
-            value = float("nan")
-        if not np.isfinite(value):
-            raise ProblemError(
-                f"{path}: line {line}: {column} is {row[column]!r}; give a finite number"
-            )
-        return value
+    def number(column: str, least: float) -> tuple[float, ...]:
+        found = []
+        for line, row in rows:
+            value = number_in(row[column])
+            if not (np.isfinite(value) and value >= least):
+                rule = f"a finite number >= {least:g}" if np.isfinite(value) else "a finite number"
+                raise ProblemError(
+                    f"{path}: line {line}: {column} is {row[column]!r}; "
+                    + number_remedy(row[column], f"give {rule}")
+                )
+            found.append(value)
+        return tuple(found)
 
-    def truth(line: int, row: dict[str, str], column: str) -> bool:
-        text = (row.get(column) or "").strip().lower()
-        if text not in TRUTH:
-            raise ProblemError(f"{path}: line {line}: {column} is {text!r}; write yes or no")
-        return TRUTH[text]
+    def truth(column: str) -> tuple[bool, ...]:
+        found = []
+        for line, row in rows:
+            text = row.get(column, "").lower()
+            if text not in TRUTH:
+                raise ProblemError(f"{path}: line {line}: {column} is {text!r}; write yes or no")
+            found.append(TRUTH[text])
+        return tuple(found)
 
-    lines = list(enumerate(rows, start=2))
-    names = tuple(row["name"] for row in rows)
+    names = tuple(row["name"] for _, row in rows)
+    for (line, _), name in zip(rows, names, strict=True):
+        if not name:
+            raise ProblemError(f"{path}: line {line}: name is empty; give each peer a name")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ProblemError(f"{path}: peer {twice!r} is listed twice; rename one")
+    rates = {column: number(column, 0) for column in REQUIRED[1:]}
     return Peers(
         names,
-        tuple(number(k, row, "samples_per_s") for k, row in lines),
-        tuple(number(k, row, "upload_mbps") * MBIT for k, row in lines),
-        tuple(number(k, row, "download_mbps") * MBIT for k, row in lines),
-        tuple(truth(k, row, "can_compute") for k, row in lines),
-        tuple(truth(k, row, "can_aggregate") for k, row in lines),
+        rates["samples_per_s"],
+        tuple(rate * MBIT for rate in rates["upload_mbps"]),
+        tuple(rate * MBIT for rate in rates["download_mbps"]),
+        truth("can_compute"),
+        truth("can_aggregate"),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.network.files import read_text
+from planner.network.files import parse_json, read_text
 
 
 class ReportError(ValueError):
@@ -59,8 +58,8 @@ def load_run(path: str | Path, plan_hash: str | None = None) -> list[Executed]:
 def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:
     """Where each step stands, what is said of it, and which plan was run."""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
+        whole = parse_json(text, path)
+    except ValueError:
         whole = None
     if isinstance(whole, dict) and isinstance(whole.get("steps"), list):
         ran = whole.get("plan")
@@ -70,9 +69,9 @@ def _rows(text: str, path: str | Path) -> list[tuple[str, Any, Any]]:
         if not line.startswith('{"event"'):
             continue
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ReportError(f"{path}, line {k}: is cut or no JSON; remove the line") from None
+            event = parse_json(line, f"{path}, line {k}", error=ReportError)
+        except ReportError as error:
+            raise ReportError(f"{error}, or remove the line if it is cut") from None
         if event["event"] == "step":
             rows.append((f"line {k}", event, event.get("plan")))
     return rows

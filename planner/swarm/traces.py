@@ -7,9 +7,7 @@ in for them here, with every assumption a parameter.
 
 from __future__ import annotations
 
-import csv
 import heapq
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.atomic import write_text
-from planner.network.files import read_text
+from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.words import printable
 from planner.problems.error import ProblemError
 
@@ -104,13 +102,8 @@ def load_trace(path: str | Path) -> Trace:
     ProblemError
         One line with the path, the row and what is wrong.
     """
-    text = read_text(path, error=ProblemError)
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        columns = list(reader.fieldnames or [])
-        rows = list(reader)
-    except csv.Error as error:
-        raise ProblemError(f"{path}: is no CSV ({error}); correct the file") from None
+    table = read_csv(path, error=ProblemError)
+    columns = list(table.columns)
     if columns not in (list(COLUMNS), list(COLUMNS[:2])):
         found = ",".join(map(printable, columns)) or "missing"
         raise ProblemError(f"{path}: columns are {found}; give time_s,change or time_s,change,kind")
@@ -118,10 +111,8 @@ def load_trace(path: str | Path) -> Trace:
     start: list[int] = []
     events: list[tuple[float, int, int]] = []
     last_s = 0.0
-    for line, row in enumerate(rows, start=2):
+    for line, row in table.rows:
         where = f"{path}: line {line}"
-        if None in row or None in row.values():
-            raise ProblemError(f"{where}: not {len(columns)} fields; give {','.join(columns)}")
         time_s = _number(where, "time_s", row["time_s"])
         change = _number(where, "change", row["change"])
         if time_s < last_s:
@@ -129,7 +120,7 @@ def load_trace(path: str | Path) -> Trace:
         if change != int(change):
             raise ProblemError(f"{where}: change is {row['change']!r}; give a whole number")
         last_s = time_s
-        kind = kinds.setdefault((row.get("kind") or ONE_KIND).strip(), len(kinds))
+        kind = kinds.setdefault(row.get("kind") or ONE_KIND, len(kinds))
         if kind == len(start):
             start.append(0)
         if time_s == 0:
@@ -155,12 +146,10 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def _number(where: str, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_in(text)
     if not math.isfinite(value):
-        raise ProblemError(f"{where}: {column} is {text!r}; give a finite number")
+        remedy = number_remedy(text, "give a finite number")
+        raise ProblemError(f"{where}: {column} is {text!r}; {remedy}")
     return value
 
 

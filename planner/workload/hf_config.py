@@ -34,13 +34,20 @@ SAYS_NOTHING = re.compile(
     r"predict_special_tokens|problem_type|gradient_checkpointing|tf_legacy_loss|"
     r"(boi|eoi|image)_token_index|mm_tokens_per_image|cache_implementation|"
     r"max_length|min_length|top_[kp]|temperature|num_beams|num_beam_groups|num_return_sequences|"
-    r"length_penalty|repetition_penalty|diversity_penalty|typical_p|early_stopping"
+    r"length_penalty|(encoder_)?repetition_penalty|diversity_penalty|typical_p|early_stopping|"
+    r"(encoder_)?no_repeat_ngram_size|do_sample|bad_words_ids|force_words_ids|suppress_tokens|"
+    r"begin_suppress_tokens|remove_invalid_values|exponential_decay_length_penalty|min_p|"
+    r"(max|min)_new_tokens|max_time|penalty_alpha|(epsilon|eta)_cutoff|guidance_scale|"
+    r"renormalize_logits|low_memory|stop_strings|sequence_bias|constraints|prefix|generation_.*|"
+    r"prompt_lookup_num_tokens|finetuning_task|torchscript|use_bfloat16|_flash_attn_2_enabled|"
+    r".*_dropout|_commit_hash|is_llama_config|max_sequence_length|unsloth_.*|transformers\.js_config"
 )
-"""Of labels, tokens, dropout (never done here), storage and text generation."""
+"""Of labels, tokens, dropout (never done here), storage, text generation, and of tools."""
 
-OTHER_HEAD = re.compile(
-    "For(Sequence|Token|Image)Classification|ForQuestionAnswering|ForMultipleChoice"
-)
+NOTHING_AT_0 = re.compile(r"n(um)?_shared_experts|shared_expert_.*|num_nextn_predict_layers")
+"""Numbers of parts that a model has not, where they are 0."""
+LANGUAGE_MODEL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
+"""Classes with a head over the vocabulary, and no other; with images, too."""
 
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
@@ -138,19 +145,21 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
 
 
 def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
-    """With a head over the vocabulary, which is priced."""
+    """Refuse a class without a head over the vocabulary, which is priced, or with another one."""
     named = config.get("architectures")
-    for name in named if isinstance(named, list) else ():
-        if isinstance(name, str) and OTHER_HEAD.search(name):
+    for name in named if isinstance(named, list) else [named]:
+        if isinstance(name, str) and not LANGUAGE_MODEL.fullmatch(name):
             raise ValueError(
-                f"{path}: architectures is {short(name)}, whose head is not over the vocabulary; "
-                "give the config.json of a language model, such as one that ends in ForCausalLM"
+                f"{path}: architectures is {short(name)}, whose head is not over the vocabulary "
+                "alone, or missing; give the config.json of a language model, such as one that "
+                "ends in ForCausalLM"
             )
 
 
 def _require_known(config: dict[str, Any], known: Collection[str], path: str | Path) -> None:
     for name, value in config.items():
         silent = value is None or value is False or value == [] or value == {}
+        silent = silent or (value == 0 and NOTHING_AT_0.fullmatch(name) is not None)
         if name not in known and not silent and not SAYS_NOTHING.fullmatch(name):
             raise ValueError(
                 f"{path}: field {short(name)} ({short(value)}) is not known here and may change "
@@ -161,6 +170,7 @@ def _require_known(config: dict[str, Any], known: Collection[str], path: str | P
 def _text_part(config: dict[str, Any], path: str | Path) -> Architecture:
     """Of a model that sees images, the one that reads."""
     _require_known(config, {"text_config", "vision_config", "tie_word_embeddings"}, path)
+    _require_language_model(config, path)
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(

@@ -153,6 +153,14 @@ def _qwen3_moe(get: ConfigFields) -> Architecture:
     bias = get.flag("attention_bias", False)
     arch = replace(_rotary(get), qk_norm=True, qkv_bias=bias, out_bias=bias)
     arch = replace(arch, experts=_qwen_experts(get, arch.layers))
+    # published by Qwen, and what this family is anyway
+    if not get.flag("use_qk_norm", True):
+        raise ValueError("use_qk_norm is false; models of qwen3_moe have norms of queries and keys")
+    if (shared := get.raw("shared_expert_intermediate_size")) not in (None, 0):
+        raise ValueError(
+            f"field 'shared_expert_intermediate_size' is {short(shared)}; models of qwen3_moe have "
+            "no shared expert, so it must be 0"
+        )
     sliding = get.flag("use_sliding_window", False)
     return replace(arch, window=get.whole("sliding_window")) if sliding else arch
 
@@ -201,7 +209,13 @@ MODELS: Mapping[str, Rules] = {
     ),
     "qwen3": Rules(frozenset(ROTARY | WINDOWS_FROM | {"attention_bias"}), _qwen3),
     "qwen3_moe": Rules(
-        frozenset(ROTARY | WINDOWS_FROM | ROUTING | SPARSE_LAYERS | {"attention_bias"}),
+        frozenset(
+            ROTARY
+            | WINDOWS_FROM
+            | ROUTING
+            | SPARSE_LAYERS
+            | {"attention_bias", "use_qk_norm", "shared_expert_intermediate_size"}
+        ),
         _qwen3_moe,
     ),
     "gemma2": Rules(frozenset(ROTARY | GEMMA | {"sliding_window_size"}), _gemma2),

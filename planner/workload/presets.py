@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.network.values import short
+from planner.network.words import did_you_mean
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.transformer import Fields, transformer
 
@@ -188,7 +189,11 @@ def preset(name: str, **changes: Any) -> Fields:
         No such preset or field.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"no workload {short(name)}; choose one of {', '.join(PRESETS)}")
+        near = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
+        raise ValueError(
+            f"no workload {short(name)}{near}; choose one of {', '.join(PRESETS)}, or give a "
+            "config.json of Hugging Face"
+        )
     return changed(PRESETS[name](name), changes)
 
 

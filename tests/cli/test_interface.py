@@ -186,6 +186,97 @@ def test_whoever_knows_an_argument_not_says_so(
     assert code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "plan --network x.csv --worklod y",
+            "arguments: --worklod (did you mean --workload?); see",
+        ),
+        ("plan --netwrok=x.csv --workload y", "arguments: --netwrok (did you mean --network?)"),
+        ("plan --network x --workload y --stges 4", "--stges 4 (did you mean --stages?)"),
+        ("plan --workload y", "the following arguments are required: --network; see planner plan"),
+        ("plna", "invalid choice: 'plna'"),
+        ("plna", "(did you mean 'plan'?); see planner --help"),
+        ("plan --network x --workload y --wiring flwo", "(did you mean 'flow'?)"),
+        ("plan --network aws8_dtfm_worldwde_2022 --workload gpt2-tiny", "dtfm_worldwide_2022'?)"),
+        (
+            "plan --network aws8_dtfm_worldwide_2022 --workload GPT2-tny",
+            "no workload 'GPT2-tny' (did you mean 'gpt2-tiny'?)",
+        ),
+    ],
+)
+def test_misspelt_words_are_named_with_the_nearest(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of the required option that seems to be missing."""
+    try:
+        code = main(words.split())
+    except SystemExit as error:
+        code = int(error.code or 0)
+    told = capsys.readouterr().err
+    assert code == 2 and said in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--memory-gb", "-1", "--memory-gb is -1.0; it must be a number >= 0, finite"),
+        ("--memory-gb", "0", "--memory-gb is 0; it must be a number > 0"),
+        ("--usd-per-hour", "nan", "--usd-per-hour is nan; it must be a number >= 0, finite"),
+        ("--intra-latency-ms", "-5", "--intra-latency-ms is -5.0; it must be a number >= 0"),
+        ("--intra-bandwidth-gbps", "0", "--intra-bandwidth-gbps is 0; it must be a number > 0"),
+    ],
+)
+def test_options_are_named_with_the_unit_in_which_they_were_given(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with the field and the SI units that they become."""
+    words = ["plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"]
+    assert main([*words, "--devices-per-region", "2", option, value]) == 2
+    assert capsys.readouterr().err.startswith(f"planner plan: {said}")
+
+
+def test_a_run_without_pytorch_is_one_line(tmp_path: Path) -> None:
+    """With the remedy, and exit code 2."""
+    from planner.training_plan.file import save_plan
+    from tests.conftest import make_plan
+
+    plan = tmp_path / "plan.json"
+    save_plan(make_plan([[0, 1]]), plan)
+    for command in (
+        ["run", str(plan), "--steps", "1"],
+        ["weights", str(plan), "--checkpoint", "kept", "--out", str(tmp_path / "model")],
+    ):
+        script = (
+            "import sys\n"
+            "sys.modules['torch'] = None\n"
+            "from planner.cli.main import main\n"
+            f"sys.exit(main({command!r}))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        )
+        said = f"planner {command[0]}: needs torch, which is not installed; pip install torch\n"
+        assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("options", [[], ["--stages", "2"], ["--wiring", "flow"]])
+def test_a_missing_pair_is_one_line(options: list[str], tmp_path: Path) -> None:
+    """Without warnings of NumPy before it, which only a process of its own shows."""
+    path = tmp_path / "net.csv"
+    path.write_text("source,destination,rtt_ms,bandwidth_mbps\nA,B,10,100\nB,A,,\n")
+    words = ["--network", str(path), "--workload", "gpt2-tiny", "--sequence", "32"]
+    done = subprocess.run(
+        [sys.executable, "-m", "planner.cli", "plan", *words, "--batch-samples", "8", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "1 ordered pairs are not measured, the first is 'B' to 'A'" in done.stderr
+
+
 def test_a_table_of_one_direction_is_told_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,40 @@ def test_python_iterables(tmp_path: Path) -> None:
             rows_of(Data(wrong), 1)
 
 
+def test_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    """A git checkout's objects and a notebook's copies are no training text."""
+    for name in (".git/objects/pack", ".ipynb_checkpoints/a.txt", "a/.cache/b.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(range(256)))
+    with pytest.raises(DataError, match="is no text file or folder of them"):
+        TextFiles(tmp_path, Bytes(), 256)
+    (tmp_path / "a.txt").write_text("one")
+    assert TextFiles(tmp_path, Bytes(), 256).says.startswith("1 files, 3 bytes")
+    # a hidden folder that is named is read
+    (tmp_path / "a/.cache/b.txt").write_text("two")
+    assert TextFiles(tmp_path / "a/.cache", Bytes(), 256).says.startswith("1 files, 3 bytes")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("naïve".encode("latin-1"), "is not UTF-8 text (byte 2)"),
+        ("text".encode("utf-16"), "is not UTF-8 text (byte 0)"),
+        (b"text\0text", "has a byte of 0 and is no text (byte 4)"),
+        (b"a\n" * 50_000 + b"\xff", "is not UTF-8 text (byte 100000)"),
+    ],
+)
+def test_files_that_are_no_text(tmp_path: Path, data: bytes, said: str) -> None:
+    """One line that names the file and the byte, at the latest when the piece is read."""
+    (tmp_path / "b.txt").write_bytes(data)
+    (tmp_path / "a.txt").write_text("good text\n" * 10)
+    with pytest.raises(DataError) as caught:
+        list(TextFiles(tmp_path, Bytes(), 256).pieces((0, 0)))
+    assert f"b.txt: {said}; save it as UTF-8" in str(caught.value)
+    named = TextFiles(tmp_path / "b.txt", Bytes(), 256)
+    assert b"".join(bytes(tokens.tolist()) for _, tokens in named.pieces((0, 0))) == data
+
+
 def test_wrong_data_are_one_line(tmp_path: Path) -> None:
     """Nothing there, too short, tokens that the model does not know."""
     (tmp_path / "short").write_text("12345678")

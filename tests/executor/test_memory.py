@@ -66,7 +66,7 @@ def test_too_little_memory_ends_all_in_one_line(tmp_path: Path) -> None:
     need = need_of(plan, 0, averaging_of(plan, 0))
     assert need.planned > 1.5e12
     assert line.startswith(f"device '0' needs {need.total / 1e9:.3g} GB (weights, grad")
-    assert "activations of 1 microbatch" in line and "and with 1 more that share it" in line
+    assert "activations of 2 microbatches" in line and "and with 1 more that share it" in line
     assert "of this machine's memory, which has" in line
     assert line.endswith("or start fewer ranks here")
 

@@ -24,6 +24,7 @@ from planner.executor.address import (
     REACHED,
     address_among,
     own_address,
+    require_nccl_interface,
     tell_address_of_store,
 )
 from planner.executor.connections import ConnectionLost, Purpose, receive_into, send_all
@@ -642,3 +643,56 @@ def test_threads_of_strangers_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> No
             assert not thread.is_alive()
         assert door.refused == "; 1 others were refused, the last from 127.0.0.1"
         silent.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("none0", "names 'none0', which this machine has not, or without an IPv4 address"),
+        ("lo,none0", "names 'none0', which this machine has not"),
+        ("^docker0", r"names '\^docker0', which is the syntax of NCCL_SOCKET_IFNAME"),
+        ("=lo", "names '=lo', which is the syntax of NCCL_SOCKET_IFNAME"),
+        ("lo" + "x" * 20, "names 'lox*', which this machine has not"),
+    ],
+)
+def test_interfaces_that_do_not_exist(
+    value: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Refused with those that there are, instead of listening elsewhere."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
+    monkeypatch.delenv("PLANNER_BIND", raising=False)
+    with pytest.raises(ValueError, match=f"GLOO_SOCKET_IFNAME {said}.*; name one of .*lo"):
+        own_address()
+    monkeypatch.setenv("PLANNER_BIND", "127.0.0.3")
+    assert own_address() == "127.0.0.3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+def test_the_first_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo takes them in turn; ranks listen on one."""
+    monkeypatch.delenv("PLANNER_BIND", raising=False)
+    for value in ("lo", "lo,lo", " lo , lo"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
+        assert own_address() == "127.0.0.1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say addresses")
+@pytest.mark.parametrize(
+    ("value", "fine"),
+    [
+        *(("", True), ("lo", True), ("=lo", True), ("l", True), ("none0,lo", True)),
+        *(("^none0", True), ("^=lo", len(socket.if_nameindex()) > 1)),
+        *(("none0", False), ("=l", False), ("=none0,none1", False)),
+    ],
+)
+def test_interfaces_as_nccl_reads_them(
+    value: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefixes, whole names and exclusions; one that leaves none is refused."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    if fine:
+        require_nccl_interface()
+        return
+    with pytest.raises(ValueError, match=r"NCCL_SOCKET_IFNAME is .*, which leaves no interface of"):
+        require_nccl_interface()

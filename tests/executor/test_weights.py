@@ -509,8 +509,43 @@ def test_files_of_the_bare_model(tmp_path: Path) -> None:
     path = folder / "model.safetensors"
     tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    write_tensors(path, bare | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)})
     with torch.no_grad():
         want = theirs("gpt2")(some_tokens()).logits
-    found = our_logits([learner_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
-    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+    mask = {"h.0.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8)}
+    write_tensors(path, bare | mask | {"h.3.attn.masked_bias": torch.tensor(-1e4)})
+    for kind in ("U8", "BOOL", "F8_E4M3"):  # all of one byte
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        header["h.0.attn.bias"]["dtype"] = kind
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+        found = our_logits([learner_of(plan_for(folder, [[0]]), 0, folder)], some_tokens())
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_tied_model_with_a_head_in_its_file(
+    stages: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedding once more is fine; another matrix is refused before anything starts."""
+    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
+    from planner.executor.weights import WeightsError
+
+    folder = saved("llama tied", tmp_path / "model")
+    plan = plan_for(folder, [list(range(stages))])
+    path = folder / "model.safetensors"
+    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    tokens = tensors["model.embed_tokens.weight"]
+    want = learner_of(plan, stages - 1, folder).head.project.weight
+    write_tensors(path, tensors | {"lm_head.weight": tokens.clone()})
+    assert torch.equal(learner_of(plan, stages - 1, folder).head.project.weight, want)
+    write_tensors(path, tensors | {"lm_head.weight": -50 * tokens})
+    said = "'lm_head.weight' is not the embedding, although config.json says tie_word_embeddings"
+    with pytest.raises(WeightsError, match=said):
+        learner_of(plan, stages - 1, folder)
+    save_plan(plan, tmp_path / "plan.json")
+    capsys.readouterr()
+    assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

@@ -69,6 +69,68 @@ def test_frames_and_undirected_graphs() -> None:
             Network.from_pandas(what)
 
 
+def test_frames_whose_devices_are_numbers() -> None:
+    """Numbers are names as texts are, in pairs and along both sides of matrices."""
+    pandas = pytest.importorskip("pandas")
+    pairs = pandas.DataFrame(
+        {"source": [0, 7], "destination": [7, 0], "rtt_ms": [10, 20], "bandwidth_gbps": [8, 8]}
+    )
+    network = Network.from_pandas(pairs)
+    assert network.ids == ("0", "7") and network.latency_s[0, 1] == 0.005
+    latency = pandas.DataFrame([[0, 1], [2, 0]], index=[3, 7], columns=[3, 7])
+    assert Network(latency, latency).ids == ("3", "7")
+    assert Network(latency, latency.to_numpy(), ["3", "7"]).ids == ("3", "7")
+    with pytest.raises(NetworkError, match="frame is a matrix, with devices along both sides"):
+        Network.from_pandas(latency)
+    other = latency.loc[[7, 3], [7, 3]]
+    with pytest.raises(NetworkError, match="is of 3, 7, bandwidth_bytes_per_s of 7, 3"):
+        Network(latency, other)
+    with pytest.raises(NetworkError, match="rows 3, 7 and columns 7, 3"):
+        Network(latency[[7, 3]], latency)
+    with pytest.raises(NetworkError, match="ids are a, b, the frames' labels 3, 7"):
+        Network(latency, latency, ["a", "b"])
+    twice = pairs.rename(columns={"bandwidth_gbps": "rtt_ms"})
+    with pytest.raises(NetworkError, match="column 'rtt_ms' is named twice"):
+        Network.from_pandas(twice)
+    for value, said in ((True, "rtt_ms is True"), (-1.0, "rtt_ms is -1.0; it must be >= 0")):
+        pairs["rtt_ms"] = [value, value]
+        with pytest.raises(NetworkError, match=f"line 2: {said}"):
+            Network.from_pandas(pairs)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("12.3 ms", "edge 'a' to 'b': rtt_ms is '12.3 ms'; give the number alone"),
+        (None, "edge 'a' to 'b': rtt_ms is None; give a number, or leave the edge out"),
+        (True, "edge 'a' to 'b': rtt_ms is True"),
+        ([1], "rtt_ms is .1."),
+        (-10, "rtt_ms is -10; it must be >= 0"),
+        (float("inf"), "rtt_ms is inf; it must be finite"),
+    ],
+)
+def test_graph_attributes_that_are_no_numbers(what: object, said: str) -> None:
+    """One line with the edge, the attribute and its value."""
+    graph: networkx.Graph[str] = networkx.Graph()
+    graph.add_edge("a", "b", rtt_ms=what, bandwidth_gbps=1)
+    with pytest.raises(NetworkError, match=said):
+        Network.from_networkx(graph)
+
+
+@pytest.mark.parametrize("kind", [networkx.MultiGraph, networkx.MultiDiGraph])
+def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
+    """Two edges of a pair are refused as two rows are; one each way is a network."""
+    link = {"rtt_ms": 10, "bandwidth_gbps": 1}
+    graph = kind([("a", "b", link), ("a", "b", link)])
+    with pytest.raises(NetworkError, match="edge 'a' to 'b' is given twice; keep one"):
+        Network.from_networkx(graph)
+    both: networkx.MultiDiGraph[str] = networkx.MultiDiGraph([("a", "b", link), ("b", "a", link)])
+    assert Network.from_networkx(both).latency_s[1, 0] == 0.005
+    for thing in ({"a": 1}, None, [("a", "b")], networkx.Graph):
+        with pytest.raises(NetworkError, match="graph must be a NetworkX graph, found"):
+            Network.from_networkx(thing)
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +43,32 @@ def test_iperf3_both_ways() -> None:
     assert found.latency_s == {}
 
 
+def test_iperf3_that_writes_keys_twice(tmp_path: Path) -> None:
+    """Releases 3.7 to 3.10: first the client's direction, then the server's; also behind tags."""
+    text = iperf3("bidir").replace("_bidir_reverse", "")
+    assert text.count('"sum_received"') == 2
+    other = received("bidir", "sum_received_bidir_reverse")
+    there, back = ("oregon", "tokyo.example.org"), ("tokyo.example.org", "oregon")
+    wanted = {there: received("bidir"), back: other}
+    assert read_iperf3(text, {}).bandwidth_bytes_per_s == wanted
+    path = tmp_path / "run.json"
+    for tag in ("0: ", " 3: ", "[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-x-12@1,0]<stdout>: "):
+        path.write_text("".join(f"{tag}{line}" for line in text.splitlines(keepends=True)))
+        found = read_measured([path], latency_s=0.1).network
+        assert found.bandwidth_bytes_per_s[0, 1] == received("bidir")
+        assert found.bandwidth_bytes_per_s[1, 0] == other
+    with pytest.raises(NetworkError, match="'sum_received' more than twice"):
+        read_iperf3(
+            text.replace(
+                '"end":', '"end": {"sum_received": 1, "sum_received": 2, "sum_received": 3}, "end":'
+            ),
+            {},
+        )
+    path.write_text(f"0: {{\n1: {{\n0: {text[1:]}")
+    with pytest.raises(NetworkError, match="has the output of 2 tasks; give each a file of its"):
+        read_measured([path], latency_s=0.1)
+
+
 def test_nccl_tests() -> None:
     """The smallest message's time and the largest one's bus bandwidth, out of place."""
     text = (DATA / "sendrecv.txt").read_text()
@@ -48,11 +76,16 @@ def test_nccl_tests() -> None:
     for ends in (("node-a", "b"), ("b", "node-a")):
         assert found.latency_s[ends] == pytest.approx(34.24e-6)
         assert found.bandwidth_bytes_per_s[ends] == pytest.approx(2.23e9)
-    for tag in ("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] "):
+    for tag in ("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] ", "0: ", "12: ", "[j@1,0]<stdout>: "):
         tagged = "".join(f"{tag}{line}" for line in text.splitlines(keepends=True))
         assert read_nccl_tests(tagged, {"node-b": "b"}) == found
     before = "PING b (10.0.0.2) 56(84) bytes of data.\nrtt min/avg/max/mdev = 1/1/1/0 ms\n"
     assert read_nccl_tests(before + text, {"node-b": "b"}) == found
+    empty = text.replace("           8 ", "           0 ", 1)
+    rows = sorted(int(line.split()[0]) for line in text.splitlines() if line.strip()[:1].isdigit())
+    assert rows[0] == 8
+    latency = read_nccl_tests(empty, {}).latency_s
+    assert latency[("node-a", "node-b")] > 0 and latency != read_nccl_tests(text, {}).latency_s
     one_host = text.replace("node-b device  0", "node-a device  1")
     assert ("node-a/0", "node-a/1") in read_nccl_tests(one_host, {}).latency_s
     older = "\n".join(
@@ -64,6 +97,149 @@ def test_nccl_tests() -> None:
         ]
     )
     assert read_nccl_tests(older, {}).bandwidth_bytes_per_s[("x0", "x1")] == 3.25e9
+
+
+def test_nccl_tests_of_ranks_that_did_not_connect() -> None:
+    """Each measured alone, or results were wrong, or several runs are in one file."""
+    text = (DATA / "sendrecv.txt").read_text()
+    ranks = [line for line in text.splitlines() if "Rank" in line]
+    assert len(ranks) == 2
+    alone = text.replace(ranks[1], ranks[1].replace("Rank  1", "Rank  0"))
+    nothing = "\n".join(
+        [
+            *ranks,
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+            "           0             0     float    none      -1     0.12    0.00    0.00      0",
+        ]
+    )
+    for bad, said in (
+        (alone, "has 2 ranks with the number 0: they did not connect"),
+        (text.replace(ranks[1], ""), "is of 1 ranks"),
+        (text + text, "rank 0 more than once; give each run a file of its own"),
+        (nothing, "has rows of size 0 only, for which NCCL sends nothing"),
+        (text + "\n# Out of bounds values : 3 FAILED\n", "3 values that arrived were wrong"),
+    ):
+        with pytest.raises(NetworkError, match=said):
+            read_nccl_tests(bad, {})
+
+
+def test_rows_and_columns_of_a_matrix_are_the_same_devices() -> None:
+    """Names on one side alone, and figures over all devices, are named."""
+    for text, said in (
+        ("rtt_ms,A,B,Mean\nA,,1,1\nB,1,,1\n", "column 'Mean' is a figure over all devices"),
+        ("rtt_ms,A,B\nA,,1\nB,1,\nAverage,1,1\n", "row 'Average' is a figure over all"),
+        ("rtt_ms,A,B\nX (A),,1\nY (B),1,\n", "row 'X .A.' has no column, and column 'A' has no"),
+        ("rtt_ms,A,B\nA,,1\nA,1,\n", "row 'A' is given twice; keep one of them"),
+        ("rtt_ms,A,B\nA,,1\nB,1,\nC,1,1\n", "row 'C' has no column; call each device the same"),
+    ):
+        with pytest.raises(NetworkError, match=said):
+            read_table(text)
+    assert read_table("rtt_ms,max-1,Maxwell\nmax-1,,1\nMaxwell,1,\n").latency_s
+    for name in ("Median", "TOTAL", "avg", "Std Dev", "Mean (ms)", "Avg. RTT", "p95"):
+        with pytest.raises(NetworkError, match=re.escape(f"column '{name}' is a figure over")):
+            read_table(f"rtt_ms,A,B,{name}\nA,,1,1\nB,1,,1\n")
+
+
+def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One triangle alone counts for both directions, and the command says so."""
+    upper = "rtt_ms,a,b,c\na,,10,20\nb,,,30\nc,,,\n"
+    lower = "rtt_ms,a,b,c\na,0,,\nb,10,0,\nc,20,30,0\n"
+    wanted = {("a", "b"): 0.005, ("a", "c"): 0.01, ("b", "c"): 0.015}
+    wanted |= {(b, a): value for (a, b), value in wanted.items()}
+    assert read_table(upper).latency_s == read_table(lower).latency_s == wanted
+    # with one more figure it is a matrix with gaps
+    assert len(read_table(upper.replace("b,,,", "b,11,,")).latency_s) == 4
+    path = tmp_path / "half.csv"
+    path.write_text(upper)
+    assert main(["networks", str(path), "--bandwidth-gbps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "3 latencies and 0 bandwidths were measured, 3 taken from the other direction" in said
+
+
+MTR = {
+    "report": {
+        "mtr": {"src": "home", "dst": "cloud.example.org", "tests": 10},
+        "hubs": [
+            {"count": 1, "host": "gw", "Loss%": 0.0, "Snt": 10, "Last": 1.0, "Avg": 1.0},
+            {"count": 2, "host": "192.0.2.7", "Loss%": 0.0, "Snt": 10, "Last": 9.0, "Avg": 8.0},
+        ],
+    }
+}
+MTR_REPORT = """Start: 2024-02-01T10:00:00+0000
+HOST: home                        Loss%   Snt   Last   Avg  Best  Wrst StDev
+  1.|-- gw                         0.0%    10    1.0   1.0   0.9   1.2   0.1
+  2.|-- cloud.example.org          0.0%    10    9.0   8.0   7.9   9.2   0.4
+"""
+CLOUDPING: dict[str, dict[str, Any]] = {
+    "metadata": {"percentile": "p_50", "timeframe": "1D", "unit": "milliseconds"},
+    "data": {
+        "us-east-1": {"us-east-1": 4.1, "eu-west-1": 68.0},
+        "eu-west-1": {"us-east-1": 70.0, "eu-west-1": 3.2},
+    },
+}
+CLOUDPING_BEFORE = [
+    {"region": a, "averages": [{"regionTo": b, "average": rtt} for b, rtt in row.items()]}
+    for a, row in CLOUDPING["data"].items()
+]
+
+
+def test_latencies_of_other_tools(tmp_path: Path) -> None:
+    """mtr says both ends; cloudping.co and nested objects are matrices."""
+    pair = {("home", "cloud.example.org"): 0.004}
+    between = {("us-east-1", "eu-west-1"): 0.034, ("eu-west-1", "us-east-1"): 0.035}
+    for name, text, wanted in (
+        ("a.json", json.dumps(MTR), pair),
+        ("a.txt", json.dumps(MTR), pair),
+        ("a.txt", MTR_REPORT, pair),
+        ("a.json", json.dumps(CLOUDPING), between),
+        ("a.json", json.dumps(CLOUDPING_BEFORE), between),
+        ("a.json", json.dumps(CLOUDPING["data"]), between),
+        (
+            "a.json",
+            json.dumps(
+                [
+                    {"source": a, "destination": b, "rtt_ms": rtt}
+                    for a, row in CLOUDPING["data"].items()
+                    for b, rtt in row.items()
+                    if a != b
+                ]
+            ),
+            between,
+        ),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        found = read_measured([path], unit="rtt_ms", bandwidth_bytes_per_s=1.0).network
+        for (a, b), seconds in wanted.items():
+            assert found.latency_s[found.index_of(a), found.index_of(b)] == seconds
+    path.write_text(json.dumps(CLOUDPING["data"]))
+    with pytest.raises(NetworkError, match="is a matrix without a unit; say it with --unit"):
+        read_measured([path], bandwidth_bytes_per_s=1.0)
+    path.write_text(json.dumps(MTR).replace('"host": "192.0.2.7"', '"host": "???"'))
+    with pytest.raises(NetworkError, match=r"cloud\.example\.org did not answer mtr"):
+        read_measured([path], bandwidth_bytes_per_s=1.0)
+
+
+def test_a_plan_reads_what_networks_reads(tmp_path: Path) -> None:
+    """Whatever the case of the suffix; what lacks one quantity says how to assume it."""
+    half = "bandwidth_mbps,a,b,c\na,,8,8\nb,,,8\nc,,,\n"
+    (tmp_path / "net.CSV").write_text("source,destination,rtt_ms,bandwidth_mbps\na,b,10,8\n")
+    assert pl.load_network(tmp_path / "net.CSV").latency_s[0, 1] == 0.005
+    pl.load_network(tmp_path / "net.CSV").save(tmp_path / "net.JSON")
+    assert pl.load_network(tmp_path / "net.JSON").ids == ("a", "b")
+    (tmp_path / "run.log").write_text((DATA / "sendrecv.txt").read_text())
+    assert pl.load_network(tmp_path / "run.log").ids == ("node-a", "node-b")
+    for name, text, option in (
+        ("half.csv", half, "--latency-ms 50"),
+        ("HALF.CSV", half.replace("bandwidth_mbps", "rtt_ms"), "--bandwidth-gbps 1"),
+        ("run.Json", iperf3("bidir"), "--latency-ms 50"),
+        ("pairs.csv", "source,destination,rtt_ms\na,b,1\n", "--bandwidth-gbps 1"),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(NetworkError, match=f"planner networks FILE {option}") as caught:
+            pl.load_network(path)
+        assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_tables() -> None:
@@ -146,6 +322,29 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.txt", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
         ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),
         ("a.toml", "", "unknown kind"),
+        ("a.txt", "a : 1.23 1.40 - 1.1\nb : 5.10 5.2 5.1 5.4\n", "is what fping prints"),
+        ("a.txt", "a : xmt/rcv/%loss = 5/5/0%, min/avg/max = 0.1/0.2/0.3\n", "is what fping"),
+        ("a.log", "a : [0], 64 bytes, 1.2 ms (1.2 avg, 0% loss)\n", "is what fping prints"),
+        ("a.txt", "traceroute to b (10.0.0.2), 30 hops max\n", "is what traceroute prints"),
+        ("a.txt", "# OSU MPI Latency Test v7.2\n# Size  Latency (us)\n1  1.5\n", "is what an OSU"),
+        ("a.txt", "0: # OSU MPI Bandwidth Test v7.2\n0: 1  1.5\n", "is what an OSU"),
+        (
+            "a.txt",
+            "---\n                    RDMA_Write BW Test\n Dual-port       : OFF\n",
+            "is what perftest",
+        ),
+        (
+            "a.txt",
+            "        GPU0    GPU1    CPU Affinity\nGPU0     X      NV12    0-63\n",
+            "is what nvidia-smi topo -m prints",
+        ),
+        ("a.txt", "Connecting to host b, port 5201\n", "run it with --json"),
+        ("a.json", '{"a": 1}', "not of iperf3, nor of mtr --json"),
+        ("a.json", "[[1, 2], [3, 4]]", "not of iperf3, nor of mtr --json"),
+        ("a.csv", "# figures\nsource,destination,rtt_ms\na,b,1\n", "line 1 must be the header"),
+        ("a.json", '{"report": {"mtr": {}, "hubs": []}}', "all that mtr --json wrote"),
+        ("a.json", '{"a": {"b": 1}, "b": {"a": 1, "a": 2}}', "the key 'a' twice"),
+        ("a.csv", "rtt_ms,a,b\na,,12.3 ms\n", "give the number alone"),
     ],
 )
 def test_what_is_no_measurement_is_one_line(

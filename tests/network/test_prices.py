@@ -52,9 +52,12 @@ def test_a_file(tmp_path: Path) -> None:
         ("", "must have the columns"),
         ("from,to,usd_per_gb\na,b,x\n", "line 2: usd_per_gb must be a number >= 0, found 'x'"),
         ("from,to,usd_per_gb\na,b,1\na,c,-1\n", "line 3: usd_per_gb must be a number >= 0"),
-        ("from,to,usd_per_gb\na,b\n", "line 2: usd_per_gb must be a number >= 0, found ''"),
-        ("from,to,usd_per_gb\nTokyo,*,0,09\n", "line 2: has more than 3 values"),
-        ("from,to,to,usd_per_gb\na,b,c,1\n", "must have the columns"),
+        ("from,to,usd_per_gb\na,b\n", "line 2 has 2 cells, the header 3; fill the row"),
+        (
+            "from,to,usd_per_gb\nTokyo,*,0,09\n",
+            "line 2 has 4 cells, the header 3; write decimals with a point",
+        ),
+        ("from,to,to,usd_per_gb\na,b,c,1\n", "column 'to' is named twice"),
         ("from,to,usd_per_gb\n,b,1\n", "line 2: from and to must name regions"),
     ],
 )

@@ -9,7 +9,9 @@ import pytest
 import planner as pl
 from planner.cli.main import main
 from planner.network.error import NetworkError
-from planner.network.files import MOST_BYTES, read_json, read_text
+from planner.network.files import MOST_BYTES, parse_json, read_json, read_text
+from planner.problems.path_file import load_path_file
+from planner.workload.calibration import Calibration
 
 
 def test_text_without_its_mark(tmp_path: Path) -> None:
@@ -35,6 +37,37 @@ def test_what_is_no_json_is_one_line(tmp_path: Path, data: bytes, said: str) -> 
     with pytest.raises(NetworkError, match=said) as error:
         read_json(path, error=NetworkError)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '[{"x": {"a": 1, "b": 0, "a": 1}}]'])
+def test_a_key_given_twice_is_refused(tmp_path: Path, text: str) -> None:
+    """Whatever the depth, instead of taking the last one."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(NetworkError, match="an object has the key 'a' twice; keep one of them"):
+        read_json(path, error=NetworkError)
+    assert parse_json('{"a": 1, "a": 2}', "x", second="_2") == {"a": 1, "a_2": 2}
+    with pytest.raises(ValueError, match="x: an object has the key 'a' more than twice"):
+        parse_json('{"a": 1, "a": 2, "a": 3}', "x", second="_2")
+
+
+def test_every_json_reader_refuses_a_key_given_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plans, configs, networks, path problems and calibrations."""
+    path = tmp_path / "a.json"
+    path.write_text('{"format": "planner.network", "vocab_size": 1, "vocab_size": 2}')
+    for read in (
+        pl.load_network,
+        pl.load_plan,
+        pl.Workload.from_hf_config,
+        load_path_file,
+        Calibration.load,
+    ):
+        with pytest.raises(ValueError, match="an object has the key 'vocab_size' twice"):
+            read(path)
+    assert main(["check", str(path)]) == 2
+    assert "an object has the key 'vocab_size' twice" in capsys.readouterr().err
 
 
 def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_pair_limits_come_from_a_network(
         (HEADER + "a,1,1,1,maybe,\n", "can_compute is 'maybe'"),
         (HEADER + "a,1,1,1,,\na,1,1,1,,\n", "peer 'a' is listed twice"),
         (HEADER + "a,1,-1,1,,\n", "upload"),
-        (HEADER + "a,1,1,1,,,7\n", "line 2: more fields than the 6 columns"),
+        (HEADER + "a,1,1,1,,,7\n", "line 2 has 7 cells, the header 6"),
         (HEADER.replace("aggregate", "agregate") + "a,1,1,1,,no\n", "'can_agregate' is unknown"),
     ],
 )

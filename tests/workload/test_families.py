@@ -189,6 +189,81 @@ def test_what_can_be_planned_only(config: dict[str, Any], said: str, tmp_path: P
         to_hf_config(arch)
 
 
+MISTRAL: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32768,
+}
+QWEN3_CODER: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 6144,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 2560,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 160,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "qkv_bias": False,
+    "use_qk_norm": True,
+    "shared_expert_intermediate_size": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"), [(MISTRAL, 7_248_023_552), (QWEN3_CODER, 480_154_875_392)]
+)
+def test_published_fields_that_change_nothing(
+    config: dict[str, Any], parameters: int, tmp_path: Path
+) -> None:
+    """Text generation as older releases of ``transformers`` wrote it, and notes of tools."""
+    notes = {
+        "no_repeat_ngram_size": 0,
+        "encoder_no_repeat_ngram_size": 3,
+        "do_sample": True,
+        "max_new_tokens": 128,
+        "suppress_tokens": [1],
+        "is_llama_config": True,
+        "max_sequence_length": 2048,
+        "unsloth_fixed": True,
+        "unsloth_version": "2024.9",
+    }
+    assert workload_of(config, tmp_path).parameters == parameters
+    assert workload_of(config | notes, tmp_path).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("MistralModel", "MistralForRewardModel", "MistralForCausalLMWithValueHead"),
+        *(
+            "EagleMistralForCausalLMEagle3",
+            "MistralForTokenClassification",
+            "MistralForTextEncoding",
+        ),
+    ],
+)
+def test_models_without_a_head_over_the_vocabulary(name: str, tmp_path: Path) -> None:
+    """Not counted with one that they do not have."""
+    for given in ([name], name, ["MistralForCausalLM", name]):
+        with pytest.raises(ValueError, match=f"architectures is '{name}', whose head is not over"):
+            workload_of(MISTRAL | {"architectures": given}, tmp_path)
+    for given in (None, [], ["MistralForCausalLM"]):
+        assert workload_of(MISTRAL | {"architectures": given}, tmp_path).parameters > 7e9
+
+
 def test_the_part_that_sees_images_is_left_out(tmp_path: Path) -> None:
     """The text part alone is planned, and the workload says so."""
     alone = workload_of(GEMMA3["text_config"], tmp_path)
@@ -242,6 +317,8 @@ MOE = SMALL | TINY["qwen3 moe"]
             MOE | {"architectures": ["Qwen3MoeForSequenceClassification"]},
             "architectures is 'Qwen3MoeForSequenceClassification', whose head is not over",
         ),
+        (MOE | {"use_qk_norm": False}, "use_qk_norm is false"),
+        (MOE | {"shared_expert_intermediate_size": 8}, "no shared expert, so it must be 0"),
         (MOE | {"num_experts_per_tok": 9}, "experts active is 9, more than the 8"),
         (MOE | {"mlp_only_layers": [6]}, "mlp_only_layers is .*whole numbers from 0 to 5"),
         (MOE | {"mlp_only_layers": "none"}, "mlp_only_layers is 'none'"),

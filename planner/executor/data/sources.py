@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.executor.data.tokenizer import Tokenizer
+from planner.executor.data.tokenizer import Bytes, Tokenizer
 
 Place = tuple[int, int]
 """Where a piece begins: number of the file and byte in it, or number of the item and 0."""
@@ -41,6 +41,8 @@ class Source(Protocol):
 class TextFiles:
     """A text file, or all files of a folder and those below it, sorted by name.
 
+    Hidden files and folders are left out.
+
     Parameters
     ----------
     path
@@ -53,14 +55,23 @@ class TextFiles:
     Raises
     ------
     DataError
-        There is no such file, or nothing in the folder.
+        There is no such file, nothing in the folder, or a file that is not UTF-8 text.
     """
 
     def __init__(self, path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _text(p))
+        found = (p for p in path.rglob("*") if _text(p, path))
+        self._paths = [path] if path.is_file() else sorted(found)
         if not self._paths:
-            raise DataError(f"{path}: is no text file or folder of them; check the path")
+            raise DataError(
+                f"{path}: is no text file or folder of them, hidden ones left out; check the path"
+            )
+        # a file that was named itself may hold any bytes, where each is a token
+        self._any_bytes = path.is_file() and isinstance(tokenizer, Bytes)
+        for one in self._paths:  # what is no text often shows at once
+            with one.open("rb") as file:
+                text = file.read(PIECE_BYTES)
+            self._require_text(text[: _cut(text)] if len(text) == PIECE_BYTES else text, one, 0)
         size = sum(p.stat().st_size for p in self._paths)
         self.says = f"{len(self._paths)} files, {size} bytes, {tokenizer.says}"
 
@@ -73,12 +84,17 @@ class TextFiles:
                 while text := file.read(PIECE_BYTES):
                     if len(text) == PIECE_BYTES:
                         text = text[: _cut(text)]
+                    self._require_text(text, self._paths[number], offset)
                     tokens = self._tokenizer.encode(text)
                     _require_known(tokens, self._vocabulary, str(self._paths[number]))
                     yield (number, offset), tokens
                     offset += len(text)
                     file.seek(offset)
             offset = 0
+
+    def _require_text(self, text: bytes, path: Path, offset: int) -> None:
+        if not self._any_bytes:
+            require_text(text, path, offset)
 
 
 class Items:
@@ -135,8 +151,24 @@ def _require_known(tokens: NDArray[Any], vocabulary: int, what: str) -> None:
         )
 
 
-def _text(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".") and os.access(path, os.R_OK)
+def _text(path: Path, folder: Path) -> bool:
+    """Whether to read a file; not what is hidden or lies in a hidden folder, such as ``.git``."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return not hidden and path.is_file() and os.access(path, os.R_OK)
+
+
+def require_text(text: bytes, path: Path, offset: int) -> None:
+    """Refuse a piece that is not UTF-8; bytes of 0 are valid there, but are in no text."""
+    at, what = text.find(b"\0"), "has a byte of 0 and is no text"
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        if not 0 <= at < error.start:
+            at, what = error.start, "is not UTF-8 text"
+    if at >= 0:
+        raise DataError(
+            f"{path}: {what} (byte {offset + at}); save it as UTF-8, or take it out of the data"
+        )
 
 
 def _cut(text: bytes) -> int:

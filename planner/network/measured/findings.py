@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from planner.network.error import NetworkError
 
@@ -20,10 +21,14 @@ class Findings:
     ----------
     latency_s, bandwidth_bytes_per_s
         Of ordered pairs; none where not measured.
+    mirrored_latencies, mirrored_bandwidths
+        How many of them were taken from the other direction.
     """
 
     latency_s: dict[Pair, float] = field(default_factory=dict)
     bandwidth_bytes_per_s: dict[Pair, float] = field(default_factory=dict)
+    mirrored_latencies: int = 0
+    mirrored_bandwidths: int = 0
 
     def set_latency(self, source: str, destination: str, seconds: float) -> None:
         """Of a pair, once."""
@@ -46,14 +51,31 @@ class Findings:
         NetworkError
             It says something of the same pair.
         """
+        self.mirrored_latencies += other.mirrored_latencies
+        self.mirrored_bandwidths += other.mirrored_bandwidths
         for (a, b), seconds in other.latency_s.items():
             self.set_latency(a, b, seconds)
         for (a, b), rate in other.bandwidth_bytes_per_s.items():
             self.set_bandwidth(a, b, rate)
 
+    def mirror_half(self, names: Sequence[str]) -> None:
+        """Complete a matrix of which exactly one triangle was written."""
+        upper = set(combinations(names, 2))
+        lower = {(b, a) for a, b in upper}
+        for values in (self.latency_s, self.bandwidth_bytes_per_s):
+            if set(values) in (upper, lower):
+                values.update({(b, a): value for (a, b), value in values.items()})
+                if values is self.latency_s:
+                    self.mirrored_latencies = len(upper)
+                else:
+                    self.mirrored_bandwidths = len(upper)
+
     def renamed(self, names: Mapping[str, str]) -> Findings:
         """With other names for some devices."""
-        found = Findings()
+        found = Findings(
+            mirrored_latencies=self.mirrored_latencies,
+            mirrored_bandwidths=self.mirrored_bandwidths,
+        )
         for (a, b), seconds in self.latency_s.items():
             found.set_latency(names.get(a, a), names.get(b, b), seconds)
         for (a, b), rate in self.bandwidth_bytes_per_s.items():

@@ -1,6 +1,8 @@
 """What ``iperf3 --json`` writes: what one run over TCP got, one or both ways.
 
-Its round trip times are those of a full link, so that it says nothing of latency.
+Its round trip times are those of a full link, so that it says nothing of latency. Releases 3.7 to
+3.10 write the sums of ``--bidir`` under the same keys twice, the client's direction first; later
+ones add a suffix to the second.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from planner.network.error import NetworkError
 from planner.network.files import parse_json
 from planner.network.measured.findings import Findings
 from planner.network.values import real
+
+REVERSE = "_bidir_reverse"
+"""What releases after 3.10 add to the keys of the server's direction."""
 
 
 def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
@@ -35,9 +40,12 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
     NetworkError
         It is none, or a run that failed, in one line.
     """
-    data = parse_json(text, "what iperf3 wrote", error=NetworkError)
+    data = parse_json(text, "what iperf3 wrote", error=NetworkError, second=REVERSE)
     if not isinstance(data, dict) or not isinstance(data.get("start"), dict):
-        raise NetworkError("has no field 'start': not of iperf3; give what iperf3 --json wrote")
+        raise NetworkError(
+            "has no field 'start': not of iperf3, nor of mtr --json, a matrix or a network "
+            "file; give what one of these tools wrote"
+        )
     if "error" in data:
         raise NetworkError(f"iperf3 failed: {str(data['error'])[:200]}; run it again")
     try:
@@ -49,7 +57,7 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
             raise NetworkError(f"was measured over {test['protocol']}; run it over TCP")
         client = _first(names, (*system[1:2], local)) or (system[1] if len(system) > 1 else local)
         server = _first(names, (asked, remote)) or asked
-        there, back = _rate(end["sum_received"]), end.get("sum_received_bidir_reverse")
+        there, back = _rate(end["sum_received"]), end.get("sum_received" + REVERSE)
         found = Findings()
         ways = (server, client) if test.get("reverse") else (client, server)
         found.set_bandwidth(*ways, there)

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from planner.network.error import NetworkError
 from planner.network.measured.findings import Findings
+from planner.network.measured.other_tools import refuse_known, without_tags
 
 RANK = re.compile(
     r"^#\s+Rank\s+(?P<rank>\d+)\s.*\bPid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)",
     re.M,
 )
 ROW = re.compile(r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]\w*)\s+(?P<rest>.*)$", re.M)
-TAG = re.compile(r"^\[(\d+,)?\d+\](<\w+>:)? ?", re.M)
-"""Put before each line by mpirun: ``[1,0]<stdout>:`` of Open MPI, ``[0]`` of MPICH."""
-PING = re.compile(r"^PING |\bicmp_seq=|^rtt min/avg/max", re.M)
+WRONG = re.compile(r"^#\s*Out of bounds values\s*:\s*(?P<count>\d+)\s+FAILED", re.M | re.I)
 COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.M)
 MICRO, GIGA = 1e-6, 1e9
 
@@ -44,19 +43,29 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
     -------
     Findings
         Latency: seconds of the smallest message, out of place. Bandwidth: the bus bandwidth of the
-        largest one; both ranks send at the same time, and each gets it.
+        largest one; both ranks send at the same time, and each gets it. Rows of size 0, for which
+        NCCL sends nothing, do not count.
 
     Raises
     ------
     NetworkError
-        It is none, or of other than two ranks.
+        It is none, of other than two ranks, of ranks that did not connect, or with wrong results.
     """
-    text = TAG.sub("", text)
-    ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in RANK.finditer(text)]
-    if not ranks and PING.search(text):
+    text = without_tags(text)
+    lines = list(RANK.finditer(text))
+    ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in lines]
+    if not lines:
+        refuse_known(text)
+    numbers = [int(m["rank"]) for m in lines]
+    if len(lines) > 1 and not any(numbers):
         raise NetworkError(
-            "is what ping prints, which does not say from where; write its averages into a .csv "
-            "with source,destination,rtt_ms"
+            f"has {len(lines)} ranks with the number 0: they did not connect, and each measured "
+            "alone; build nccl-tests with MPI=1 and start both with one mpirun or srun --mpi"
+        )
+    if len(set(numbers)) < len(numbers):
+        raise NetworkError(
+            f"has {len(COLUMNS.findall(text))} tables and rank {max(numbers, key=numbers.count)} "
+            "more than once; give each run a file of its own"
         )
     if len(ranks) != 2:
         raise NetworkError(
@@ -69,6 +78,15 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
     rows = [] if header is None else [_row(found, header["rest"]) for found in ROW.finditer(text)]
     if not rows:
         raise NetworkError("has no row of figures; give all that the test printed")
+    rows = [row for row in rows if row.size > 0]
+    if not rows:
+        raise NetworkError(
+            "has rows of size 0 only, for which NCCL sends nothing; run it with -b 8 -e 128M"
+        )
+    if wrong := WRONG.search(text):
+        raise NetworkError(
+            f"{wrong['count']} values that arrived were wrong (out of bounds); run the test again"
+        )
     small, large = min(rows), max(rows)
     found = Findings()
     for source, destination in ((one, two), (two, one)):

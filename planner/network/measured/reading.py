@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -13,12 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.network.csv_table import read_csv
 from planner.network.error import NetworkError
-from planner.network.files import read_text
-from planner.network.formats import FORMAT, from_json_text
+from planner.network.files import parse_json, read_text
+from planner.network.formats import ASSUMED, FORMAT, from_json_text
 from planner.network.measured.findings import Findings, Pair
-from planner.network.measured.iperf3 import read_iperf3
+from planner.network.measured.iperf3 import REVERSE, read_iperf3
 from planner.network.measured.nccl_tests import read_nccl_tests
+from planner.network.measured.other_tools import (
+    read_json_data,
+    read_mtr_report,
+    without_tags,
+)
 from planner.network.measured.tables import read_table
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
@@ -26,10 +30,10 @@ from planner.network.probe_log import ProbeLog
 Floats = NDArray[np.float64]
 KINDS = (".csv", ".json", ".txt", ".log")
 REMEDIES = {
-    "latency": ("a ping table", "--latency-ms", (1e3, "ms")),
-    "bandwidth": ("iperf3's files", "--bandwidth-gbps", (8e-9, "Gb/s")),
+    "latency": ("a ping table", (1e3, "ms")),
+    "bandwidth": ("iperf3's files", (8e-9, "Gb/s")),
 }
-"""Who measures it, which option assumes it, and how it is written."""
+"""What measures it, and how it is written."""
 NAME_COLUMNS = ("address", "name")
 
 
@@ -72,7 +76,8 @@ def read_measured(
     ----------
     paths
         ``.csv`` tables of latencies, bandwidths or both, by pair or as a matrix; ``.json`` of
-        ``iperf3 --json``; ``.txt`` or ``.log`` of nccl-tests with two ranks; ``.jsonl`` of a probe.
+        ``iperf3 --json``, ``mtr --json``, cloudping.co or a matrix as nested objects; ``.txt`` or
+        ``.log`` of nccl-tests with two ranks or ``mtr --report``; ``.jsonl`` of a probe.
         A folder stands for all such files in it.
     names
         Of devices, by address or host, for iperf3 and nccl-tests.
@@ -114,9 +119,12 @@ def read_measured(
     )
     return Measured(
         Network(latency.values, bandwidth.values, ids),
-        len(found.latency_s),
-        len(found.bandwidth_bytes_per_s),
-        latency.mirrored + bandwidth.mirrored,
+        len(found.latency_s) - found.mirrored_latencies,
+        len(found.bandwidth_bytes_per_s) - found.mirrored_bandwidths,
+        latency.mirrored
+        + bandwidth.mirrored
+        + found.mirrored_latencies
+        + found.mirrored_bandwidths,
         latency.assumed + bandwidth.assumed,
     )
 
@@ -136,9 +144,12 @@ def _whole(
     both_ways: bool,
     otherwise: float | None,
 ) -> _Whole:
-    tool, option, word = REMEDIES[what]
+    tool, word = REMEDIES[what]
     if not found and otherwise is None:
-        raise NetworkError(f"no {what} was measured; give {tool}, or assume one with {option}")
+        raise NetworkError(
+            f"no {what} was measured; give {tool} too, or assume one, such as planner networks "
+            f"FILE {ASSUMED[what]} --out net.csv"
+        )
     place = {name: k for k, name in enumerate(ids)}
     array = np.full((len(ids), len(ids)), np.nan)
     for (a, b), value in found.items():
@@ -166,14 +177,10 @@ def load_names(path: str | Path) -> dict[str, str]:
     NetworkError
         It is none, in one line.
     """
-    text = read_text(path, error=NetworkError)
-    try:
-        rows = list(csv.DictReader(io.StringIO(text), skipinitialspace=True))
-    except csv.Error as error:
-        raise NetworkError(f"{path}: is no CSV ({error}); correct the file") from None
+    table = read_csv(path, error=NetworkError)
     found: dict[str, str] = {}
-    for line, row in enumerate(rows, start=2):
-        address, name = ((row.get(column) or "").strip() for column in NAME_COLUMNS)
+    for line, row in table.rows:
+        address, name = (row.get(column, "") for column in NAME_COLUMNS)
         if not address or not name:
             raise NetworkError(f"{path}, line {line}: address and name must both be given")
         if found.setdefault(address, name) != name:
@@ -209,17 +216,27 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
         raise NetworkError(f"{path}: cannot be read (no such file or folder); check the path")
     if kind not in KINDS:
         raise NetworkError(
-            f"unknown kind {path.suffix!r}; give a .csv table, iperf3's .json, nccl-tests' .txt or "
-            ".log, or a probe's .jsonl"
+            f"unknown kind {path.suffix!r}; give a .csv table, .json of iperf3 or mtr, .txt or "
+            ".log of nccl-tests or mtr, or a probe's .jsonl"
         )
     text = read_text(path, error=NetworkError)
     if kind == ".csv":
         return read_table(text, unit).renamed(names)
-    if kind == ".json" and FORMAT in text[:200]:
-        return _of_network(Network(*from_json_text(text))).renamed(names)
-    if kind == ".json":
+    if kind == ".json" or without_tags(text).lstrip().startswith("{"):
+        return _read_json(without_tags(text), path, names, unit)
+    report = read_mtr_report(without_tags(text), names)
+    return read_nccl_tests(text, names) if report is None else report
+
+
+def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
+    of_iperf3 = parse_json(text, path, error=NetworkError, second=REVERSE)
+    if isinstance(of_iperf3, dict) and "start" in of_iperf3:
         return read_iperf3(text, names)
-    return read_nccl_tests(text, names)
+    data = parse_json(text, path, error=NetworkError)
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        return _of_network(Network(*from_json_text(text))).renamed(names)
+    found = read_json_data(data, names, unit)
+    return read_iperf3(text, names) if found is None else found
 
 
 def _of_network(network: Network) -> Findings:

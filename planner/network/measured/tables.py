@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from planner.network.csv_table import CsvTable, parse_csv
 from planner.network.error import NetworkError
-from planner.network.formats import BANDWIDTH_COLUMNS, LATENCY_COLUMNS
+from planner.network.formats import (
+    BANDWIDTH_COLUMNS,
+    ENDS,
+    LATENCY_COLUMNS,
+    UNITS,
+    si_value,
+)
 from planner.network.measured.findings import Findings
 
-UNITS = LATENCY_COLUMNS | BANDWIDTH_COLUMNS
-ENDS = ("source", "destination")
+SUMMARIES = {
+    *("mean", "average", "avg", "median", "total", "sum", "min", "max", "minimum", "maximum"),
+    *("std", "stdev", "stddev", "deviation", "variance", "overall", "percentile"),
+}
+BESIDE = {"row", "column", "rtt", "latency", "bandwidth", "dev", "standard", "of", "all", "grand"}
+UNIT_WORDS = {"ms", "s", "us", "gbps", "mbps"}
+"""Rows and columns that sum others up are called by words of these, one of the first at least."""
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
@@ -22,7 +35,7 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     text
         CSV. With the columns ``source`` and ``destination`` it has a row a pair, and any of the
         columns of a network file; else it is a matrix, rows are sources, whose corner cell says
-        what the numbers are (``rtt_ms``).
+        what the numbers are (``rtt_ms``). One triangle of a matrix alone counts for both ways.
     unit
         What the numbers of a matrix are, where its corner does not say.
 
@@ -36,78 +49,97 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     NetworkError
         It is neither, in one line.
     """
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise NetworkError(f"is no CSV ({error}); correct the file") from None
-    if not rows:
+    table = parse_csv(text, error=NetworkError)
+    if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
-    header = [cell.strip() for cell in rows[0]]
-    body = [[cell.strip() for cell in row] for row in rows[1:]]
-    if all(end in header for end in ENDS):
-        return _pairs(header, body)
-    return _matrix(header, body, unit)
+    if all(end in table.columns for end in ENDS):
+        return _pairs(table.columns, ((f"line {line}", row) for line, row in table.rows))
+    return _matrix(table, unit)
 
 
-def _pairs(header: list[str], body: list[list[str]]) -> Findings:
+def read_records(records: Sequence[Mapping[str, Any]]) -> Findings:
+    """A row a pair, as objects of JSON with the columns of a CSV file."""
+    return _pairs(list(records[0]), ((f"record {k}", row) for k, row in enumerate(records, 1)))
+
+
+def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Findings:
     found = Findings()
-    columns = [name for name in header if name in UNITS]
+    columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
         if len([name for name in columns if name in known]) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
     if not columns:
         raise NetworkError(f"has no column of numbers; name one of {', '.join(UNITS)}")
-    for line, row in enumerate(body, start=2):
-        if len(row) != len(header):
-            raise NetworkError(
-                f"line {line} has {len(row)} cells, the header {len(header)}; fill the row"
-            )
-        cells = dict(zip(header, row, strict=True))
-        source, destination = (cells.get(end, "") for end in ENDS)
+    for where, row in rows:
+        ends = ["" if (end := row.get(name)) is None else str(end) for name in ENDS]
         for column in columns:
-            _set(found, column, source, destination, cells.get(column, ""), f"line {line}")
+            _set(found, column, ends[0], ends[1], row.get(column), where)
     return found
 
 
-def _matrix(header: list[str], body: list[list[str]], unit: str | None) -> Findings:
-    corner = header[0]
+def _matrix(table: CsvTable, unit: str | None) -> Findings:
+    corner, names = table.columns[0], table.columns[1:]
     unit = corner if corner in UNITS else unit
-    if len(header) < 3:
+    if len(names) < 2:
         raise NetworkError(
-            f"has a header of {len(header)} cells: {header[0][:40]!r}; separate cells by commas, "
-            "and name two devices at least"
+            f"has a header of {len(table.columns)} cells: {corner[:40]!r}; separate cells by "
+            "commas, and name two devices at least"
         )
     if unit not in UNITS:
         raise NetworkError(
             f"has neither columns source and destination nor a unit in its corner, found "
             f"{corner!r}; write one of {', '.join(UNITS)} there"
         )
-    names = header[1:]
+    sources = [row.cells[corner] for row in table.rows]
+    require_devices(names, sources)
     found = Findings()
-    for line, row in enumerate(body, start=2):
-        if len(row) != len(header):
-            raise NetworkError(
-                f"line {line} has {len(row)} cells, the header {len(header)}; fill the row"
-            )
-        for name, cell in zip(names, row[1:], strict=True):
-            if name != row[0]:
-                _set(found, unit, row[0], name, cell, f"line {line}")
+    for line, row in table.rows:
+        for name in names:
+            if name != row[corner]:
+                _set(found, unit, row[corner], name, row[name], f"line {line}, column {name!r}")
+    if len(names) > 2 and sorted(sources) == sorted(names):
+        found.mirror_half(names)
     return found
 
 
-def _set(found: Findings, unit: str, source: str, destination: str, cell: str, where: str) -> None:
-    if cell in ("", "-"):
+def _is_summary(name: str) -> bool:
+    words = set(re.findall(r"[^\W\d_]+", name.lower()))
+    if re.fullmatch(r"p\d\d(\.\d+)?", name.lower()):
+        return True
+    digits = any(letter.isdigit() for letter in name)
+    return bool(words & SUMMARIES) and words <= SUMMARIES | BESIDE | UNIT_WORDS and not digits
+
+
+def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Refuse a matrix whose rows and columns are not the same devices, or have a summary."""
+    for what, names in (("column", columns), ("row", rows)):
+        summary = next((name for name in names if _is_summary(name)), None)
+        if summary is not None:
+            raise NetworkError(
+                f"{what} {summary!r} is a figure over all devices and no device; take it out, or "
+                "rename the device"
+            )
+    twice = next((name for k, name in enumerate(rows) if name in rows[:k]), None)
+    if twice is not None:
+        raise NetworkError(f"row {twice!r} is given twice; keep one of them")
+    known = set(columns)
+    strange = next((name for name in rows if name and name not in known), None)
+    if strange is not None:
+        without = next((name for name in columns if name not in set(rows)), None)
+        also = "" if without is None else f", and column {without!r} has no row"
+        raise NetworkError(
+            f"row {strange!r} has no column{also}; call each device the same along both sides"
+        )
+
+
+def _set(found: Findings, unit: str, source: str, destination: str, cell: Any, where: str) -> None:
+    value = si_value(cell, unit, where)
+    if math.isnan(value):
         return
     try:
-        number = float(cell)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise NetworkError(f"{where}: {unit} is {cell!r}; give a number, or leave it empty")
-    try:
         if unit in LATENCY_COLUMNS:
-            found.set_latency(source, destination, number * LATENCY_COLUMNS[unit])
+            found.set_latency(source, destination, value)
         else:
-            found.set_bandwidth(source, destination, number * BANDWIDTH_COLUMNS[unit])
+            found.set_bandwidth(source, destination, value)
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None

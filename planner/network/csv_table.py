@@ -1,0 +1,119 @@
+"""The one reader of CSV files: a header, and rows that have exactly its columns.
+
+A file that could be read in two ways (decimal commas, a column named twice) is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from planner.network.files import read_text
+from planner.network.words import printable
+
+Error = type[ValueError]
+OTHER_SEPARATORS = (";", "\t")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+DECIMAL_COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+", re.ASCII)
+WITH_UNIT = re.compile(NUMBER.pattern + r"\s*[a-zµμ%][\w/]*", re.IGNORECASE)
+
+
+class CsvRow(NamedTuple):
+    """A row: its line in the file, and its cells by column, without blanks around them."""
+
+    line: int
+    cells: dict[str, str]
+
+
+class CsvTable(NamedTuple):
+    """Unique column names in their order, and the rows that are not blank."""
+
+    columns: tuple[str, ...]
+    rows: tuple[CsvRow, ...]
+
+
+def read_csv(path: str | Path, *, error: Error = ValueError) -> CsvTable:
+    """Read a CSV file; errors are one line that begins with the path."""
+    text = read_text(path, error=error)
+    try:
+        return parse_csv(text, error=error)
+    except error as said:
+        raise error(f"{path}: {said}") from None
+
+
+def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
+    """Parse comma-separated text with a header.
+
+    Parameters
+    ----------
+    text
+        Contents of the file.
+    error
+        Exception class to raise.
+
+    Returns
+    -------
+    CsvTable
+        Empty text has no columns and no rows.
+
+    Raises
+    ------
+    ValueError
+        Another separator, a column named twice, or a row with more or fewer cells than the header.
+    """
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    lines: list[tuple[int, list[str]]] = []
+    try:
+        for row in reader:
+            if any("\n" in cell for cell in row):
+                raise error(f"line {reader.line_num}: a cell has a line break; close its quotes")
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                lines.append((reader.line_num, cells))
+    except csv.Error as said:
+        raise error(f"line {reader.line_num}: is no CSV ({said}); correct the file") from None
+    if not lines:
+        return CsvTable((), ())
+    columns = lines[0][1]
+    if len(columns) == 1:
+        for separator in OTHER_SEPARATORS:
+            if separator in columns[0]:
+                raise error(
+                    f"has {separator!r} between its columns; give commas: separate cells by "
+                    "commas, and write decimals with a point"
+                )
+    for line, cells in lines[1:]:
+        if len(cells) != len(columns):
+            remedy = "fill the row" if len(cells) < len(columns) else "write decimals with a point"
+            if len(columns) == 1:
+                remedy = f"line {lines[0][0]} must be the header"
+            raise error(f"line {line} has {len(cells)} cells, the header {len(columns)}; {remedy}")
+    # spreadsheets write columns that have neither a name nor a value
+    used = max((k for _, cells in lines for k, cell in enumerate(cells) if cell), default=0) + 1
+    columns = columns[:used]
+    for k, name in enumerate(columns):
+        if name in columns[:k]:
+            named = f"column {printable(name)!r} is named twice" if name else "two have no name"
+            raise error(f"line {lines[0][0]}: {named}; keep one of the columns")
+    return CsvTable(
+        tuple(columns),
+        tuple(CsvRow(line, dict(zip(columns, cells, strict=False))) for line, cells in lines[1:]),
+    )
+
+
+def number_in(cell: str) -> float:
+    """The number in a cell; NaN if the cell is anything else."""
+    return float(cell) if NUMBER.fullmatch(cell) else math.nan
+
+
+def number_remedy(cell: str, otherwise: str) -> str:
+    """What to write in place of a cell that is no number."""
+    if DECIMAL_COMMA.fullmatch(cell):
+        return "write decimals with a point, and thousands without commas"
+    if WITH_UNIT.fullmatch(cell):
+        return "give the number alone, in the unit that the column's name says"
+    return otherwise

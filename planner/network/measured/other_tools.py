@@ -1,0 +1,202 @@
+"""Output of other measuring tools: recognized, and read where it says between which hosts.
+
+mtr names both ends. A matrix of a site such as cloudping.co names all of them. ping, OSU
+micro-benchmarks, perftest and nvidia-smi do not say which hosts they ran between, so their output
+is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.network.error import NetworkError
+from planner.network.formats import ENDS, LATENCY_COLUMNS, UNITS, si_value
+from planner.network.measured.findings import Findings
+from planner.network.measured.tables import read_records, require_devices
+
+TAG = re.compile(
+    r"^(?:\[(?P<mpi>[^\]\s]*?(?:\d+,)?\d+)\](?:<\w+>:?)? ?|[ \t]*(?P<srun>\d+): ?)", re.MULTILINE
+)
+"""Put before each line: ``[1,0]<stdout>:`` by Open MPI and PRRTE, ``[0]`` by MPICH, ``0: `` by
+``srun --label``."""
+DOCUMENT = re.compile(r'\s*(\{|\[\s*[\[{"\]])')
+"""The beginning of JSON without tags."""
+PAIR_TABLE = "write its figures into a .csv with source,destination and"
+REFUSED = (
+    (
+        re.compile(r"^PING |\bicmp_seq=|^rtt min/avg/max|^round-trip min/avg/max|^Pinging ", re.M),
+        f"ping prints, which does not say from where; {PAIR_TABLE} rtt_ms".replace(
+            "figures", "averages"
+        ),
+    ),
+    (
+        re.compile(r"^\S+ +: (xmt/rcv/%loss|\[\d+\]|(\d+\.\d+|-)( (\d+\.\d+|-))*$)", re.M),
+        f"fping prints, which does not say from where; {PAIR_TABLE} rtt_ms",
+    ),
+    (
+        re.compile(r"^(traceroute to|Tracing route to) ", re.M),
+        f"traceroute prints, which does not say from where; {PAIR_TABLE} rtt_ms",
+    ),
+    (
+        re.compile(r"^# OSU ", re.M),
+        f"an OSU micro-benchmark prints, which names no host; {PAIR_TABLE} latency_ms or "
+        "bandwidth_mbps",
+    ),
+    (
+        re.compile(r"^ *(RDMA|Send|Atomic).*(BW|Latency) Test|^ *#bytes ", re.M),
+        f"perftest (ib_write_bw and the like) prints, which names no host; {PAIR_TABLE} "
+        "latency_ms or bandwidth_gbps",
+    ),
+    (
+        re.compile(r"^\s*GPU0\b.*\bAffinity|^\s*GPU0\s+(X|GPU1)\b", re.M),
+        "nvidia-smi topo -m prints, of links inside one machine and without figures; measure "
+        "them with nccl-tests, or state them with --intra-latency-ms and --intra-bandwidth-gbps "
+        "of planner plan",
+    ),
+    (
+        re.compile(r"^\[ *ID\] +Interval|^Connecting to host ", re.M),
+        "iperf3 prints for people; run it with --json",
+    ),
+)
+"""What cannot become a part of a network: a pattern, and what the line says of it."""
+MTR_HEADER = re.compile(r"^HOST: +(?P<host>\S+) +(?P<columns>Loss%.*)$", re.M)
+MTR_HOP = re.compile(r"^ *\d+\.(?:\|--)? +(?P<host>\S+) +(?P<cells>[\d.]+%?( +[\d.]+)*) *$", re.M)
+MILLISECONDS = ("ms", "millisecond", "milliseconds")
+
+
+def without_tags(text: str) -> str:
+    """The text without what a launcher has put before each line.
+
+    Raises
+    ------
+    NetworkError
+        The lines are of several tasks, and those of each begin like a JSON document.
+    """
+    if DOCUMENT.match(text):
+        return text
+    documents = {
+        found["mpi"] or found["srun"]
+        for found in TAG.finditer(text)
+        if text.startswith("{", found.end())
+    }
+    if len(documents) > 1:
+        raise NetworkError(f"has the output of {len(documents)} tasks; give each a file of its own")
+    return TAG.sub("", text)
+
+
+def refuse_known(text: str) -> None:
+    """Name the tool that printed a text which cannot be read."""
+    for pattern, words in REFUSED:
+        if pattern.search(text):
+            raise NetworkError(f"is what {words}")
+
+
+def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
+    """Latency of what ``mtr --report`` prints; None: it is something else."""
+    header = MTR_HEADER.search(text)
+    if header is None:
+        return None
+    hops = list(MTR_HOP.finditer(text, header.end()))
+    columns = header["columns"].split()
+    if len(MTR_HEADER.findall(text)) > 1:
+        raise NetworkError("has several reports of mtr; give each a file of its own")
+    if not hops or "Avg" not in columns:
+        raise NetworkError("lacks hops or the column Avg; give all that mtr --report printed")
+    last = hops[-1]
+    cells = last["cells"].split()
+    if len(cells) != len(columns):
+        raise NetworkError(
+            f"hop {last['host']!r} has {len(cells)} figures for {len(columns)} columns; give all "
+            "that mtr --report printed"
+        )
+    hop = dict(zip(columns, cells, strict=True))
+    return _mtr(header["host"], last["host"], last["host"], hop, names)
+
+
+def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Findings | None:
+    """Latency of ``mtr --json``, a matrix as nested objects, or records with the columns of CSV.
+
+    None: it is something else.
+    """
+    if isinstance(data, dict) and isinstance(data.get("report"), dict):
+        try:
+            ends, hops = data["report"]["mtr"], data["report"]["hubs"]
+            source, target, last = str(ends["src"]), str(ends["dst"]), hops[-1]
+            return _mtr(source, target, str(last["host"]), last, names)
+        except (KeyError, IndexError, TypeError):
+            raise NetworkError(
+                "lacks the source, the destination or the hops; give all that mtr --json wrote"
+            ) from None
+    matrix = data
+    if isinstance(data, dict) and isinstance(about := data.get("metadata"), dict):
+        # cloudping.co's averages are round trips
+        matrix, told = data.get("data"), str(about.get("unit", "")).lower()
+        unit = "rtt_ms" if told in MILLISECONDS else unit
+    elif isinstance(data, list) and data and all(_is_cloudping_row(row) for row in data):
+        # as its API was before
+        unit = "rtt_ms"
+        matrix = {
+            row["region"]: {cell["regionTo"]: cell["average"] for cell in row["averages"]}
+            for row in data
+        }
+    records = isinstance(data, list) and bool(data) and all(isinstance(row, dict) for row in data)
+    if records and all(end in data[0] for end in ENDS):
+        return read_records(data).renamed(names)
+    if not _is_matrix(matrix):
+        return None
+    if unit not in UNITS:
+        raise NetworkError(
+            f"is a matrix without a unit; say it with --unit, one of {', '.join(UNITS)}"
+        )
+    return _nested(matrix, unit).renamed(names)
+
+
+def _mtr(
+    source: str, target: str, last: str, hop: Mapping[str, Any], names: Mapping[str, str]
+) -> Findings:
+    if last == "???" or str(hop["Loss%"]).rstrip("%") in ("100", "100.0"):
+        raise NetworkError(
+            f"{target if target != '???' else 'the destination'} did not answer mtr; allow ICMP "
+            "there, or run mtr --tcp"
+        )
+    found = Findings()
+    where = f"from {source!r} to {target!r}, Avg"
+    seconds = si_value(hop["Avg"], "rtt_ms", where)
+    found.set_latency(names.get(source, source), names.get(target, target), seconds)
+    return found
+
+
+def _is_cloudping_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and isinstance(row.get("region"), str)
+        and isinstance(row.get("averages"), list)
+        and all(isinstance(c, dict) and {"regionTo", "average"} <= set(c) for c in row["averages"])
+    )
+
+
+def _is_matrix(data: Any) -> bool:
+    return (
+        isinstance(data, dict)
+        and len(data) > 1
+        and all(isinstance(row, dict) and row for row in data.values())
+        and not any(isinstance(x, (dict, list)) for row in data.values() for x in row.values())
+    )
+
+
+def _nested(matrix: Mapping[str, Mapping[str, Any]], unit: str) -> Findings:
+    columns = list(dict.fromkeys(name for row in matrix.values() for name in row))
+    require_devices([*matrix, *(name for name in columns if name not in matrix)], columns)
+    found = Findings()
+    for source, row in matrix.items():
+        for target, value in row.items():
+            if source == target or value is None:
+                continue
+            number = si_value(value, unit, f"{source!r} to {target!r}")
+            if unit in LATENCY_COLUMNS:
+                found.set_latency(source, target, number)
+            else:
+                found.set_bandwidth(source, target, number)
+    return found
