@@ -182,7 +182,7 @@ def devices_of(raw: Mapping[str, Any], n: int) -> Devices:
         elif name in ABILITIES:
             values = True
         fields[name] = values
-    named = {name: _each(raw, name, n) for name in BESIDE}
+    named: dict[str, Any] = {name: _each(raw, name, n) for name in BESIDE}
     return Devices(**fields, **named)
 
 

@@ -92,7 +92,13 @@ def test_planned_memory_is_the_peak(
     from tests.executor.live_bytes import LiveBytes
 
     kv_heads = 8 if family == "gpt2" else 4
-    sizes = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": kv_heads, "sequence": 128}
+    sizes: dict[str, Any] = {
+        "layers": 4,
+        "hidden": 256,
+        "heads": 8,
+        "kv_heads": kv_heads,
+        "sequence": 128,
+    }
     arch = Architecture(**sizes, vocabulary=words, **FAMILIES[family])
     workload = Workload.transformer(
         "small",
