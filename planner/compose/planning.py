@@ -39,6 +39,9 @@ from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
 from planner.workload.workload import Workload
 
+ARRANGED, MOST_ARRANGED = 0.1, 256
+"""Share of the limit for straight pipelines before everything is searched, and devices up to which
+they are."""
 GLANCE = 0.5
 """Share of the limit for a look at every shape; the winner gets the rest."""
 
@@ -102,10 +105,26 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
     by_cost = Merit.of(request).by_cost
     if by_cost:
         bound = cost_bound(question, bound)
-    found = best_whole(question, stop, bound, baselines)
+    plans = [*(one.plan() for one in baselines), *_arranged_plans(question, baselines, stop)]
+    found = best_whole(question, stop, bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+
+
+def _arranged_plans(
+    question: Question, baselines: BaselinePlans, stop: StoppingCriterion
+) -> list[TrainingPlan]:
+    """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
+    if baselines.ranks is None or len(question.cluster) > MOST_ARRANGED:
+        return []
+    best = baselines.ranks.best[1]
+    asked = replace(best.start.question, cluster=question.cluster)
+    try:
+        found = _one_shape(asked, shape_of(asked), stop.portion(ARRANGED))
+    except ValueError:
+        return []
+    return [] if found.plan is None else [found.plan.replace(certificates={})]
 
 
 def _of_any_plan(question: Question, workload: Workload) -> StepBound | None:
@@ -226,8 +245,14 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         try:
             planned.append((asked, _one_shape(asked, shape_of(asked), glance)))
         except ValueError as error:
-            refused.append(Candidate.refusal(asked, str(error)))
-            continue
+            again = _recomputing(asked)
+            try:
+                if again is None:
+                    raise
+                planned.append((again, _one_shape(again, shape_of(again), glance)))
+            except ValueError:
+                refused.append(Candidate.refusal(asked, str(error)))
+                continue
         if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
             break
     if not planned:
@@ -245,6 +270,13 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         planned[first] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
     return _least_of_shapes(question, best, [result for _, result in planned], table, run)
+
+
+def _recomputing(asked: Question) -> Question | None:
+    """The same with recomputation in all stages, which may fit; None where it is not open."""
+    if asked.request.recompute is not None:
+        return None
+    return replace(asked, request=asked.request.replace(recompute="all"))
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:

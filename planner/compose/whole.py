@@ -8,14 +8,13 @@ starts, until the limit: a plan is there after the first round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.compose.bounds import StepBound
 from planner.compose.device_flow import Spread
-from planner.compose.fixed_trials import FixedPlan
 from planner.compose.flow_plan import Draft, Prepared
 from planner.compose.helpers import with_helpers
 from planner.compose.layout import Layout
@@ -85,7 +84,7 @@ def best_whole(
     question: Question,
     stop: StoppingCriterion,
     bound: StepBound | None = None,
-    baselines: Iterable[FixedPlan] = (),
+    baselines: Sequence[TrainingPlan] = (),
 ) -> Result[TrainingPlan]:
     """The fastest plan found with every decision open that the request leaves open.
 
@@ -151,7 +150,7 @@ class _Search:
         question: Question,
         stop: StoppingCriterion,
         bound: StepBound | None,
-        baselines: Iterable[FixedPlan] = (),
+        baselines: Sequence[TrainingPlan] = (),
     ) -> None:
         self.question, self.stop = question, stop
         self.merit = Merit.of(question.request)
@@ -183,7 +182,7 @@ class _Search:
         self.visits: dict[int, int] = {}
         self.drafted: set[Layout] = set()
         self.refused: ProblemError | None = None
-        self.baselines = [] if self.routed else [one for one in baselines if self._allowed(one)]
+        self.baselines = [one for one in baselines if self._allowed(one)]
 
     def result(self) -> Result[TrainingPlan]:
         """Rounds until the limit."""
@@ -213,23 +212,21 @@ class _Search:
         assert result.plan is not None
         return replace(result, plan=result.plan.replace(alternatives=alternatives))
 
-    def _allowed(self, one: FixedPlan) -> bool:
+    def _allowed(self, plan: TrainingPlan) -> bool:
         """Whether a baseline has what the request fixes."""
-        request, asked = self.question.request, one.start.question.request
-        plan = one.plan()
-        stages, layers = request.fixed_stages, self.layouts.given.layers
-        flight = request.in_flight
+        request, stages = self.question.request, len(plan.stage_layers)
+        layers, flight = self.layouts.given.layers, request.in_flight
         return (
-            (stages is None or stages == len(plan.stage_layers))
+            (request.fixed_stages is None or request.fixed_stages == stages)
             and (layers is None or tuple(layers) == tuple(plan.stage_layers))
             and (flight is None or max(plan.schedules[0].most_live()) <= flight)
-            and asked.recompute == request.recompute
+            and (request.recompute is None or request.recomputing(stages) == plan.recompute)
         )
 
     def _offer_baselines(self) -> None:
         """Baselines are candidates like all others, priced on the same clock."""
         for one in self.baselines:
-            plan = with_cost(with_helpers(self.question, one.plan()), self.question.request)
+            plan = with_cost(with_helpers(self.question, one), self.question.request)
             value = self.merit.of_plan(plan)
             if not self._refutes(value):
                 self.best.offer(value, plan)
@@ -239,8 +236,7 @@ class _Search:
         place_of = {d: c for c, members in enumerate(self.places.members) for d in members}
         ids = self.question.cluster.network.index_of
         layouts = []
-        for one in self.baselines:
-            plan = one.plan()
+        for plan in self.baselines:
             names, counts = plan.cluster.network.ids, []
             for group in plan.assignment.groups:
                 row = [0] * len(self.places)
@@ -475,7 +471,7 @@ class _Search:
         most = slack * self.layouts.estimated(parent.layout).value
         near = self.layouts.near(parent.layout, CHANGES)
         hopeful = [one.layout for one in near if one.value <= most]
-        for layout in [*self._less_recomputation(parent.layout), *hopeful]:
+        for layout in [*self._other_recomputation(parent.layout), *hopeful]:
             if len(drafts) == TRIED or self.run.check() is not None:
                 break
             draft = self._draft(layout)
@@ -505,14 +501,14 @@ class _Search:
             self.parents[len(best.layout.layers)] = best
         return better
 
-    def _less_recomputation(self, layout: Layout) -> list[Layout]:
-        """On no stage, or on one less, where memory makes the flow no slower by much."""
+    def _other_recomputation(self, layout: Layout) -> list[Layout]:
+        """On no stage, on one less or on all, where memory makes the flow no slower by much."""
         on = [j for j, does in enumerate(layout.recompute) if does]
         if self.question.request.recompute is not None or not on:
             return []
         stages = range(len(layout.recompute))
         fewer = [tuple(k in on and k != j for k in stages) for j in on]
-        kinds = dict.fromkeys([(False,) * len(stages), *fewer])
+        kinds = dict.fromkeys([(False,) * len(stages), *fewer, (True,) * len(stages)])
         other = [replace(layout, recompute=flags) for flags in kinds]
         other = [one for one in other if one not in self.drafted]
         if not other:

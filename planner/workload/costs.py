@@ -121,9 +121,29 @@ def stage_costs(
     StageCosts
         FLOPs and bytes of one microbatch, and of the stage itself.
     """
+    key = (start, stop, with_head, recompute)
+    known: StageCosts | None = workload.known_costs.get(key)
+    if known is None:
+        known = workload.known_costs[key] = _stage_costs(
+            workload, start, stop, with_head=with_head, recompute=recompute
+        )
+    return known
+
+
+def _working_memory(workload: Workload) -> WorkingMemory:
+    """Computed once for each workload."""
+    known: WorkingMemory | None = workload.known_costs.get("working memory")
+    if known is None:
+        known = workload.known_costs["working memory"] = WorkingMemory.of(workload)
+    return known
+
+
+def _stage_costs(
+    workload: Workload, start: int, stop: int, *, with_head: bool, recompute: bool
+) -> StageCosts:
     load, head, samples = workload.stage(start, stop), workload.head, workload.microbatch_samples
     parameters = load.parameters + (workload.head_parameters(start) if with_head else 0)
-    working = WorkingMemory.of(workload)
+    working = _working_memory(workload)
     saved = load.saved_bytes
     if workload.architecture is not None:
         # the stage's output waits for its gradient

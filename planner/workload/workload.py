@@ -224,6 +224,11 @@ class Workload:
         found = self.state_bytes_per_parameter - self.precision.state_bytes
         return found if found in rooms else 0.0
 
+    @cached_property
+    def known_costs(self) -> dict[Any, Any]:
+        """What `stage_costs` has computed of this workload: searches ask for it again and again."""
+        return {}
+
     @property
     def unexecuted(self) -> str:
         """Why the executor cannot run it, in one line; empty if it can."""

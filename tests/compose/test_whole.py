@@ -159,10 +159,13 @@ def test_same_seed_same_plan() -> None:
 
 def test_memory_asks_for_recomputation() -> None:
     """Links are so long that what is in flight does not fit, unless activations are made again."""
-    cluster = regions([2, 2], seed=3, memory_bytes=5.5e7)
+    cluster = regions([2, 2], seed=3, memory_bytes=4.4e7)
     result = planned(cluster, model(4, 64), 1.0)
     assert result.plan is not None and any(result.plan.recompute)
     assert pl.check(result.plan, cluster) == []
+    for fixed in ("none", "all"):
+        other = pl.plan(cluster, model(4, 64), stop=pl.Effort(1.0), recompute=fixed)
+        assert result.objective <= other.objective
 
 
 def test_one_device_does_all() -> None:

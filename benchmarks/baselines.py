@@ -1,0 +1,142 @@
+"""Plans of random clusters beside their baselines: no plan may be slower.
+
+    python -m benchmarks.baselines [--instances 20] [--seed 0] [--effort 5] [--out FILE.md]
+
+Clusters have 2 to 40 devices of 1 to 4 kinds (24 to 640 GB, 20 to 3,200 TFLOP/s attained) in 1 to 5
+places; links of 0.1 to 400 Gb/s and 0.01 to 150 ms; models of 1B to 70B parameters. Each is planned
+with everything open; baselines are those of the planner (consecutive ranks, one region), priced
+once more with twenty times the work, and straight pipelines of every number of stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import planner as pl
+from planner.compose.baseline_plans import BaselinePlans
+from planner.compose.request import Question
+from planner.workload.layers import Architecture, Family
+
+MODELS = {
+    "1B": (16, 2048, 32, 8, 8192, 128256),
+    "3B": (28, 3072, 24, 8, 8192, 128256),
+    "8B": (32, 4096, 32, 8, 14336, 128256),
+    "32B": (64, 5120, 40, 8, 25600, 151936),
+    "70B": (80, 8192, 64, 8, 28672, 128256),
+}
+"""Layers, hidden size, heads, key-value heads, feed-forward size and vocabulary."""
+KINDS = ((24.0, 20.0), (40.0, 120.0), (80.0, 400.0), (140.0, 400.0), (640.0, 3200.0))
+"""GB and TFLOP/s that training attains."""
+
+
+def random_instance(rng: np.random.Generator) -> tuple[str, pl.Cluster, pl.Workload]:
+    """A cluster and a workload whose state all devices hold about twice."""
+    name = str(rng.choice(list(MODELS)))
+    layers, hidden, heads, kv_heads, ffn, words = MODELS[name]
+    sequence = int(rng.choice([1024, 2048, 4096]))
+    arch = Architecture(Family.LLAMA, layers, hidden, heads, kv_heads, ffn, words, sequence)
+    batch = int(rng.choice([32, 64, 128]))
+    workload = pl.Workload.transformer(name, arch, batch_samples=batch)
+    state = workload.parameters * 18.0
+    while True:
+        devices = int(rng.integers(2, 41))
+        kinds = rng.choice(len(KINDS), size=int(rng.integers(1, 5)))
+        of = np.sort(rng.choice(kinds, size=devices))
+        memory = np.array([KINDS[k][0] for k in of]) * 1e9
+        if 1.4 * state <= memory.sum():
+            break
+    flops = np.array([KINDS[k][1] for k in of]) * 1e12
+    places = np.sort(rng.integers(0, rng.integers(1, 6), size=devices))
+    same = places[:, None] == places
+    far_s = 10 ** rng.uniform(-3, np.log10(0.15), (5, 5))
+    far_rate = 10 ** rng.uniform(-1, 1.5, (5, 5))
+    near_s = 10 ** rng.uniform(-5, -3.3, 5)
+    near_rate = 10 ** rng.uniform(0, np.log10(400), 5)
+    latency = np.where(same, near_s[places][:, None], far_s[np.ix_(places, places)])
+    rate = np.where(same, near_rate[places][:, None], far_rate[np.ix_(places, places)])
+    regions = [f"place{k}" for k in places]
+    network = pl.Network(latency, rate * 1e9 / 8, regions=regions)
+    words_of = f"{name}, {devices} devices in {len(set(places))} places"
+    return words_of, pl.Cluster(network, pl.Devices(flops, memory)), workload
+
+
+def best_straight_s(cluster: pl.Cluster, workload: pl.Workload, effort: float) -> float:
+    """The fastest straight pipelines of any number of stages, recomputing or not."""
+    found = [float("inf")]
+    try:
+        result = pl.plan(cluster, workload, stages="auto", stop=pl.Effort(effort))
+        found.append(result.objective or float("inf"))
+    except ValueError:
+        pass
+    return min(found)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan all instances and write a table; exit code 1 if a plan is slower than a baseline."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--instances", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--effort", type=float, default=5.0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    lines = [
+        "| instance | plan s | bound s | gap | best baseline s | plan / baseline | straight s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    slower = 0
+    for number in range(args.instances):
+        rng = np.random.default_rng((args.seed, number))
+        words, cluster, workload = random_instance(rng)
+        began = time.perf_counter()
+        try:
+            result = pl.plan(cluster, workload, stop=pl.Effort(args.effort))
+        except ValueError as error:
+            lines.append(f"| {number}: {words} | refused: {str(error)[:120]} | | | | | |")
+            print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
+            continue
+        problems = pl.check(result.plan, cluster)
+        question = Question.of(cluster, workload, None, 0, {})
+        more = BaselinePlans.of(question, pl.Effort(20 * args.effort))
+        baseline = min((one.step_s for one in more), default=float("inf"))
+        straight = best_straight_s(cluster, workload, args.effort)
+        least = min(baseline, straight)
+        slower += result.objective > least * (1 + 1e-9) or bool(problems)
+        bound = result.bound or float("nan")
+        lines.append(
+            f"| {number}: {words} | {result.objective:.3f} | {bound:.3f} | "
+            f"{result.objective / bound - 1:.1%} | {baseline:.3f} | "
+            f"{result.objective / baseline:.3f} | {straight:.3f} |"
+            + (f" INVALID {problems[0]}" if problems else "")
+        )
+        print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
+    text = "\n".join(
+        [
+            f"# Plans of random clusters and their baselines, {datetime.now(UTC):%Y-%m-%d}",
+            "",
+            f"Python {platform.python_version()}, planner {metadata.version('planner')}. Regenerate with "
+            f"`python -m benchmarks.baselines --instances {args.instances} --seed {args.seed} "
+            f"--effort {args.effort:g}`. Steps of one optimizer step on the clock; baselines have "
+            "twenty times the effort of the search.",
+            "",
+            *lines,
+            "",
+            f"Slower than a baseline or invalid: {slower} of {args.instances}.",
+            "",
+        ]
+    )
+    if args.out is not None:
+        args.out.write_text(text)
+    print(text.splitlines()[-1])
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
