@@ -22,6 +22,7 @@ from planner.compose.layout_flow import pipeline_s
 from planner.compose.layout_kernel import IN_FLIGHT
 from planner.compose.layout_search import Estimated, Given, LayoutSearch, Start
 from planner.compose.money import Merit, with_cost
+from planner.compose.nothing_fits import nothing_fits
 from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
 from planner.compose.request import PlanRequest, Question, Shares, Wiring
@@ -665,10 +666,7 @@ class _Search:
                 return
         if self.refused is None and self.run.reason == "interrupted":
             raise KeyboardInterrupt  # nobody knows yet what fits
-        raise self.refused or ProblemError(
-            "no layout fits the devices' memory; use larger devices, smaller microbatches or a "
-            "smaller model"
-        )
+        raise self.refused or ProblemError(nothing_fits(self.question))
 
     def _price_first(self) -> bool:
         """Price the best layout that fits; whether there is one."""
