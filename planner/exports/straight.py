@@ -98,9 +98,7 @@ def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
     return None
 
 
-def _unusual(
-    plan: TrainingPlan, recompute: bool, local_steps: bool
-) -> tuple[str, str] | None:
+def _unusual(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[str, str] | None:
     """Arithmetic and averaging that straight pipelines may still have."""
     workload = plan.workload
     schedule = first_schedule(plan)

@@ -98,7 +98,8 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
         "fault_tolerance.num_fragments": 1,
         "fault_tolerance.group_size": trainer.replicas,
         "fault_tolerance.min_replica_size": trainer.replicas,
-        "fault_tolerance.process_group_timeout_ms": 1000 * _timeout_s(60, plan.predicted.averaging_s),
+        "fault_tolerance.process_group_timeout_ms": 1000
+        * _timeout_s(60, plan.predicted.averaging_s),
     }
     files, rank_options = _pipeline_files(trainer)
     lighthouse = trainer.ranks[0].host
@@ -236,7 +237,9 @@ def _model_file(trainer: TrainerPlan, *, fault_tolerant: bool) -> dict[str, str]
 
 
 def _model_text(arch: Architecture, recomputes: bool, *, fault_tolerant: bool) -> str:
-    package = "torchtitan.experiments.torchft.llama3" if fault_tolerant else "torchtitan.models.llama3"
+    package = (
+        "torchtitan.experiments.torchft.llama3" if fault_tolerant else "torchtitan.models.llama3"
+    )
     base = "llama3_torchft_debugmodel" if fault_tolerant else "llama3_debugmodel_ce_loss"
     checkpoint = "FullAC.Config()" if recomputes else "None"
     tie = ""
@@ -244,9 +247,7 @@ def _model_text(arch: Architecture, recomputes: bool, *, fault_tolerant: bool) -
         tie = """
     model.enable_weight_tying = True
     model.tok_embeddings.param_init = _EMBEDDING_SKIP_INIT"""
-    return f'''"""The planned LLaMA; data, optimizer and checkpoints are those of the debug model."""
-
-import dataclasses
+    return f'''"""The planned LLaMA, with data, optimizer and checkpoints of the debug model."""
 
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -266,7 +267,7 @@ def planned():
     model.tok_embeddings.num_embeddings = model.lm_head.out_features = {arch.vocabulary}
     model.tok_embeddings.embedding_dim = model.lm_head.in_features = {arch.hidden}
     model.lm_head.param_init = _output_linear_init({arch.hidden})
-    model.norm = dataclasses.replace(model.norm, normalized_shape={arch.hidden}, eps={arch.norm_eps!r})
+    model.norm.normalized_shape, model.norm.eps = {arch.hidden}, {arch.norm_eps!r}
     model.layers = _build_llama3_layers(
         n_layers={arch.layers},
         dim={arch.hidden},

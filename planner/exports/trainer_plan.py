@@ -1,4 +1,4 @@
-"""What a plan means to another trainer: its mesh of ranks, its order of work, its predicted step."""
+"""A plan as another trainer carries it out: mesh of ranks, order of work, predicted step."""
 
 from __future__ import annotations
 

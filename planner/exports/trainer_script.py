@@ -107,10 +107,10 @@ rank() {{  # NAME=VALUE ... [-- OPTION ...]
   local variables=()
   while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
   shift $(( $# > 0 ))
-  env "${{variables[@]}}" {shlex.join(launch.command)} "${{options[@]}}" "$@" "${{user_options[@]}}" &
+  env "${{variables[@]}}" {shlex.join(launch.command)} "${{options[@]}}" "$@" "${{user[@]}}" &
   pids+=($!)
 }}
-user_options=("$@")
+user=("$@")
 case "$host" in
 {_cases(trainer, launch)}  *) echo "the plan has no host $host" >&2; exit 2 ;;
 esac
@@ -156,7 +156,7 @@ def _rank_line(one: TrainerRank, launch: Launch) -> str:
     variables = {"RANK": str(one.rank), "LOCAL_RANK": str(one.local_rank)}
     variables |= launch.rank_variables.get(one.rank, {})
     if one.interface is not None:
-        variables |= {name: one.interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), one.interface)
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     line = " ".join(["rank", *words])
     more = launch.rank_options.get(one.rank)
