@@ -45,7 +45,7 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=True)
-    parallelism = {
+    parallelism: dict[str, object] = {
         "parallelism.data_parallel_replicate_degree": trainer.replicas,
         "parallelism.data_parallel_shard_degree": 1,
     }
@@ -90,7 +90,7 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=False)
-    parallelism = {
+    parallelism: dict[str, object] = {
         "parallelism.data_parallel_replicate_degree": 1,
         "parallelism.data_parallel_shard_degree": 1,
         "fault_tolerance.semi_sync_method": method,

@@ -255,7 +255,7 @@ def _ranks(
         require_name("host", host)
         where |= {d: (host, local) for local, d in enumerate(devices)}
     planned = plan.cluster.devices.interfaces
-    found = []
+    found: list[TrainerRank] = []
     for stage in range(len(plan.stage_layers)):
         for pipeline, path in enumerate(pipelines):
             d = path[stage]

@@ -13,8 +13,9 @@ import torch
 import torch._utils
 from torch.distributed.pipelining import schedules
 
-torch._utils._get_available_device_type = lambda: "cpu"
-torch._utils._get_device_module = lambda _: torch.cpu
+torch_utils: Any = torch._utils
+torch_utils._get_available_device_type = lambda: "cpu"
+torch_utils._get_device_module = lambda _: torch.cpu
 
 from torchtitan.components import metrics  # noqa: E402
 from torchtitan.distributed import utils  # noqa: E402
