@@ -93,6 +93,8 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     parallelism: dict[str, object] = {
         "parallelism.data_parallel_replicate_degree": 1,
         "parallelism.data_parallel_shard_degree": 1,
+        # groups first average after sync_steps, and must begin with equal parameters
+        "debug.seed": plan.seed,
         "fault_tolerance.semi_sync_method": method,
         "fault_tolerance.sync_steps": plan.sync.every_steps,
         "fault_tolerance.num_fragments": 1,

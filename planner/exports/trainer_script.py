@@ -126,7 +126,7 @@ def _head(trainer: TrainerPlan, launch: Launch) -> str:
         f"{launch.release}, exported by planner {plan.package_version} from plan "
         f"{plan.content_hash[:12]}.",
         "Run on every host: bash FILE [HOST [OPTION ...]]. HOST is `hostname` by default; options",
-        "are passed on to the trainer, which also has the data, the optimizer and the tokenizer.",
+        "are passed to the trainer: give it data, tokenizer and optimizer settings there.",
         launch.prediction,
         *launch.notes,
         "",

@@ -192,6 +192,7 @@ def test_torchft_synchronizes_as_planned(plan: TrainingPlan) -> None:
     assert found["fault_tolerance.sync_steps"] == ["5"]
     assert found["fault_tolerance.num_fragments"] == ["1"]
     assert found["fault_tolerance.group_size"] == ["2"]
+    assert found["debug.seed"] == ["0"]
     found = options_of(export_plan(plan.replace(sync=Sync(5)), "torchft"))
     assert found["fault_tolerance.semi_sync_method"] == ["local_sgd"]
 
