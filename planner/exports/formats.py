@@ -10,11 +10,13 @@ from typing import Any
 from planner.exports.error import ExportError
 from planner.exports.graph import node_link
 from planner.exports.launch import node_lines, slurm_script, torchrun_lines
+from planner.exports.megatron import megatron_script
+from planner.exports.nemo import nemo_script
 from planner.exports.options import ExportOptions
 from planner.exports.programmes import averaging_programme, flow_programme
 from planner.exports.ranks import host_file, rank_map
-from planner.exports.stage_modules import megatron_options, torchtitan_toml
 from planner.exports.torch_pipelining import pipelining_csv
+from planner.exports.torchtitan import torchft_script, torchtitan_script
 from planner.exports.trace import chrome_trace
 from planner.network.atomic import write_text
 from planner.network.values import of_kind, short
@@ -43,6 +45,7 @@ class Format:
 
 HOSTS = frozenset({"hosts"})
 STAGE = frozenset({"stage"})
+TRAINER = HOSTS | {"interface", "port", "run_id"}
 LAUNCH = HOSTS | {"interface", "port", "run_id", "plan_path", "executor_options"}
 FORMATS = {
     "ranks": Format("JSON: device, host, stage and pipeline of each rank", rank_map, HOSTS),
@@ -55,8 +58,12 @@ FORMATS = {
     "torch-pipelining": Format(
         "CSV of torch.distributed.pipelining", pipelining_csv, frozenset({"pipeline"})
     ),
-    "torchtitan": Format("TOML with module_fqns_per_model_part", torchtitan_toml),
-    "megatron": Format("options with --pipeline-model-parallel-layout", megatron_options),
+    "torchtitan": Format("script that starts torchtitan 0.3.0", torchtitan_script, TRAINER),
+    "torchft": Format("script that starts torchft 0.2.0 (DiLoCo)", torchft_script, TRAINER),
+    "megatron": Format(
+        "script that starts Megatron-LM, Megatron-Core 0.16.1", megatron_script, TRAINER
+    ),
+    "nemo": Format("script that starts NeMo Automodel 0.7.0", nemo_script, TRAINER),
     "networkx": Format("node-link JSON of devices and messages", node_link),
     "flow-lp": Format("linear programme of the flow of microbatches", flow_programme("lp")),
     "flow-mps": Format("the same as MPS", flow_programme("mps")),

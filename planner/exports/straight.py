@@ -30,7 +30,9 @@ def straight_pipelines(plan: TrainingPlan) -> Pipelines | None:
     return None if _crooked(plan) else _pipelines(plan)
 
 
-def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
+def require_trainable(
+    plan: TrainingPlan, target: str, *, recompute: bool = False, local_steps: bool = False
+) -> Pipelines:
     """Refuse what a trainer with one all-reduce a stage does not do.
 
     Parameters
@@ -39,6 +41,10 @@ def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
         The plan.
     target
         Name of the format, for messages.
+    recompute
+        Whether the trainer recomputes activations, of all stages alike.
+    local_steps
+        Whether the trainer averages parameters every few steps.
 
     Returns
     -------
@@ -50,7 +56,7 @@ def require_trainable(plan: TrainingPlan, target: str) -> Pipelines:
     ExportError
         In one line: what cannot be expressed, and the remedy.
     """
-    found = _crooked(plan) or _unusual(plan)
+    found = _crooked(plan) or _unusual(plan, recompute, local_steps)
     if found:
         what, remedy = found
         raise ExportError(f"{target} cannot express {what}; {remedy}")
@@ -92,7 +98,7 @@ def _crooked(plan: TrainingPlan) -> tuple[str, str] | None:
     return None
 
 
-def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
+def _unusual(plan: TrainingPlan, recompute: bool, local_steps: bool) -> tuple[str, str] | None:
     """Arithmetic and averaging that straight pipelines may still have."""
     workload = plan.workload
     schedule = first_schedule(plan)
@@ -107,8 +113,10 @@ def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
         return "a head on the first stage", "plan with the head on the last"
     if plan.wiring is Wiring.STOCHASTIC:
         return "microbatches that devices route while they run", "plan without --wiring stochastic"
-    if any(plan.recompute):
+    if any(plan.recompute) and not recompute:
         return "recomputation of whole stages", "plan with --recompute none"
+    if any(plan.recompute) and not all(plan.recompute):
+        return "recomputation on some of the stages", "plan with --recompute none or all"
     if plan.codec is not Codec.NONE:
         return f"gradients written as {plan.codec}", "plan without --codec"
     if workload.boundary_codec is not BoundaryCodec.NONE:
@@ -116,7 +124,7 @@ def _unusual(plan: TrainingPlan) -> tuple[str, str] | None:
             f"activations written as {workload.boundary_codec}",
             "plan a workload without a boundary codec",
         )
-    if plan.sync.local_steps:
+    if plan.sync.local_steps and not local_steps:
         return (
             f"an outer optimizer, every {plan.sync.every_steps} steps",
             "plan with averaging in every step",

@@ -11,6 +11,7 @@ import pytest
 from planner.cli.main import main
 from planner.exports.formats import FORMATS, export_plan
 from planner.training_plan.file import load_plan, save_plan
+from planner.training_plan.sync import OuterOptimizer, Sync
 from tests.conftest import make_plan, tiny_workload
 
 
@@ -27,6 +28,10 @@ def test_every_format_is_printed_and_written(
     plan_file: Path, to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same text as in Python; nodes find the plan where the command did."""
+    if to == "torchft":
+        local = load_plan(plan_file).replace(sync=Sync(5, OuterOptimizer()))
+        plan_file = tmp_path / "local.json"
+        save_plan(local, plan_file)
     plan, out = load_plan(plan_file), tmp_path / "out"
     more = {"plan_path": str(plan_file)} if "plan_path" in FORMATS[to].reads else {}
     text = export_plan(plan, to, **more)

@@ -1,0 +1,143 @@
+"""Plans for Megatron-LM with Megatron-Core 0.16.1."""
+
+from __future__ import annotations
+
+import math
+
+from planner.exports.options import ExportOptions
+from planner.exports.trainer_plan import TrainerPlan
+from planner.exports.trainer_script import Launch, launch_script, option_lines, prediction
+from planner.network.dtype import Dtype
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+
+MEGATRON = "Megatron-LM with Megatron-Core 0.16.1"
+TRAIN = ("python", "pretrain_gpt.py")
+
+
+def megatron_script(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A script that starts Megatron-LM with the plan's stages and ranks, in Megatron's own order.
+
+    Parameters
+    ----------
+    plan
+        Of a transformer of the families gpt2 or llama.
+    options
+        ``hosts``, ``interface``, ``port``, ``run_id``.
+
+    Returns
+    -------
+    str
+        For bash. In the layout ``E`` is the embedding, ``t*n`` are n layers, ``L`` is the head with
+        the loss, and ``|`` separates stages.
+
+    Raises
+    ------
+    ExportError
+        What Megatron cannot express.
+    """
+    trainer = TrainerPlan.of(plan, "megatron", options)
+    order = trainer.one_f_one_b()
+    chunk = math.gcd(*(stop - start for start, stop in plan.stage_layers))
+    trainer.require_memory(order, lambda _: chunk)
+    step_s = trainer.predicted_step_s(order, waits_for_norm=False)
+    return launch_script(
+        trainer,
+        options,
+        Launch(
+            MEGATRON,
+            prediction(step_s, plan.predicted.step_s, "in Megatron's order 1F1B"),
+            TRAIN,
+            option_lines(
+                _parallel_options(trainer, chunk) | _model_options(trainer.architecture(), trainer)
+            ),
+            variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            notes=("Run it where pretrain_gpt.py is.",),
+        ),
+    )
+
+
+def _parallel_options(trainer: TrainerPlan, chunk: int) -> dict[str, object]:
+    """Degrees, layout, batch, recomputation, clipping and formats."""
+    plan = trainer.plan
+    parts = [f"t*{stop - start}" for start, stop in plan.stage_layers]
+    parts[0] = f"E{parts[0]}"
+    parts[-1] += "L"
+    reduces = (Dtype.FP32, Dtype.BF16)
+    dtype, averaged = trainer.compute_dtype(reduces=reduces), plan.workload.precision.gradients
+    if dtype is Dtype.FP32 and averaged is Dtype.BF16:
+        raise trainer.refuse("gradients averaged in bf16 that were computed in fp32", "plan one")
+    found: dict[str, object] = {
+        "tensor-model-parallel-size": 1,
+        "pipeline-model-parallel-size": trainer.stages,
+    }
+    if trainer.stages > 1:
+        found["pipeline-model-parallel-layout"] = "|".join(parts)
+    found |= {
+        "micro-batch-size": plan.workload.microbatch_samples,
+        "global-batch-size": plan.workload.batch_samples,
+        "clip-grad": 0.0 if plan.clip is None else plan.clip,
+        "distributed-timeout-minutes": max(10, math.ceil(plan.predicted.step_s / 6)),
+    }
+    if dtype is Dtype.BF16:
+        found["bf16"] = True
+        if averaged is Dtype.BF16:
+            found["grad-reduce-in-bf16"] = True
+    if trainer.recomputes:
+        found |= {
+            "recompute-granularity": "full",
+            "recompute-method": "uniform",
+            "recompute-num-layers": chunk,
+        }
+    return found
+
+
+def _model_options(arch: Architecture, trainer: TrainerPlan) -> dict[str, object]:
+    """Sizes, and what distinguishes the families."""
+    unusual = {
+        "experts": arch.experts is not None,
+        "an attention window": arch.window is not None,
+        "norms behind attention and feed-forward part": arch.post_norms,
+        "biases of some matrices": arch.out_bias or arch.ffn_bias,
+    }
+    if arch.kind is Family.GEMMA:
+        raise trainer.refuse("a gemma model", "plan one of the gpt2 or llama families")
+    for what in (*arch.priced_only, *(name for name, has in unusual.items() if has)):
+        raise trainer.refuse(f"a model with {what}", "plan one without it")
+    found: dict[str, object] = {
+        "num-layers": arch.layers,
+        "hidden-size": arch.hidden,
+        "ffn-hidden-size": arch.ffn,
+        "num-attention-heads": arch.heads,
+        "kv-channels": arch.attention_size,
+        "seq-length": arch.sequence,
+        "max-position-embeddings": arch.position_rows,
+        "vocab-size": arch.vocabulary,
+        "make-vocab-size-divisible-by": 1,
+        "norm-epsilon": arch.norm_eps,
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+    }
+    if arch.kv_heads != arch.heads:
+        found |= {"group-query-attention": True, "num-query-groups": arch.kv_heads}
+    if not arch.tied:
+        found["untie-embeddings-and-output-weights"] = True
+    if arch.kind is Family.LLAMA:
+        found |= {
+            "position-embedding-type": "rope",
+            "rotary-base": _whole(arch.rope_theta, trainer),
+            "normalization": "RMSNorm",
+            "swiglu": True,
+            "disable-bias-linear": True,
+        }
+        if arch.qkv_bias:
+            found["add-qkv-bias"] = True
+        if arch.qk_norm:
+            found["qk-layernorm"] = True
+    return found
+
+
+def _whole(theta: float, trainer: TrainerPlan) -> int:
+    if theta != int(theta):
+        raise trainer.refuse(f"a rotary base of {theta:g}", "plan a whole number")
+    return int(theta)

@@ -1,0 +1,172 @@
+"""Plans for NeMo Automodel 0.7.0."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from planner.exports.options import ExportOptions
+from planner.exports.trainer_plan import TrainerPlan
+from planner.exports.trainer_script import Launch, launch_script, prediction
+from planner.network.dtype import Dtype
+from planner.training_plan.model import TrainingPlan
+
+NEMO = "NeMo Automodel 0.7.0"
+DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
+TRAIN = ("python", "-m", "nemo_automodel.cli.app")
+
+
+def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A script that starts NeMo Automodel with a YAML file of the plan's stages and order.
+
+    Parameters
+    ----------
+    plan
+        Of a LLaMA, untied where it has several stages.
+    options
+        ``hosts``, ``interface``, ``port``, ``run_id``.
+
+    Returns
+    -------
+    str
+        For bash, with ``plan.yaml`` and the order of the pipelines inside.
+
+    Raises
+    ------
+    ExportError
+        What NeMo Automodel cannot express.
+    """
+    trainer = TrainerPlan.of(plan, "nemo", options)
+    trainer.llama()
+    each = trainer.pipeline_samples // plan.workload.microbatch_samples
+    if trainer.stages > 1 and each < trainer.stages:
+        raise trainer.refuse(
+            f"{each} microbatches of a pipeline with {trainer.stages} stages",
+            "plan at least as many microbatches as stages",
+        )
+    order = trainer.planned_order()
+    trainer.require_memory(order, lambda _: 1)
+    step_s = trainer.predicted_step_s(order, waits_for_norm=True)
+    files = {"plan.yaml": _yaml(trainer)}
+    rank_options = {}
+    name = "without pipelines"
+    if trainer.stages > 1:
+        name = "in this order of operations"
+        orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
+        names = [f"order{orders.index(one)}.csv" for one in orders]
+        files |= dict(zip(names, orders, strict=True))
+        option = "--distributed.pipeline.pp_schedule_csv"
+        rank_options = {
+            one.rank: f'{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks
+        }
+    return launch_script(
+        trainer,
+        options,
+        Launch(
+            NEMO,
+            prediction(step_s, plan.predicted.step_s, name),
+            TRAIN,
+            ['"$run_dir/plan.yaml"'],
+            files=files,
+            # without it the command would start ranks of its own
+            variables={"TORCHELASTIC_RUN_ID": options.run_id},
+            rank_options=rank_options,
+            notes=(
+                "FSDP2 keeps a shard of parameters and optimizer state on each rank: gradients are "
+                "reduce-scattered",
+                "and parameters all-gathered once a step, which moves the bytes of an all-reduce.",
+            )
+            if trainer.replicas > 1
+            else (),
+        ),
+    )
+
+
+def _yaml(trainer: TrainerPlan) -> str:
+    """The recipe's sections that the plan decides, and a small dataset to replace."""
+    plan, arch = trainer.plan, trainer.llama()
+    precision = plan.workload.precision
+    dtype = DTYPES[trainer.compute_dtype(reduces=(Dtype.FP32, Dtype.BF16))]
+    microbatch = plan.workload.microbatch_samples
+    local = trainer.pipeline_samples if trainer.stages > 1 else microbatch
+    pipeline = ""
+    if trainer.stages > 1:
+        rows = "".join(f"      - {json.dumps(part)}\n" for part in _module_fqns(trainer))
+        pipeline = (
+            "  pipeline:\n"
+            "    pp_schedule: 1f1b\n"
+            f"    pp_microbatch_size: {microbatch}\n"
+            f"    pp_seq_len: {arch.sequence}\n"
+            f"    module_fqns_per_model_part:\n{rows}"
+        )
+    return f"""recipe: TrainFinetuneRecipeForNextTokenPrediction
+
+step_scheduler:
+  global_batch_size: {plan.workload.batch_samples}
+  local_batch_size: {local}
+
+dist_env:
+  backend: nccl
+  timeout_minutes: {max(10, math.ceil(plan.predicted.step_s / 6))}
+
+distributed:
+  strategy: fsdp2
+  pp_size: {trainer.stages}
+  dp_size: {trainer.replicas}
+  tp_size: 1
+  cp_size: 1
+  activation_checkpointing: {json.dumps(trainer.recomputes)}
+  defer_fsdp_grad_sync: true
+  reshard_after_forward: false
+  mp_policy:
+    _target_: torch.distributed.fsdp.MixedPrecisionPolicy
+    param_dtype: {dtype}
+    reduce_dtype: {DTYPES[precision.gradients]}
+    output_dtype: {dtype}
+{pipeline}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  torch_dtype: float32
+  config:
+    _target_: transformers.LlamaConfig
+    architectures: [LlamaForCausalLM]
+    vocab_size: {arch.vocabulary}
+    hidden_size: {arch.hidden}
+    intermediate_size: {arch.ffn}
+    num_hidden_layers: {arch.layers}
+    num_attention_heads: {arch.heads}
+    num_key_value_heads: {arch.kv_heads}
+    max_position_embeddings: {arch.position_rows}
+    rms_norm_eps: {arch.norm_eps:.8f}
+    rope_theta: {arch.rope_theta:.1f}
+    tie_word_embeddings: {json.dumps(arch.tied)}
+    use_cache: false
+
+clip_grad_norm:
+  max_norm: {".inf" if plan.clip is None else plan.clip}
+
+loss_fn:
+  _target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy
+
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 0.0003
+
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDatasetConfig
+  vocab_size: {arch.vocabulary}
+  seq_len: {arch.sequence}
+  batch_size: {local}
+
+dataloader:
+  _target_: torchdata.stateful_dataloader.StatefulDataLoader
+  batch_size: null
+"""
+
+
+def _module_fqns(trainer: TrainerPlan) -> list[list[str]]:
+    """Names of the modules of each stage; all compute rotary positions."""
+    parts = [[f"model.layers.{k}" for k in range(*ends)] for ends in trainer.plan.stage_layers]
+    parts[0].insert(0, "model.embed_tokens")
+    parts[-1] += ["model.norm", "lm_head"]
+    return [[*part, "model.rotary_emb"] for part in parts]

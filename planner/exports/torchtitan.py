@@ -1,0 +1,291 @@
+"""Plans for torchtitan 0.3.0, and for torchft 0.2.0 with it."""
+
+from __future__ import annotations
+
+import math
+
+from planner.exports.options import ExportOptions
+from planner.exports.trainer_plan import TrainerPlan
+from planner.exports.trainer_script import Launch, launch_script, option_lines, prediction
+from planner.network.dtype import Dtype
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer
+from planner.workload.layers import Architecture
+
+TORCHTITAN = "torchtitan 0.3.0"
+TORCHFT = f"torchft 0.2.0 with {TORCHTITAN}"
+DILOCO = OuterOptimizer()
+"""The outer step that torchtitan's trainer for torchft has built in: SGD 0.7, Nesterov 0.9."""
+DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
+MODULE = "plan_model"
+TRAIN = ("python", "-m", "torchtitan.train")
+
+
+def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A script that starts torchtitan with the plan's stages, order and ranks.
+
+    Parameters
+    ----------
+    plan
+        Of a LLaMA, untied where it has several stages.
+    options
+        ``hosts``, ``interface``, ``port``, ``run_id``.
+
+    Returns
+    -------
+    str
+        For bash, with the model's configuration and the order of each pipeline inside.
+
+    Raises
+    ------
+    ExportError
+        What torchtitan cannot express.
+    """
+    trainer = TrainerPlan.of(plan, "torchtitan", options)
+    order = trainer.planned_order()
+    trainer.require_memory(order, lambda _: 1)
+    step_s = trainer.predicted_step_s(order, waits_for_norm=True)
+    parallelism: dict[str, object] = {
+        "parallelism.data_parallel_replicate_degree": trainer.replicas,
+        "parallelism.data_parallel_shard_degree": 1,
+    }
+    files, rank_options = _pipeline_files(trainer)
+    return launch_script(
+        trainer,
+        options,
+        Launch(
+            TORCHTITAN,
+            prediction(step_s, plan.predicted.step_s, _order_name(trainer)),
+            TRAIN,
+            _options(trainer, parallelism, "inf" if plan.clip is None else f"{plan.clip:g}"),
+            files=_model_file(trainer, fault_tolerant=False) | files,
+            rank_options=rank_options,
+        ),
+    )
+
+
+def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
+    """A script that starts a replica group of torchft for each pipeline, and the lighthouse.
+
+    Parameters
+    ----------
+    plan
+        Of a LLaMA, with an averaging every few steps.
+    options
+        ``hosts``, ``interface``, ``port`` (of the lighthouse; pipeline p meets on
+        ``port + 1 + p``), ``run_id``.
+
+    Returns
+    -------
+    str
+        For bash.
+
+    Raises
+    ------
+    ExportError
+        What torchft's DiLoCo and local SGD do not do.
+    """
+    trainer = TrainerPlan.of(plan, "torchft", options, local_steps=True)
+    method = _semi_sync_method(trainer)
+    order = trainer.planned_order()
+    trainer.require_memory(order, lambda _: 1)
+    step_s = trainer.predicted_step_s(order, waits_for_norm=False)
+    parallelism: dict[str, object] = {
+        "parallelism.data_parallel_replicate_degree": 1,
+        "parallelism.data_parallel_shard_degree": 1,
+        # groups first average after sync_steps, and must begin with equal parameters
+        "debug.seed": plan.seed,
+        "fault_tolerance.semi_sync_method": method,
+        "fault_tolerance.sync_steps": plan.sync.every_steps,
+        "fault_tolerance.num_fragments": 1,
+        "fault_tolerance.group_size": trainer.replicas,
+        "fault_tolerance.min_replica_size": trainer.replicas,
+        "fault_tolerance.process_group_timeout_ms": 1000
+        * _timeout_s(60, plan.predicted.averaging_s),
+    }
+    files, rank_options = _pipeline_files(trainer)
+    lighthouse = trainer.ranks[0].host
+    heads = {one.pipeline: one.host for one in trainer.ranks if one.stage == 0}
+    return launch_script(
+        trainer,
+        options,
+        Launch(
+            TORCHFT,
+            prediction(step_s, plan.predicted.step_s, _order_name(trainer)),
+            TRAIN,
+            _options(trainer, parallelism, "inf"),
+            files=_model_file(trainer, fault_tolerant=True) | files,
+            variables={
+                "WORLD_SIZE": str(trainer.stages),
+                "TORCHFT_LIGHTHOUSE": f"http://{lighthouse}:{options.port}",
+            },
+            rank_options={
+                one.rank: " ".join(
+                    [f"--fault_tolerance.replica_id {one.pipeline}", *_own(rank_options, one.rank)]
+                )
+                for one in trainer.ranks
+            },
+            rank_variables={
+                one.rank: {
+                    "RANK": str(one.stage),
+                    "MASTER_ADDR": heads[one.pipeline],
+                    "MASTER_PORT": str(options.port + 1 + one.pipeline),
+                }
+                for one in trainer.ranks
+            },
+            notes=("Each pipeline is a replica group; RANK and WORLD_SIZE count within it.",),
+            before={
+                lighthouse: [
+                    f'torchft_lighthouse --bind "[::]:{options.port}" --min_replicas '
+                    f"{trainer.replicas} --quorum_tick_ms 100 --join_timeout_ms 10000 &",
+                    "lighthouse=$!",
+                ]
+            },
+        ),
+    )
+
+
+def _semi_sync_method(trainer: TrainerPlan) -> str:
+    sync = trainer.plan.sync
+    if not sync.local_steps:
+        raise trainer.refuse(
+            "gradients averaged in every step", "use --to torchtitan, or plan with --sync-every"
+        )
+    if sync.delayed:
+        raise trainer.refuse(
+            "a delayed outer step, which keeps x + (z - y) where torchft interpolates",
+            "plan without delay",
+        )
+    if sync.outer is None:
+        return "local_sgd"
+    if sync.outer != DILOCO:
+        raise trainer.refuse(
+            f"an outer {sync.outer.optimizer} step of rate {sync.outer.learning_rate:g} and "
+            f"momentum {sync.outer.momentum:g}",
+            f"plan with {DILOCO.learning_rate:g} and {DILOCO.momentum:g}, which its trainer fixes",
+        )
+    return "diloco"
+
+
+def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str) -> list[str]:
+    """What all ranks are started with."""
+    plan, stages = trainer.plan, trainer.stages
+    dtype = DTYPES[trainer.compute_dtype()]
+    samples, microbatch = trainer.pipeline_samples, plan.workload.microbatch_samples
+    lines = option_lines({"module": MODULE, "config": "planned"} | parallelism)
+    lines += option_lines(
+        {
+            "training.local_batch_size": samples if stages > 1 else microbatch,
+            "training.global_batch_size": plan.workload.batch_samples,
+            "training.seq_len": trainer.llama().sequence,
+            "training.max_norm": max_norm,
+            "training.mixed_precision_param": dtype,
+            "comm.init_timeout_seconds": _timeout_s(300, plan.predicted.step_s),
+            "comm.train_timeout_seconds": _timeout_s(100, plan.predicted.step_s),
+            "parallelism.pipeline_parallel_degree": stages,
+        }
+    )
+    if stages > 1:
+        parts = " ".join(",".join(part) for part in _module_fqns(trainer))
+        lines += option_lines(
+            {
+                "training.disable_cuda_graphs": True,
+                "parallelism.pipeline_parallel_microbatch_size": microbatch,
+                "parallelism.pipeline_parallel_schedule": "1F1B",
+            }
+        )
+        lines.append(f"--parallelism.module_fqns_per_model_part {parts}")
+    return lines
+
+
+def _module_fqns(trainer: TrainerPlan) -> list[list[str]]:
+    """Names of the modules of each stage."""
+    parts = [[f"layers.{k}" for k in range(*ends)] for ends in trainer.plan.stage_layers]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return parts
+
+
+def _pipeline_files(trainer: TrainerPlan) -> tuple[dict[str, str], dict[int, str]]:
+    """The order of each pipeline, and the option of each rank that names it."""
+    if trainer.stages == 1:
+        return {}, {}
+    orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
+    names = [f"order{orders.index(order)}.csv" for order in orders]
+    option = "--parallelism.pipeline_parallel_schedule_csv"
+    return (
+        dict(zip(names, orders, strict=True)),
+        {one.rank: f'{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks},
+    )
+
+
+def _timeout_s(least: int, predicted_s: float) -> int:
+    """Ten times what is predicted, since defaults are for data centres."""
+    return max(least, math.ceil(10 * predicted_s))
+
+
+def _own(options: dict[int, str], rank: int) -> list[str]:
+    return [options[rank]] if rank in options else []
+
+
+def _order_name(trainer: TrainerPlan) -> str:
+    return "in this order of operations" if trainer.stages > 1 else "without pipelines"
+
+
+def _model_file(trainer: TrainerPlan, *, fault_tolerant: bool) -> dict[str, str]:
+    """A configuration function for ``--module`` and ``--config``: sizes are no options there."""
+    text = _model_text(trainer.llama(), trainer.recomputes, fault_tolerant=fault_tolerant)
+    return {f"{MODULE}.py": text}
+
+
+def _model_text(arch: Architecture, recomputes: bool, *, fault_tolerant: bool) -> str:
+    package = (
+        "torchtitan.experiments.torchft.llama3" if fault_tolerant else "torchtitan.models.llama3"
+    )
+    base = "llama3_torchft_debugmodel" if fault_tolerant else "llama3_debugmodel_ce_loss"
+    checkpoint = "FullAC.Config()" if recomputes else "None"
+    tie = ""
+    if arch.tied:
+        tie = """
+    model.enable_weight_tying = True
+    model.tok_embeddings.param_init = _EMBEDDING_SKIP_INIT"""
+    return f'''"""The planned LLaMA, with data, optimizer and checkpoints of the debug model."""
+
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.common import ComplexRoPE
+from torchtitan.models.llama3 import (
+    _EMBEDDING_SKIP_INIT,
+    _build_llama3_layers,
+    _output_linear_init,
+)
+from {package}.config_registry import {base}
+
+
+def planned():
+    config = {base}()
+    model = config.model_spec.model
+    model.dim, model.vocab_size = {arch.hidden}, {arch.vocabulary}
+    model.tok_embeddings.num_embeddings = model.lm_head.out_features = {arch.vocabulary}
+    model.tok_embeddings.embedding_dim = model.lm_head.in_features = {arch.hidden}
+    model.lm_head.param_init = _output_linear_init({arch.hidden})
+    model.norm.normalized_shape, model.norm.eps = {arch.hidden}, {arch.norm_eps!r}
+    model.layers = _build_llama3_layers(
+        n_layers={arch.layers},
+        dim={arch.hidden},
+        n_heads={arch.heads},
+        n_kv_heads={arch.kv_heads},
+        hidden_dim={arch.ffn},
+        rope=ComplexRoPE.Config(
+            dim={arch.attention_size},
+            max_seq_len={arch.position_rows},
+            theta={arch.rope_theta!r},
+        ),
+        attn_backend="flex",
+    )
+    for layer in model.layers:
+        layer.attention_norm.eps = layer.ffn_norm.eps = {arch.norm_eps!r}{tie}
+    config.loss = CrossEntropyLoss.Config(global_vocab_size={arch.vocabulary})
+    config.activation_checkpoint = {checkpoint}
+    return config
+'''

@@ -1,0 +1,291 @@
+"""A plan as another trainer carries it out: mesh of ranks, order of work, predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.clock.simulator import predict
+from planner.exports.error import ExportError
+from planner.exports.options import ExportOptions, require_name
+from planner.exports.ranks import nodes_of
+from planner.exports.straight import Pipelines, first_schedule, require_trainable
+from planner.network.dtype import Dtype
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.schedule import Operation, Schedule
+from planner.workload.costs import split_costs
+from planner.workload.layers import Architecture, Family
+
+
+@dataclass(frozen=True)
+class TrainerRank:
+    """One process of the trainer.
+
+    Attributes
+    ----------
+    rank
+        Global rank, ``stage * pipelines + pipeline``: pipeline parallelism is the outer dimension
+        of the mesh and data parallelism the inner one.
+    device
+        Index of the planned device.
+    host, local_rank
+        Where the process runs, and which of the host's GPUs it uses.
+    interface
+        Network interface; None: the host's default.
+    stage, pipeline
+        Coordinates in the mesh.
+    """
+
+    rank: int
+    device: int
+    host: str
+    local_rank: int
+    interface: str | None
+    stage: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """A plan that a trainer with equal, straight pipelines can carry out.
+
+    Attributes
+    ----------
+    plan
+        The plan.
+    target
+        Name of the format, for messages.
+    pipelines
+        Devices of each pipeline, stage by stage.
+    ranks
+        Processes in the order of their ranks.
+    """
+
+    plan: TrainingPlan
+    target: str
+    pipelines: Pipelines
+    ranks: tuple[TrainerRank, ...]
+
+    @classmethod
+    def of(
+        cls, plan: TrainingPlan, target: str, options: ExportOptions, *, local_steps: bool = False
+    ) -> TrainerPlan:
+        """Check that the target can carry out the plan, and place its ranks.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+        target
+            Name of the format.
+        options
+            ``hosts`` and ``interface``.
+        local_steps
+            Whether the target averages parameters every few steps.
+
+        Raises
+        ------
+        ExportError
+            The target cannot express the plan, or a host name is invalid.
+        """
+        pipelines = require_trainable(plan, target, recompute=True, local_steps=local_steps)
+        return cls(plan, target, pipelines, _ranks(plan, pipelines, options))
+
+    @property
+    def stages(self) -> int:
+        """Pipeline-parallel degree."""
+        return len(self.plan.stage_layers)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel degree."""
+        return len(self.pipelines)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether all stages recompute their activations; mixed plans are refused."""
+        return any(self.plan.recompute)
+
+    @property
+    def pipeline_samples(self) -> int:
+        """Samples of one pipeline in a step."""
+        return self.plan.workload.batch_samples // self.replicas
+
+    def refuse(self, what: str, remedy: str) -> ExportError:
+        """The error for a feature of the plan that the target lacks."""
+        return ExportError(f"{self.target} cannot express {what}; {remedy}")
+
+    def architecture(self) -> Architecture:
+        """The transformer to train; raises `ExportError` where the workload is not one."""
+        architecture = self.plan.workload.architecture
+        if architecture is None:
+            raise self.refuse(
+                f"workload {self.plan.workload.name!r}, which is no known transformer",
+                "plan a preset or a config.json",
+            )
+        return architecture
+
+    def llama(self) -> Architecture:
+        """A plain LLaMA, whose embedding and head are tied on a single stage at most."""
+        found = self.architecture()
+        if found.kind is not Family.LLAMA:
+            raise self.refuse(f"a {found.kind} model", "plan one of the llama family")
+        if found.tied and self.stages > 1:
+            raise self.refuse(
+                "a head tied to the embedding across stages",
+                "plan a workload with a head of its own",
+            )
+        extra = {
+            "biases of queries, keys and values": found.qkv_bias,
+            "norms of queries and keys": found.qk_norm,
+            "an attention window": found.window is not None,
+            "a head size other than hidden / heads": found.attention_size * found.heads
+            != found.hidden,
+        }
+        for what in (*found.unexecuted, *(name for name, has in extra.items() if has)):
+            raise self.refuse(f"a LLaMA with {what}", "plan a LLaMA without it")
+        return found
+
+    def compute_dtype(self, *, reduces: Sequence[Dtype] = (Dtype.FP32,)) -> Dtype:
+        """Format of matrix products and activations, where the trainer knows only one for both.
+
+        Parameters
+        ----------
+        reduces
+            Formats in which the trainer averages gradients.
+        """
+        precision = self.plan.workload.precision
+        if precision.compute is not precision.messages:
+            raise self.refuse(
+                f"activations computed in {precision.compute} and sent in {precision.messages}",
+                "plan both in one format",
+            )
+        if precision.gradients not in reduces:
+            raise self.refuse(
+                f"gradients averaged in {precision.gradients}",
+                f"plan gradients in {' or '.join(reduces)}",
+            )
+        return precision.compute
+
+    def csv_order(self, pipeline: int) -> str:
+        """Operations of a pipeline as the CSV of torch.distributed.pipelining, a row per stage."""
+        schedule, path = first_schedule(self.plan), self.pipelines[pipeline]
+        own = [b for b, taken in enumerate(schedule.paths) if taken == path]
+        number = {b: k for k, b in enumerate(own)}
+        rows = (
+            ",".join(f"{stage}{kind}{number[b]}" for kind, b in schedule.order[d] if kind != "H")
+            for stage, d in enumerate(path)
+        )
+        return "".join(f"{row}\n" for row in rows)
+
+    def planned_order(self) -> Schedule:
+        """The plan's order with the loss computed right after the last forward pass."""
+        schedule = first_schedule(self.plan)
+        return replace(schedule, order=tuple(map(_loss_with_forward, schedule.order)))
+
+    def one_f_one_b(self) -> Schedule:
+        """The same paths in 1F1B order (Narayanan et al., 2019)."""
+        schedule = first_schedule(self.plan)
+        orders: list[tuple[Operation, ...]] = [()] * len(schedule.order)
+        for path in self.pipelines:
+            own = [b for b, taken in enumerate(schedule.paths) if taken == path]
+            for stage, d in enumerate(path):
+                last = stage == self.stages - 1
+                orders[d] = _one_f_one_b(own, self.stages - stage, last)
+        return replace(schedule, name="1f1b", order=tuple(orders))
+
+    def predicted_step_s(self, order: Schedule, *, waits_for_norm: bool) -> float:
+        """The step on the planner's clock, in the trainer's order.
+
+        Parameters
+        ----------
+        order
+            Of the trainer.
+        waits_for_norm
+            Whether all stages wait for the norm of all gradients, as clipping makes them.
+        """
+        plan = self.plan.replace(schedules=(order,), cycle=(0,))
+        if waits_for_norm and plan.clip is None:
+            plan = plan.replace(clip=1.0)
+        return predict(plan).step_s
+
+    def require_memory(self, order: Schedule, chunk: Callable[[int], int]) -> None:
+        """Refuse an order whose activations do not fit.
+
+        Parameters
+        ----------
+        order
+            Of the trainer.
+        chunk
+            Layers of a stage that are recomputed as one: the trainer keeps the input of each chunk,
+            where the plan counts the stage's input only.
+
+        Raises
+        ------
+        ExportError
+            A device has too little memory.
+        """
+        plan = self.plan
+        workload, live = plan.workload, order.most_live()
+        costs = split_costs(workload, plan.stage_layers, plan.head_stage, plan.recompute)
+        for stage, (start, stop) in enumerate(plan.stage_layers):
+            inputs = 0.0
+            if self.recomputes:
+                inner = range(start + chunk(stage), stop, chunk(stage))
+                inputs = sum(workload.held_bytes(k - 1) for k in inner)
+                inputs *= workload.microbatch_samples
+            for path in self.pipelines:
+                d = path[stage]
+                need = costs[stage].need_bytes(live[d]) + live[d] * inputs
+                have = float(plan.cluster.memory_bytes[d])
+                if need > have:
+                    raise self.refuse(
+                        f"device {plan.cluster.network.ids[d]!r}: its order keeps {live[d]} "
+                        f"microbatches, {need / 1e9:.2f} GB, and memory is {have / 1e9:.2f} GB",
+                        "plan more stages or smaller microbatches",
+                    )
+
+
+def _ranks(
+    plan: TrainingPlan, pipelines: Pipelines, options: ExportOptions
+) -> tuple[TrainerRank, ...]:
+    """Processes in the order of their ranks."""
+    where: dict[int, tuple[str, int]] = {}
+    for host, devices in nodes_of(plan, options).items():
+        require_name("host", host)
+        where |= {d: (host, local) for local, d in enumerate(devices)}
+    planned = plan.cluster.devices.interfaces
+    found: list[TrainerRank] = []
+    for stage in range(len(plan.stage_layers)):
+        for pipeline, path in enumerate(pipelines):
+            d = path[stage]
+            interface = options.interface or (planned[d] if planned else None) or None
+            found.append(TrainerRank(len(found), d, *where[d], interface, stage, pipeline))
+    return tuple(found)
+
+
+def _loss_with_forward(order: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Move each H right behind its F."""
+    heads = {b for kind, b in order if kind == "H"}
+    moved: list[Operation] = []
+    for kind, b in order:
+        if kind != "H":
+            moved.append((kind, b))
+        if kind == "F" and b in heads:
+            moved.append(("H", b))
+    return tuple(moved)
+
+
+def _one_f_one_b(microbatches: Sequence[int], flight: int, last: bool) -> tuple[Operation, ...]:
+    """A stage that keeps at most ``flight`` microbatches."""
+    ops: list[Operation] = []
+    done = 0
+    for k, b in enumerate(microbatches):
+        ops.append(("F", b))
+        if last:
+            ops.append(("H", b))
+        if k + 1 >= flight:
+            ops.append(("B", microbatches[done]))
+            done += 1
+    ops += [("B", b) for b in microbatches[done:]]
+    return tuple(ops)

@@ -1,0 +1,234 @@
+"""Scripts that start other trainers, run with a Python that prints what it was started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from planner.clock.simulator import predict
+from planner.exports.error import ExportError
+from planner.exports.formats import export_plan
+from planner.exports.options import ExportOptions
+from planner.exports.trainer_plan import TrainerPlan
+from planner.network.cluster import Cluster, Devices
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.sync import OuterOptimizer, Sync
+from tests.conftest import make_plan, random_network, tiny_workload
+
+GRID = [[0, 5, 2], [3, 1, 4]]
+HOSTS = {"0": "red", "5": "red", "2": "red", "3": "blue", "1": "blue", "4": "blue"}
+TARGETS = ("torchtitan", "torchft", "megatron", "nemo")
+DILOCO = Sync(5, OuterOptimizer())
+PYTHON = """#!/bin/sh
+[ "$RANK" = "$FAILS" ] && exit 3
+[ -n "$FAILS" ] && exec sleep 60
+python3 -c '
+import json, os, sys
+names = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME".split()
+print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]]))
+' "$@" > "seen.$$"
+"""
+
+
+@pytest.fixture(scope="module")
+def plan() -> TrainingPlan:
+    """Two pipelines of three stages, each on one host: ranks of a host are not consecutive."""
+    return make_plan(GRID, workload=tiny_workload("llama"))
+
+
+def of(plan: TrainingPlan, to: str) -> TrainingPlan:
+    """The plan with the averaging that the target does."""
+    return plan.replace(sync=DILOCO) if to == "torchft" else plan
+
+
+def start(
+    script: str, host: str, folder: Path, *options: str, fails: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with stand-ins for Python and the lighthouse."""
+    (folder / "train.sh").write_text(script)
+    for name, text in (("python", PYTHON), ("torchft_lighthouse", "#!/bin/sh\nexec sleep 60\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", "train.sh", host, *options],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "FAILS": fails},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_every_device_gets_its_planned_rank(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
+    """On its host, by stage and pipeline; options of the user come last."""
+    script = export_plan(of(plan, to), to, hosts=HOSTS, interface="eth0", port=1234)
+    seen = set()
+    for host in ("red", "blue"):
+        done = start(script, host, tmp_path, "--user", "a b")
+        assert done.returncode == 0, done.stderr
+        for path in tmp_path.glob("seen.*"):
+            env, words = json.loads(path.read_text())
+            path.unlink()
+            assert words[-2:] == ["--user", "a b"]
+            assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+            pipeline = ("red", "blue").index(host)
+            device = [sorted(row) for row in GRID][pipeline][int(env["LOCAL_RANK"])]
+            stage = GRID[pipeline].index(device)
+            if to == "torchft":
+                wanted = {"RANK": str(stage), "WORLD_SIZE": "3", "MASTER_ADDR": host}
+                wanted["MASTER_PORT"] = str(1235 + pipeline)
+                assert words[words.index("--fault_tolerance.replica_id") + 1] == str(pipeline)
+            else:
+                wanted = {"RANK": str(2 * stage + pipeline), "WORLD_SIZE": "6"}
+                wanted |= {"MASTER_ADDR": "red", "MASTER_PORT": "1234"}
+            assert {name: env[name] for name in wanted} == wanted
+            seen.add((stage, pipeline))
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_rank_that_fails_ends_the_others(plan: TrainingPlan, to: str, tmp_path: Path) -> None:
+    """And the script, with its exit code; an unknown host starts nothing."""
+    script = export_plan(of(plan, to), to, hosts=HOSTS)
+    done = start(script, "red", tmp_path, fails="0")
+    assert done.returncode == 3
+    done = start(script, "green", tmp_path)
+    assert done.returncode == 2 and "no host green" in done.stderr
+    assert not list(tmp_path.glob("seen.*"))
+
+
+def options_of(script: str) -> dict[str, list[str]]:
+    """What all ranks are started with, by option."""
+    text = script.partition("\noptions=(\n")[2].partition("\n)\n")[0]
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, *values = shlex.split(line)
+        assert name not in found
+        found[name.removeprefix("--")] = values
+    return found
+
+
+def written(script: str, name: str) -> str:
+    """A file that the script writes."""
+    return script.partition(f"$run_dir/{name}\" <<'EOF'\n")[2].partition("EOF\n")[0]
+
+
+def test_torchtitan_gets_stages_order_and_degrees(plan: TrainingPlan) -> None:
+    """Every module once; the order is that of torch-pipelining."""
+    script = export_plan(plan, "torchtitan")
+    found = options_of(script)
+    parts = [part.split(",") for part in found["parallelism.module_fqns_per_model_part"]]
+    wanted = [[f"layers.{k}" for k in range(a, b)] for a, b in plan.stage_layers]
+    wanted[0].insert(0, "tok_embeddings")
+    wanted[-1] += ["norm", "lm_head"]
+    assert parts == wanted
+    assert found["parallelism.pipeline_parallel_degree"] == ["3"]
+    assert found["parallelism.data_parallel_replicate_degree"] == ["2"]
+    assert found["training.local_batch_size"] == ["4"]
+    assert found["training.global_batch_size"] == ["8"]
+    assert found["training.disable_cuda_graphs"] == []
+    assert written(script, "order0.csv") == export_plan(plan, "torch-pipelining")
+    model = written(script, "plan_model.py")
+    compile(model, "plan_model.py", "exec")
+    assert "n_layers=4" in model and "config.activation_checkpoint = None" in model
+    again = export_plan(plan.replace(recompute=(True,) * 3), "torchtitan")
+    assert "config.activation_checkpoint = FullAC.Config()" in written(again, "plan_model.py")
+
+
+def test_one_stage_needs_no_pipeline(tmp_path: Path) -> None:
+    """Each device accumulates the gradients of its microbatches."""
+    alone = make_plan([[0], [1]], workload=tiny_workload("llama", tied=True))
+    found = options_of(export_plan(alone, "torchtitan"))
+    assert found["training.local_batch_size"] == ["1"]
+    assert found["training.global_batch_size"] == ["8"]
+    assert "parallelism.module_fqns_per_model_part" not in found
+    assert "pipeline-model-parallel-layout" not in options_of(export_plan(alone, "megatron"))
+    yaml = written(export_plan(alone, "nemo"), "plan.yaml")
+    assert "pp_size: 1\n" in yaml and "pipeline:" not in yaml and "local_batch_size: 1\n" in yaml
+
+
+def test_each_pipeline_has_its_own_order(plan: TrainingPlan) -> None:
+    """Where they differ, ranks name different files."""
+    schedule = plan.schedules[0]
+    first, second, *rest = schedule.order[0]
+    order = ((second, first, *rest), *schedule.order[1:])
+    other = plan.replace(schedules=(type(schedule)("x", schedule.head, schedule.paths, order),))
+    for to in ("torchtitan", "nemo"):
+        script = export_plan(other, to, hosts=HOSTS)
+        assert written(script, "order0.csv").startswith("0F1,0F0,")
+        assert written(script, "order1.csv") == export_plan(other, "torch-pipelining", pipeline=1)
+        assert script.count('"$run_dir/order1.csv"\n') == 3
+
+
+@pytest.mark.parametrize(
+    ("sync", "said"),
+    [
+        (Sync(), "gradients averaged in every step; use --to torchtitan"),
+        (Sync(5, OuterOptimizer(), delayed=True), "a delayed outer step"),
+        (Sync(5, OuterOptimizer(learning_rate=1.0)), "step of rate 1 and momentum 0.9"),
+    ],
+)
+def test_torchft_refuses_what_it_averages_otherwise(
+    plan: TrainingPlan, sync: Sync, said: str
+) -> None:
+    """In one line."""
+    with pytest.raises(ExportError, match=said) as error:
+        export_plan(plan.replace(sync=sync), "torchft")
+    assert str(error.value).startswith("torchft cannot express ")
+    assert "\n" not in str(error.value)
+
+
+def test_torchft_synchronizes_as_planned(plan: TrainingPlan) -> None:
+    """DiLoCo with the outer step that its trainer has, local SGD without one."""
+    found = options_of(export_plan(plan.replace(sync=DILOCO), "torchft"))
+    assert found["fault_tolerance.semi_sync_method"] == ["diloco"]
+    assert found["fault_tolerance.sync_steps"] == ["5"]
+    assert found["fault_tolerance.num_fragments"] == ["1"]
+    assert found["fault_tolerance.group_size"] == ["2"]
+    assert found["debug.seed"] == ["0"]
+    found = options_of(export_plan(plan.replace(sync=Sync(5)), "torchft"))
+    assert found["fault_tolerance.semi_sync_method"] == ["local_sgd"]
+
+
+def test_nemo_gets_stages_and_order(plan: TrainingPlan) -> None:
+    """Rotary positions are on every stage."""
+    script = export_plan(plan, "nemo")
+    yaml = written(script, "plan.yaml")
+    rows = [line for line in yaml.splitlines() if line.startswith("      - [")]
+    parts = [json.loads(row.strip().removeprefix("- ")) for row in rows]
+    wanted = [[f"model.layers.{k}" for k in range(a, b)] for a, b in plan.stage_layers]
+    wanted[0].insert(0, "model.embed_tokens")
+    wanted[-1] += ["model.norm", "lm_head"]
+    assert parts == [[*part, "model.rotary_emb"] for part in wanted]
+    assert "  pp_size: 3\n  dp_size: 2\n" in yaml and "local_batch_size: 4\n" in yaml
+    assert written(script, "order0.csv") == export_plan(plan, "torch-pipelining")
+    few = make_plan(GRID, workload=tiny_workload("llama", batch_samples=4))
+    with pytest.raises(ExportError, match="2 microbatches of a pipeline with 3 stages"):
+        export_plan(few, "nemo")
+
+
+def test_the_stated_step_is_that_of_the_targets_order(plan: TrainingPlan) -> None:
+    """Megatron's order is 1F1B, whatever the plan's; others take the plan's."""
+    trainer = TrainerPlan.of(plan, "megatron", ExportOptions())
+    own = make_plan(GRID, workload=tiny_workload("llama"), schedule="1f1b")
+    assert trainer.one_f_one_b() == own.schedules[0]
+    theirs = predict(own).step_s
+    assert theirs != pytest.approx(plan.predicted.step_s, rel=1e-3)
+    assert f"Predicted step: {theirs:.4g} s, in Megatron's order" in export_plan(plan, "megatron")
+    assert trainer.planned_order() == plan.schedules[0]
+    norm = predict(plan.replace(clip=1.0)).step_s
+    assert f"Predicted step: {norm:.4g} s, in this order" in export_plan(plan, "torchtitan")
+
+
+def test_orders_that_need_more_memory_than_there_is(plan: TrainingPlan) -> None:
+    """Megatron keeps as many microbatches as a pipeline has stages."""
+    small = plan.replace(cluster=Cluster(random_network(6), Devices(1e12, 1e4)))
+    with pytest.raises(ExportError, match="its order keeps 3 microbatches"):
+        export_plan(small, "megatron")
