@@ -245,11 +245,11 @@ def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingP
         try:
             planned.append((asked, _one_shape(asked, shape_of(asked), glance)))
         except ValueError as error:
-            again = _recomputing(asked)
+            other = _recomputing(asked)
             try:
-                if again is None:
+                if other is None:
                     raise
-                planned.append((again, _one_shape(again, shape_of(again), glance)))
+                planned.append((other, _one_shape(other, shape_of(other), glance)))
             except ValueError:
                 refused.append(Candidate.refusal(asked, str(error)))
                 continue

@@ -35,8 +35,8 @@ ROW = Row(
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Instance:
     """Four regions, a small model: a row takes a moment."""
     found = Instance(
-        "aws4_dtfm_regional_2022 x 1 T4, gpt2-tiny",
-        lambda: pl.Cluster(pl.load_network("aws4_dtfm_regional_2022"), pl.Devices.of_gpu("T4")),
+        "aws4_dtfm_regional_2022 x 1 A10, gpt2-tiny",
+        lambda: pl.Cluster(pl.load_network("aws4_dtfm_regional_2022"), pl.Devices.of_gpu("A10")),
         "gpt2-tiny",
         {"batch_samples": 8, "sequence": 64},
     )

@@ -40,7 +40,7 @@ SMALL = "assignment/gcp12-unequal"
 WAVE = "paths/gcp12-3x4-skip"
 PEERS = "rebalancing/peers40-4"
 TABLE_1 = "averaging/table1d"
-PLAN = "plans/aws4-gpt2"
+PLAN = "plans/aws4-gpt2-2"
 
 
 def test_fifty_instances_in_five_families() -> None:

@@ -12,6 +12,8 @@ import pytest
 from planner.training_plan.model import Routing, TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.workload.costs import stage_costs
+from planner.workload.working_memory import MESSAGES
 from tests.conftest import make_plan, tiny_workload
 from tests.executor.test_train import STEPS, TOLERANCE, execute, expected_gradient, single
 
@@ -161,8 +163,13 @@ def test_memory_counts_what_may_wait() -> None:
     plan = make_plan([[0, 1], [2, 3]], workload=tiny_workload(batch_samples=12))
     needs = [need_of(p, 1, averaging_of(p, 1)) for p in (plan, routed(plan))]
     live = plan.schedules[0].most_live()
-    each = needs[0].beyond["messages"] / (2 * live[1])
-    assert needs[1].beyond["messages"] == each * (live[1] + live[0] + live[2])
+    each = stage_costs(plan.workload, *plan.stage_layers[1]).output_bytes
+    # four are planned for
+    waiting = [2 * live[1], live[1] + live[0] + live[2]]
+    assert [need.beyond["messages"] for need in needs] == [
+        each * max(count - MESSAGES, 0) for count in waiting
+    ]
+    assert waiting[1] > MESSAGES
 
 
 def test_own_pace_is_refused() -> None:

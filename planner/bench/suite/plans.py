@@ -24,6 +24,8 @@ from planner.search.stop import Effort
 from planner.training_plan.model import TrainingPlan
 from planner.workload.workload import Workload
 
+VERSION = 2
+"""Of the instances: from 2 on memory is counted as the executor needs it."""
 EVENTS_PER_EFFORT = MOST_EVENTS / 10
 """Operations and messages that rules price in one unit of effort."""
 
@@ -37,7 +39,7 @@ def _instance(
     **changes: Any,
 ) -> Instance:
     return Instance(
-        f"{Family.PLANS}/{name}",
+        f"{Family.PLANS}/{name}-{VERSION}",
         about,
         lambda: PlanProblem(cluster(), Workload.preset(workload, **changes)),
         quick,
@@ -48,7 +50,9 @@ def _shipped(name: str) -> Instance:
     """One of ``planner bench plans``."""
     made = BENCH[name]
     return Instance(
-        f"{Family.PLANS}/{name}", made.about, lambda: PlanProblem(made.cluster(), made.model())
+        f"{Family.PLANS}/{name}-{VERSION}",
+        made.about,
+        lambda: PlanProblem(made.cluster(), made.model()),
     )
 
 
