@@ -88,7 +88,7 @@ def plan_data(
         "cost": None if made.cost is None else made.cost.to_dict(),
         "objective": str(request.objective),
         **timeline_data(timeline, made.cluster),
-        "unstated_sites": unstated_sites(made.cluster),
+        "unstated_sites": unstated_sites(asked.cluster),
         "each_device": each_device,
         "notes": list(_notes(made)),
     }
@@ -274,7 +274,7 @@ def _section(title: str, rows: Iterable[Row]) -> list[str]:
 def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     predicted, tokens = data["predicted"], data["tokens_per_step"]
     samples = f"{data['samples_per_step']:,.6g} samples"
-    parts = some(data["microbatches"], "microbatch")
+    parts = f"{data['microbatches']:,} microbatch{'es' * (data['microbatches'] != 1)}"
     batch = (
         f"{samples} of {data['sequence']:,} tokens, {parts}" if tokens else f"{samples}, {parts}"
     )
@@ -369,8 +369,10 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             bound = seconds(one["bound"]) if unit == "s" else f"{one['bound']:.4g} $"
             what = FASTER[data["searched"]]
             what = what if unit == "s" else what.replace("faster", "cheaper")
-            label = "lower bound" if long_run is None or unit == "$" else "in the plan"
-            yield label, f"{bound}: {what} (gap {one['gap']:.1%})"
+            if long_run is None or unit == "$":
+                yield "lower bound", f"{bound}: {what} (gap {one['gap']:.1%})"
+            else:
+                yield "in the plan file", f"{bound}, for planner check (gap {one['gap']:.1%})"
         elif one["bound"] is None:
             yield "lower bound", "none for this kind of plan"
         yield (

@@ -197,13 +197,14 @@ def unstated_sites(cluster: Cluster) -> str:
     for d, region in enumerate(cluster.network.regions):
         if free[d] and alone[d]:
             count[region] = count.get(region, 0) + 1
-    several = [f"{many} devices of {region}" for region, many in count.items() if many > 1]
+    several = [region for region, many in count.items() if many > 1]
     if not several:
         return ""
+    many = f"{count[several[0]]} devices" if len(several) == 1 else "devices"
     return (
-        f"{listed(several)} have no site: each is assumed to have a line of its own. If they share "
-        "a line (one office, one network card), the step takes longer than predicted; give them "
-        "the same site, with site_upload_mbps and site_download_mbps, in the devices file"
+        f"{many} of {listed(several)} have no site: each is assumed to have a line of its own. If "
+        "they share a line (one office, one network card), the step takes longer than predicted; "
+        "give them the same site, with site_upload_mbps and site_download_mbps, in the devices file"
     )
 
 

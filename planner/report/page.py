@@ -145,7 +145,7 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
     cells = [
         ("step time", f"{figures['step_s']:.4g} s", batch),
         ("tokens/s", "not known" if rate is None else f"{rate:,.0f}", ""),
-        ("MFU", "not known" if used is None else f"{used:.1%}", "of all devices' peak FLOP/s"),
+        ("MFU", "not known" if used is None else f"{used:.1%}", "of its devices' peak FLOP/s"),
         ("training", "not known" if took is None else f"{took:,.3g} days", whole),
     ]
     inner = "".join(
@@ -153,8 +153,8 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
         for a, b, c in cells
     )
     return f'<dl class="head">{inner}</dl>' + _note(
-        f"Devices attain {utilization(plan):.1%} of the FLOP/s that they are assumed to attain in "
-        "training, 40% of a GPU's peak unless stated otherwise; they wait in the rest of the time."
+        f"Devices compute in {utilization(plan):.1%} of the time, at the rate that they attain in "
+        "training: 40% of a GPU's peak unless stated otherwise."
     )
 
 

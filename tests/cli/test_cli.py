@@ -15,6 +15,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.cli.plan_report import seconds
+from planner.compose.baseline_plans import BaselinePlans
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem
@@ -77,7 +78,7 @@ def test_plan_is_compared_with_ranks_by_region(
     ratio = best["step_s"] / data["predicted"]["step_s"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert max(map(len, printed.split("\nwrote ")[0].splitlines())) <= 80
+    assert max(map(len, printed.split("\nwrote")[0].splitlines())) <= 80
     out = unwrapped(printed)
     said = f"ranks by region {seconds(best['step_s'])}, {ratio:.2f} times as long as this plan"
     assert f"{said}: {best['stages']} stages x {best['pipelines']} pipelines" in out
@@ -588,6 +589,68 @@ def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "assignment cost" not in said
     assert main(["check", str(out)]) == 0
     assert "recomputed: whole step" in capsys.readouterr().out
+
+
+def test_baselines_are_those_that_the_search_started_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything open none is computed again, and none is faster than the plan."""
+    out = tmp_path / "plan.json"
+    command = [
+        *("plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"),
+        *("--sequence", "128", "--effort", "1", "--batch-samples", "16", "--no-pictures"),
+    ]
+    calls = 0
+    rule: Any = BaselinePlans.of
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return rule(*args)
+
+    monkeypatch.setattr(BaselinePlans, "of", counted)
+    monkeypatch.setattr("planner.compose.rank_order.ranks_by_region", None)
+    assert main([*command, "--json", "--out", str(out)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert calls == 1
+    ranks = data["ranks_by_region"]
+    assert ranks[ranks["outermost"]]["step_s"] >= data["predicted"]["step_s"] * (1 - 1e-9)
+    kept = load_plan(out).baselines
+    assert kept[0].taken == "ranks by region"
+    assert kept[0].value == pytest.approx(ranks[ranks["outermost"]]["step_s"])
+    assert data["tokens_per_step"] == 16 * 128 and data["sequence"] == 128
+    rate = data["tokens_per_step"] / data["predicted"]["step_s"]
+    assert data["tokens_per_s"] == pytest.approx(rate)
+    assert data["days"] == pytest.approx(data["training_tokens"] / rate / 86400)
+
+
+def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Price and peak of devices whose file has neither, sites, and the length of samples."""
+    (tmp_path / "net.csv").write_text(
+        "source,destination,latency_ms,bandwidth_gbps\noffice,cloud,15,1\ncloud,office,15,1\n"
+    )
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256}
+    config |= {"num_key_value_heads": 2, "max_position_embeddings": 131072}
+    (tmp_path / "model.json").write_text(json.dumps(config))
+    command = ["plan", "--network", str(tmp_path / "net.csv"), "--intra-latency-ms", "0.1"]
+    command += ["--intra-bandwidth-gbps", "1", "--workload", str(tmp_path / "model.json")]
+    command += ["--batch-samples", "8", "--effort", "0.2", "--no-pictures", "--no-compare"]
+    command += ["--devices", str(tmp_path / "d.csv"), "--out", str(tmp_path / "plan.json")]
+    (tmp_path / "d.csv").write_text("name,count,tflops,memory_gb\noffice,8,50,24\ncloud,1,50,24\n")
+    assert main(command) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "MFU not known: give gpu or peak_tflops" in out
+    assert "cost not known: give --usd-per-hour" in out
+    assert "8 devices of office have no site: each is assumed to have a line of its own" in out
+    assert "8 samples of 8,192 tokens" in out
+    assert "Samples have 8,192 tokens, though the model has 131,072 positions; --sequence" in out
+    (tmp_path / "d.csv").write_text(
+        "name,count,gpu,site,usd_per_hour\noffice,8,A10,here,1\ncloud,1,A10,there,1\n"
+    )
+    assert main([*command, "--sequence", "128"]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "not known" not in out and "have no site" not in out and "positions" not in out
 
 
 def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
