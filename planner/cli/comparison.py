@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.compose.baseline_plans import BaselinePlans
 from planner.compose.fixed_trials import FixedPlan, Tally
-from planner.compose.request import Question
+from planner.compose.request import Objective, Question
 from planner.problems import ProblemError
 
 RANKS = 0.7
@@ -39,6 +39,10 @@ def compared(
     """
     from planner.compose.rank_order import one_region, ranks_by_region
 
+    if question.request.objective == Objective.COST:
+        why = "not searched with --objective cost"
+        data |= {"ranks_by_region": None, "one_region": None, "ranks_by_region_refused": why}
+        return
     began = time.perf_counter()
 
     def over_after(share: float) -> Callable[[], bool]:

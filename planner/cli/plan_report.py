@@ -290,10 +290,11 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     yield "throughput", f"{rate}; {mfu}"
     cost = data["cost"]
     if tokens:
+        days = f"{data['days']:,.0f}" if data["days"] >= 100 else f"{data['days']:.3g}"
         price = "" if data["dollars"] is None else f" and {data['dollars']:,.0f} $"
         yield (
             "training",
-            f"{data['days']:,.3g} days{price} for {data['training_tokens'] / 1e9:,.4g} billion "
+            f"{days} days{price} for {data['training_tokens'] / 1e9:,.4g} billion "
             "tokens (100 a parameter)",
         )
     if cost is None:
@@ -325,9 +326,10 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         others = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
         yield (
             "averaging",
-            f"{between} every {sync['every_steps']} steps{outer}. A step takes ".lstrip()
+            f"every {sync['every_steps']} steps{between}{outer}. A step takes "
             + f"{seconds(sync['step_alone_s'])} {without}, {seconds(sync['step_that_averages_s'])} "
-            + f"with averaging{between}. Averaging every {others}." * bool(others),
+            + f"with averaging{between}."
+            + f" Step time with averaging every {others}." * bool(others),
         )
     if link := data["fullest_link"]:
         step = "a step that averages" if "sync" in data else "a step"
@@ -365,11 +367,15 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
     for part, unit in (("step", "s"), ("cost", "$")):
         if (one := parts.get(part)) is None:
             continue
-        if one["bound"] is not None and not (long_run and one["bound"] >= long_run):
+        if one["bound"] is not None and (
+            unit == "$" or long_run is None or one["bound"] < long_run * (1 - SAME)
+        ):
             bound = seconds(one["bound"]) if unit == "s" else f"{one['bound']:.4g} $"
             what = FASTER[data["searched"]]
-            what = what if unit == "s" else what.replace("faster", "cheaper")
-            if long_run is None or unit == "$":
+            if unit == "$":
+                what = what.replace("faster", "cheaper")
+                yield "bound of cost", f"{bound}: {what} (gap {one['gap']:.1%})"
+            elif long_run is None:
                 yield "lower bound", f"{bound}: {what} (gap {one['gap']:.1%})"
             else:
                 yield "in the plan file", f"{bound}, for planner check (gap {one['gap']:.1%})"
