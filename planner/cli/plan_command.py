@@ -408,14 +408,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"planner plan: no plan found, {result.status}", file=sys.stderr)
         return INVALID_PLAN
     made = result.plan
+    asked = Question.of(cluster, workload, request, args.seed, {})
     if args.compare and result.baselines is not None:
         found: dict[str, Any] = {}
-        compared(Question.of(cluster, workload, request, args.seed, {}), result.baselines, found)
+        compared(asked, result.baselines, found)
         made = _with_baselines(made, found)
     # the plan is saved before anything else, whatever happens later
     written = save(args.out, lambda path: save_plan(made, path))
     spare.done()
-    asked = Question.of(cluster, workload, request, args.seed, {})
     timeline = predicted_timeline(made)
     data = plan_data(made, timeline, result.candidates, asked, _each_device(args, made))
     data["sequence_capped"] = _is_capped(args, made)

@@ -246,7 +246,11 @@ def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[s
     argv = ["run", str(path), "--steps", "2", "--calibrate", str(times), "--json"]
     capsys.readouterr()
     assert main([*argv, "--trace", str(trace)]) == 0
-    steps = json.loads(capsys.readouterr().out)["steps"]
+    printed = capsys.readouterr()
+    steps = json.loads(printed.out)["steps"]
+    phases = ["starting 8 processes", "measuring forward and backward", "running the first step"]
+    where = [printed.err.index(phase) for phase in phases]
+    assert where == sorted(where)
     assert [s["step"] for s in steps] == [0, 1]
     assert all(s["measured_s"] > 0 and s["predicted_s"] > 0 and 10 < s["loss"] < 12 for s in steps)
     assert json.loads(trace.read_text())["traceEvents"]
@@ -349,6 +353,25 @@ FROM_NETWORK = [
     *("paths", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny"),
     *("--stage-sizes", "3,2,2,1", "--path-stages", "3", "--batch-samples", "6"),
 ]
+
+
+def test_a_run_begins_with_the_planned_step(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then what is predicted here, and each phase at once, without a terminal."""
+    pytest.importorskip("torch")
+    from planner.cli.run_command import _Steps
+
+    plan = load_plan(plan_file)
+    steps = _Steps(plan, plan.workload, Path("none"), [1.5], False, 7)
+    steps.take('{"event": "phase", "doing": "building the model"}')
+    printed = capsys.readouterr()
+    first, second = printed.out.splitlines()
+    assert first.startswith("training gpt2-tiny: 7 steps of 512 tokens; planned on aws8_dtfm")
+    assert first.endswith(f": {plan.predicted.step_s:.3f} s a step")
+    assert second == "predicted on this machine: 1.500 s a step"
+    doing = [line.split("s  ")[1] for line in printed.err.splitlines()]
+    assert doing == ["starting 8 processes", "building the model"]
 
 
 def answered(data: dict[str, Any], **changes: object) -> tuple[PathPlan, PathProblem]:
