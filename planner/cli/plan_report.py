@@ -337,7 +337,7 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
-    yield "stage  layers  memory", "devices"
+    yield "stage  layers    memory", "devices"
     for j, stage in enumerate(data["stages"]):
         start, stop = stage["layers"]
         layers = f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
@@ -346,7 +346,7 @@ def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
         if len(names) > MOST_LINES * (WIDTH - 24):
             regions = stage["regions"]
             names = ", ".join(f"{regions.count(r)} of {r}" for r in dict.fromkeys(regions))
-        yield f"{j:<5}  {layers:<6}  {stage['memory']:>6.0%}", names
+        yield f"{j:<5}  {layers:<8}  {stage['memory']:>6.0%}", names
     if data["averaging_only"]:
         yield "average only", ", ".join(compact(data["averaging_only"]))
     if idle := data["without_microbatches"]:
