@@ -23,7 +23,7 @@ EIGHT = FIRST.replace("--out plan.json", "--stages 8 --out eight.json")
 DEGREES = FIRST.replace("--out plan.json", "--stages auto --effort 20 --out auto.json")
 PICTURE = (
     "plan --network aws4_dtfm_regional_2022 --devices-per-region 2 --workload gpt3-1.3b --stages 4 "
-    "--batch-samples 48 --gpu T4 --out picture.json"
+    "--batch-samples 48 --gpu L4 --out picture.json"
 )
 LOCAL = (
     "plan --network aws8_dtfm_worldwide_2022 --workload gpt2-tiny --stages 4 --sequence 128 "
@@ -41,12 +41,12 @@ COMMANDS = (
     LOCAL.replace("--out", "--calibration times.json --out"),
 )
 ON_24 = (
-    "plan --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
+    "plan --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu L4 "
     "--workload llama-1.5b --batch-samples 192"
 )
 SKIP = f"{ON_24} --stage-sizes 6,4,4,4,3,3 --path-stages 4 --effort 100 --out skip.json"
 PATHS = (
-    "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu T4 "
+    "paths --network gcp12_skippipe_2025_repaired --devices-per-region 2 --gpu L4 "
     "--workload llama-1.5b --batch-samples 12 --stage-sizes 6,4,4,4,3,3 --path-stages 4 "
     "--effort 30"
 )

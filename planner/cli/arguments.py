@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from planner.cli.output import say
 from planner.cli.progress import PROGRESS
@@ -34,6 +34,7 @@ from planner.search.stop import (
     StopRun,
     Until,
 )
+from planner.workload.hf_config import DEFAULT_SEQUENCE
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
@@ -41,7 +42,37 @@ EFFORT = 10.0
 """Default of ``--effort``."""
 
 
-def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
+class Arguments(Protocol):
+    """A parser, or groups of its arguments."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As `argparse.ArgumentParser.add_argument` has it."""
+        ...
+
+
+class Grouped:
+    """Adds each argument to the group that lists it, the others to the last group.
+
+    Parameters
+    ----------
+    sub
+        The parser.
+    groups
+        By title, the options of each group.
+    """
+
+    def __init__(self, sub: argparse.ArgumentParser, groups: Mapping[str, Sequence[str]]) -> None:
+        self._group_of: dict[str, Arguments] = {}
+        for title, options in groups.items():
+            self._last = sub.add_argument_group(title)
+            self._group_of |= dict.fromkeys(options, self._last)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As `argparse.ArgumentParser.add_argument` has it."""
+        return self._group_of.get(names[0], self._last).add_argument(*names, **options)
+
+
+def add_cluster(sub: Arguments, required: bool = True) -> None:
     """``--network`` and what stands on it."""
     sub.add_argument(
         "--network",
@@ -49,18 +80,28 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
         metavar="NAME|FILE",
         help="a name that planner networks lists, or a file: .csv, .json, .jsonl",
     )
-    sub.add_argument("--devices", type=Path, help="CSV: which device has which GPU, limits, site")
+    sub.add_argument(
+        "--devices",
+        type=Path,
+        metavar="CSV",
+        help="devices file: GPU, count, memory, site, shared lines and price of each device",
+    )
     sub.add_argument(
         "--devices-per-region",
         type=int,
-        help="replicate every region so often; default: as the network is",
+        metavar="N",
+        help="devices in every region; default: as the network is",
     )
     sub.add_argument(
-        "--intra-latency-ms", type=float, help="one way, inside a region; default: the source's"
+        "--intra-latency-ms",
+        type=float,
+        metavar="MS",
+        help="one-way latency inside a region; default: the source's",
     )
     sub.add_argument(
         "--intra-bandwidth-gbps",
         type=float,
+        metavar="GBPS",
         help="gigabits a second inside a region; default: the source's",
     )
     sub.add_argument("--complete", action="store_true", help="drop devices with missing pairs")
@@ -70,28 +111,43 @@ def add_cluster(sub: argparse.ArgumentParser, required: bool = True) -> None:
         type=lambda text: find_gpu(text) or text,
         choices=list(GPUS),
         metavar="GPU",
-        help=f"of all devices, of {', '.join(GPUS)}; default %(default)s",
+        help=f"GPU of all devices: {', '.join(GPUS)}; default %(default)s",
     )
     sub.add_argument(
         "--utilization",
         type=float,
         default=0.4,
-        help="part of its peak that training attains, 0 to 1; default %(default)s",
+        metavar="FRACTION",
+        help="fraction of its peak that training attains, 0 to 1; default %(default)s",
     )
-    sub.add_argument("--memory-gb", type=float, help="of a device, 10^9 bytes; default: the GPU's")
     sub.add_argument(
-        "--usd-per-hour", type=float, help="dollars of a device; default: the GPU's on AWS"
+        "--memory-gb",
+        type=float,
+        metavar="GB",
+        help="memory of a device, 10^9 bytes; default: the GPU's",
+    )
+    sub.add_argument(
+        "--usd-per-hour",
+        type=float,
+        metavar="USD",
+        help="price of a device; default: the GPU's on AWS",
     )
 
 
-def add_prices(sub: argparse.ArgumentParser) -> None:
+def add_prices(sub: Arguments) -> None:
     """What bytes cost."""
     sub.add_argument(
         "--usd-per-gb",
         type=float,
-        help=f"dollars between regions of one provider; default {BETWEEN_REGIONS}",
+        metavar="USD",
+        help=f"price of traffic between regions of one provider; default {BETWEEN_REGIONS}",
     )
-    sub.add_argument("--prices", type=Path, help="CSV from,to,usd_per_gb of regions, * for any")
+    sub.add_argument(
+        "--prices",
+        type=Path,
+        metavar="CSV",
+        help="table of traffic prices: from,to,usd_per_gb of regions, * for any",
+    )
 
 
 def prices_of(args: argparse.Namespace) -> Prices:
@@ -112,7 +168,7 @@ def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
             )
 
 
-def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
+def add_workload(sub: Arguments, required: bool = True) -> None:
     """``--workload`` and its changes."""
     sub.add_argument(
         "--workload",
@@ -121,40 +177,63 @@ def add_workload(sub: argparse.ArgumentParser, required: bool = True) -> None:
         help=f"config.json of Hugging Face, or one of {', '.join(PRESETS)}",
     )
     sub.add_argument(
-        "--batch-samples", type=int, help="samples of one optimizer step; default: the workload's"
+        "--batch-samples",
+        type=int,
+        metavar="SAMPLES",
+        help="samples of one optimizer step; default: the workload's",
     )
     sub.add_argument(
         "--microbatch-samples",
         type=int,
-        help="samples that travel together; default: the workload's",
+        metavar="SAMPLES",
+        help="samples of a microbatch; default: the workload's",
     )
-    sub.add_argument("--sequence", type=int, help="tokens per sample; default: the workload's")
+    sub.add_argument(
+        "--sequence",
+        type=int,
+        metavar="TOKENS",
+        help="tokens per sample; default: the workload's, of a config.json at most "
+        f"{DEFAULT_SEQUENCE:,}",
+    )
     sub.add_argument(
         "--precision",
         choices=[dtype.value for dtype in Dtype],
-        help="of products and of activations, kept and sent; default bf16",
+        help="format of products and activations, kept and sent; default bf16",
     )
 
 
-def add_solver(sub: argparse.ArgumentParser, methods: Sequence[str]) -> None:
+def add_solver(sub: Arguments, methods: Sequence[str]) -> None:
     """Limits and seed of a search."""
     add_limits(sub)
-    sub.add_argument("--seed", type=count, default=0, help="of the search; default %(default)s")
     sub.add_argument(
-        "--method", default="auto", help=f"of {', '.join(methods)}; default %(default)s"
+        "--seed",
+        type=count,
+        default=0,
+        metavar="N",
+        help="seed of the search; default %(default)s",
+    )
+    sub.add_argument(
+        "--method",
+        default="auto",
+        metavar="NAME",
+        help=f"solver: {', '.join(methods)}; default %(default)s",
     )
 
 
-def add_limits(sub: argparse.ArgumentParser) -> None:
+def add_limits(sub: Arguments) -> None:
     """How much a search may do."""
     sub.add_argument(
         "--effort",
         type=float,
+        metavar="CORE_S",
         help="counted work, about seconds of a core; the same effort gives the same plan; default "
         f"{EFFORT:g}, without --seconds",
     )
     sub.add_argument(
-        "--seconds", type=float, help="what the whole command may take; default: no limit"
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="time limit of the whole command; default: no limit",
     )
 
 

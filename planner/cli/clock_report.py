@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.clock.links import assumed_limits, tight_limits
-from planner.clock.simulator import simulate, unlike_steps_s
+from planner.clock.simulator import unlike_steps_s
 from planner.clock.timeline import Timeline
 from planner.network.cluster import Cluster
 from planner.training_plan.choices import Codec
@@ -18,33 +18,22 @@ ASKED_INSTEAD = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 MOST_INSTEAD = 4
 
 
-def sync_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """How often it averages, and what its steps would take with other numbers.
-
-    ``data`` gets the same.
-    """
+def sync_data(plan: TrainingPlan) -> dict[str, Any]:
+    """How often a plan averages, and what its steps would take with other numbers; JSON-ready."""
     every, outer = plan.sync.every_steps, plan.sync.outer
-    if every == 1:
-        return []
     alone_s, averages_s = unlike_steps_s(plan)
     other = [h for h in ASKED_INSTEAD if h < every][-MOST_INSTEAD:]
-    instead = {h: Sync(h).mean_s(alone_s, averages_s) for h in other}
-    data["sync"] = {
+    words = None
+    if outer is not None:
+        words = f"{outer.optimizer} (rate {outer.learning_rate:g}, momentum {outer.momentum:g})"
+    return {
         "every_steps": every,
+        "within_regions": plan.two_clocks,
+        "outer": words,
         "step_alone_s": alone_s,
         "step_that_averages_s": averages_s,
-        "instead": {str(h): seconds for h, seconds in instead.items()},
+        "instead": {str(h): Sync(h).mean_s(alone_s, averages_s) for h in other},
     }
-    step = "" if outer is None else f", then {outer.optimizer}: rate {outer.learning_rate:g}"
-    step += "" if outer is None else f", momentum {outer.momentum:g}"
-    between, without = (" between regions", "averaging within regions")
-    if not plan.two_clocks:
-        between, without = ("", "without averaging")
-    return [
-        f"{'':24}averages{between} every {every} steps{step}",
-        f"{'':24}{alone_s:10.4f} s {without}, {averages_s:.4f} s with; every "
-        + ", ".join(f"{h} {seconds:.4f} s" for h, seconds in instead.items()),
-    ]
 
 
 MEASURED: dict[str, str] = {
@@ -59,7 +48,7 @@ MEASURED: dict[str, str] = {
 """What is known of decisions that change what is learned."""
 
 
-def learning_lines(plan: TrainingPlan) -> list[str]:
+def learning_notes(plan: TrainingPlan) -> list[str]:
     """Each decision that changes what is learned, and who has measured by how much."""
     found = []
     if plan.codec is not Codec.NONE:
@@ -67,12 +56,12 @@ def learning_lines(plan: TrainingPlan) -> list[str]:
     boundary = plan.workload.boundary_codec
     if boundary is not BoundaryCodec.NONE:
         found.append(f"boundaries {boundary}")
-    lines = [f"{'':24}{what}: {MEASURED[what]}" for what in found]
+    notes = [f"{what[:1].upper()}{what[1:]}: {MEASURED[what]}." for what in found]
     if plan.sync.every_steps > 1:
-        lines.append(f"{'':24}averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}")
+        notes.append(f"Averaging every {plan.sync.every_steps} steps: {MEASURED['sync']}.")
     if plan.two_clocks:
-        lines.append(f"{'':24}gradients within regions: {MEASURED['within']}")
-    return lines
+        notes.append(f"Gradients within regions: {MEASURED['within']}.")
+    return notes
 
 
 def priced_alone_lines(plan: TrainingPlan) -> list[str]:
@@ -100,27 +89,26 @@ def cost_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
     ]
 
 
-def clock_lines(plan: TrainingPlan, data: dict[str, Any]) -> list[str]:
-    """Lines about a plan on its own cluster; ``data`` gets the same."""
-    return timeline_lines(simulate(plan), plan.cluster, data, plan.sync.every_steps)
+def timeline_data(timeline: Timeline, cluster: Cluster) -> dict[str, Any]:
+    """The fullest link of a simulated step, and what is assumed of links; JSON-ready."""
+    fullest = None
+    if timeline.loads:
+        fullest = {"name": timeline.loads[0].name, "busy_s": float(timeline.loads[0].busy_s)}
+    return {
+        "fullest_link": fullest,
+        "assumed_limits": assumed_limits(cluster),
+        "tight_limits": tight_limits(cluster),
+    }
 
 
 def timeline_lines(
     timeline: Timeline, cluster: Cluster, data: dict[str, Any], every: int
 ) -> list[str]:
     """Lines about a simulated step; ``data`` gets the same. One step in ``every`` averages."""
+    data |= timeline_data(timeline, cluster)
     lines = []
-    data["fullest_link"] = None
-    if timeline.loads:
-        fullest = timeline.loads[0]
-        busy = float(fullest.busy_s)
-        data["fullest_link"] = {"name": fullest.name, "busy_s": busy}
+    if fullest := data["fullest_link"]:
         step = "a step" if every == 1 else "a step that averages"
-        lines.append(f"{'fullest link':<24}{busy:10.4f} s of messages {step}: {fullest.name}")
-    data["assumed_limits"] = assumed_limits(cluster)
-    if data["assumed_limits"]:
-        lines.append(data["assumed_limits"])
-    data["tight_limits"] = tight_limits(cluster)
-    if data["tight_limits"]:
-        lines.append(data["tight_limits"])
-    return lines
+        busy, name = fullest["busy_s"], fullest["name"]
+        lines.append(f"{'fullest link':<24}{busy:10.4f} s of messages {step}: {name}")
+    return lines + [data[key] for key in ("assumed_limits", "tight_limits") if data[key]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
+from planner.compose.baseline_plans import BaselinePlans
 from planner.compose.fixed_trials import FixedPlan, Tally
-from planner.compose.request import Question
+from planner.compose.request import Objective, Question
 from planner.problems import ProblemError
 
 RANKS = 0.7
@@ -18,71 +19,55 @@ RANKS = 0.7
 
 def compared(
     question: Question,
-    step_s: float,
+    known: BaselinePlans | None,
     data: dict[str, Any],
     seconds: float = math.inf,
-) -> Iterator[str]:
-    """Ranks by region on all devices, and the fastest region alone, as data and as lines.
+) -> None:
+    """Ranks by region on all devices, and the fastest region alone.
 
     Parameters
     ----------
     question
         What was asked, with the workload's own microbatches.
-    step_s
-        Of the plan.
+    known
+        The baselines that the search started from; None: they are computed.
     data
-        Gets ``ranks_by_region`` and ``one_region``; null where nothing fits.
+        Gets ``ranks_by_region`` and ``one_region``, as soon as each is known; null where nothing
+        fits, with the reason in ``ranks_by_region_refused`` or ``one_region_refused``.
     seconds
         After so many nothing new is tried.
-
-    Yields
-    ------
-    str
-        A line each, as soon as it is known.
     """
+    from planner.compose.rank_order import one_region, ranks_by_region
+
+    if question.request.objective == Objective.COST:
+        why = "not searched with --objective cost"
+        data |= {"ranks_by_region": None, "one_region": None, "ranks_by_region_refused": why}
+        return
     began = time.perf_counter()
 
     def over_after(share: float) -> Callable[[], bool]:
         return lambda: time.perf_counter() - began > share * seconds
 
-    yield from _ranks(question, step_s, data, over_after(RANKS))
-    yield from _region(question, step_s, data, over_after(1.0))
-
-
-def _ranks(
-    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
-) -> list[str]:
-    from planner.compose.rank_order import ranks_by_region
-
-    found, why = _or_why(lambda: ranks_by_region(question, over=over))
-    data["ranks_by_region"] = None
-    if found is None:
-        return [why]
-    outermost, plan = found.best
-    data["ranks_by_region"] = {"outermost": str(outermost), **_told(found)}
-    parallel = f"{outermost} parallel" if outermost == "data" else str(outermost)
-    shape = f"{_shape(plan)}, {parallel} outermost"
-    return [f"ranks by region: {shape}, {_step(plan, step_s)}{_left_out(found.tally)}"]
-
-
-def _region(
-    question: Question, step_s: float, data: dict[str, Any], over: Callable[[], bool]
-) -> list[str]:
-    from planner.compose.rank_order import one_region
-
+    if known is None:
+        ranks, why = _or_why(lambda: ranks_by_region(question, over=over_after(RANKS)))
+    else:
+        ranks, why = known.ranks, known.ranks_refused
+    if ranks is None:
+        data |= {"ranks_by_region": None, "ranks_by_region_refused": _short(why)}
+    else:
+        data["ranks_by_region"] = {"outermost": str(ranks.best[0]), **_decided(ranks)}
+    if known is None:
+        region, why = _or_why(lambda: one_region(question, over=over_after(1.0)))
+    else:
+        region, why = known.region, known.region_refused
     data["one_region"] = None
-    found, why = _or_why(lambda: one_region(question, over=over))
-    if found is None:
-        return [why]
-    if found.plan.devices == len(question.cluster):
-        return []  # ranks by region are the same
-    data["one_region"] = _told(found)
-    plan = found.plan
-    alone = f"{found.name} alone: {_shape(plan)}, {_step(plan, step_s)}"
-    return [f"{alone}{_left_out(found.tally)}"]
+    if region is None:
+        data["one_region_refused"] = _short(why)
+    elif region.plan.devices < len(question.cluster):  # else it is the same as ranks by region
+        data["one_region"] = {"name": region.name, **_decided(region)}
 
 
-def _told(found: Any) -> dict[str, Any]:
+def _decided(found: Any) -> dict[str, Any]:
     """Plans and tallies as data."""
     values = {one.name: getattr(found, one.name) for one in fields(found)}
     return {
@@ -100,18 +85,8 @@ def _or_why(make: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return make(), ""
     except ProblemError as error:
-        return None, str(error).split(";", maxsplit=1)[0]
+        return None, str(error)
 
 
-def _shape(plan: FixedPlan) -> str:
-    again = ", recomputing" if plan.recompute else ""
-    samples = f", microbatches of {plan.microbatch_samples}" if plan.microbatch_samples > 1 else ""
-    return f"{plan.stages} stages x {plan.pipelines} pipelines{samples}, {plan.order}{again}"
-
-
-def _step(plan: FixedPlan, step_s: float) -> str:
-    return f"step time {plan.step_s:.4f} s ({plan.step_s / step_s:.2f} x)"
-
-
-def _left_out(tally: Tally) -> str:
-    return f", {tally.left_out} more not tried" if tally.left_out else ""
+def _short(why: str) -> str:
+    return why.split(";", maxsplit=1)[0]

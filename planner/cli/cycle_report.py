@@ -42,25 +42,6 @@ def cycle_data(plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def cycle_lines(data: Mapping[str, Any]) -> list[str]:
-    """The same as text."""
-    every = len(data["cycle"])
-    return [
-        *(
-            f"  {s['name']:<22}{s['pipeline_s']:10.4f} s pipeline in {s['iterations']} of {every} "
-            "iterations"
-            for s in data["schedules"]
-        ),
-        _layers_line(data["visited_layers"], data["stage_layers"]),
-        *waves_lines(data["waves"]),
-    ]
-
-
-def _layers_line(visited: float, layers: Sequence[int]) -> str:
-    what, stages = f"{visited:10.2f} of {sum(layers)}", ", ".join(map(str, layers))
-    return f"{'layers visited':<24}{what} in the mean, in stages of {stages}"
-
-
 def _visited_layers(plan: TrainingPlan) -> float:
     """Of a microbatch, in the mean over the cycle."""
     count = {
@@ -85,16 +66,19 @@ def waves_data(problem: PathProblem) -> list[dict[str, Any]]:
     return found
 
 
-def waves_lines(waves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The same as text, a line a length of paths."""
-    lines = []
+def waves_rows(waves: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The same as label and text, a row a length of paths."""
+    rows = []
     for w in waves:
         what = f"waves, {w['path_stages']} stages a path"
         if "refused" in w:
-            lines.append(f"{what:<24}{'none':>8}   {w['refused'].split(';')[0]}")
+            rows.append((what, f"none: {w['refused'].split(';')[0]}"))
         else:
-            lines.append(
-                f"{what:<24}{w['count']:8d}   {w['per_start']} microbatches a start device in "
-                f"each, {w['visits_per_device']:.1f} visits a device in all"
+            rows.append(
+                (
+                    what,
+                    f"{w['count']}, each with {w['per_start']} microbatches a start device; "
+                    f"{w['visits_per_device']:.1f} visits a device in all",
+                )
             )
-    return lines
+    return rows

@@ -20,7 +20,7 @@ from planner.cli.arguments import (
     stop_of,
     workload_of,
 )
-from planner.cli.cycle_report import waves_data, waves_lines
+from planner.cli.cycle_report import waves_data, waves_rows
 from planner.cli.output import (
     BAD_INPUT,
     INVALID_PLAN,
@@ -299,7 +299,7 @@ class Answer:
         """As text: stages, waves, and one path a line."""
         stage_of = self.problem.stage_of
         return [
-            *waves_lines(waves_data(self.problem)),
+            *(f"{what:<24}{text}" for what, text in waves_rows(waves_data(self.problem))),
             *(
                 f"stage {j}: {self._names(group)}"
                 for j, group in enumerate(self.problem.stage_devices)

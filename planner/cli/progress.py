@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import threading
@@ -45,6 +46,21 @@ class Progress:
         if self._ended is None and sys.stderr.isatty():
             self._ended = threading.Event()
             threading.Thread(target=self._tick, args=(self._ended,), daemon=True).start()
+
+    def phase(self, words: str) -> None:
+        """Begin something long: elsewhere than on a terminal a line says so at once.
+
+        Parameters
+        ----------
+        words
+            Of one line.
+        """
+        if sys.stderr.isatty():
+            self.start(words)
+            return
+        with self._lock:
+            self._words, self._shown = words, -math.inf
+            self._write()
 
     def show(self, words: str) -> None:
         """Say what is being done, unless the last line is young.

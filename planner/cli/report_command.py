@@ -33,8 +33,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--tokens",
         type=float,
-        default=1e11,
-        help="of the training whose days are told; default 1e11",
+        help="of the training whose days and dollars are shown; default: 100 a parameter",
     )
     sub.add_argument(
         "--sensitivity", action="store_true", help="price slower links and devices; takes time"
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page of a valid plan."""
     out = args.plan.with_suffix(".html") if args.out is None else args.out
     require_outputs(args, [Output("--out", out, [".html"], GENERATOR)])
-    if real("--tokens", args.tokens, 0) == 0:
+    if args.tokens is not None and real("--tokens", args.tokens, 0) == 0:
         raise ValueError("--tokens is 0; give a number above 0")
     plan = load_plan(args.plan)
     steps = [] if args.events is None else load_run(args.events, plan.content_hash)

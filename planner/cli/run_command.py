@@ -31,6 +31,7 @@ from planner.executor.options import (
 from planner.executor.work import summary
 from planner.network.atomic import MADE
 from planner.network.outputs import Output, add_force, require_outputs
+from planner.report.figures import samples
 from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
@@ -242,6 +243,7 @@ def require_same_way(calibration: Calibration, asked: LocalRun) -> None:
 
 def launch(asked: LocalRun, *, as_json: bool) -> int:
     """Launch, relay and compare; returns the exit code."""
+    PROGRESS.start("loading PyTorch and checking the plan")
     plan = load_plan(asked.plan)
     # torch is loaded for a run only
     from planner.executor.address import named_address
@@ -341,8 +343,16 @@ class _Steps:
         self.changes: list[dict[str, Any]] = []
         self._plan, self._workload, self._path = plan, workload, calibration
         self._predicted, self._as_json, self._of = predicted, as_json, of
-        measures = " and measuring their operations" if predicted is None else ""
-        self._now(f"starting {len(plan.cluster.network.ids)} processes{measures}")
+        self._doing = ""
+        work = workload.architecture
+        tokens = samples(plan) * (0 if work is None else work.sequence)
+        self._say(
+            f"training {workload.name}: {of} steps of {tokens:,.0f} tokens; planned on "
+            f"{plan.network_name or 'its network'}: {plan.predicted.step_s:.3f} s a step"
+        )
+        if predicted is not None:
+            self._say_predicted()
+        self._phase(f"starting {len(plan.cluster.network.ids)} processes")
 
     def take(self, line: str) -> None:
         """A line of a rank's standard output."""
@@ -352,7 +362,9 @@ class _Steps:
         event = json.loads(line)
         if event["event"] == "calibrated":
             self._predicted = predict(self._plan, self._workload, Calibration.load(self._path))
-            self._now("the first step")
+            self._say_predicted()
+        elif event["event"] == "phase":
+            self._phase(event["doing"])
         elif event["event"] == "evaluated":
             self.evaluated.append({name: event[name] for name in event if name != "event"})
             self._say(
@@ -397,6 +409,15 @@ class _Steps:
         # a step may never have been told, where whoever would tell it was lost
         return next((one for one in reversed(self.done) if one["step"] == step), {})
 
+    def _say_predicted(self) -> None:
+        assert self._predicted is not None
+        mean = sum(self._predicted) / len(self._predicted)
+        self._say(f"predicted on this machine: {mean:.3f} s a step")
+
+    def _phase(self, doing: str) -> None:
+        self._doing = doing
+        PROGRESS.phase(doing)
+
     def _now(self, doing: str) -> None:
         self._doing = doing
         PROGRESS.start(doing)
@@ -405,7 +426,8 @@ class _Steps:
         if not self._as_json:
             PROGRESS.clear()
             print(text, flush=True)
-        self._now(self._doing)
+        if self._doing:
+            self._now(self._doing)
 
 
 def _warn(line: str) -> None:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         timeline.to_chrome_trace(args.trace)
     if args.gantt is not None:
-        timeline.gantt(args.gantt)
+        timeline.gantt(args.gantt, groups=plan.assignment.groups)
     data: dict[str, Any] = {
         "links": args.links,
         "pipeline_s": mean.pipeline_s,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
+from planner.network.words import listed
 
 BELOW = 1e-9
 """Relative: a limit that is lower by more is below a rate."""
@@ -166,6 +167,45 @@ def tight_limits(cluster: Cluster) -> str:
                 "of a site"
             )
     return ""
+
+
+def unstated_sites(cluster: Cluster) -> str:
+    """A question about devices of one region that may share a line; empty if that is stated.
+
+    Devices without a site have a line each. Where they stand in one office, or share a machine's
+    network card, the predicted step is too short.
+
+    Parameters
+    ----------
+    cluster
+        N devices.
+    """
+    out, into = cluster.network.fastest_bytes_per_s
+    free = np.ones(len(cluster), dtype=bool)
+    for limit, fastest in (
+        (cluster.upload_bytes_per_s, out),
+        (cluster.download_bytes_per_s, into),
+    ):
+        if limit is not None:
+            free &= limit >= fastest * (1 - BELOW)
+    # the devices file's reader names the site of a device that has none after the device
+    alone = [
+        cluster.devices.sites is None or cluster.devices.sites[d].rstrip("'") == f"device {d}"
+        for d in range(len(cluster))
+    ]
+    count: dict[str, int] = {}
+    for d, region in enumerate(cluster.network.regions):
+        if free[d] and alone[d]:
+            count[region] = count.get(region, 0) + 1
+    several = [region for region, many in count.items() if many > 1]
+    if not several:
+        return ""
+    many = f"{count[several[0]]} devices" if len(several) == 1 else "devices"
+    return (
+        f"{many} of {listed(several)} have no site: each is assumed to have a line of its own. If "
+        "they share a line (one office, one network card), the step takes longer than predicted; "
+        "give them the same site, with site_upload_mbps and site_download_mbps, in the devices file"
+    )
 
 
 def _by_site(names: list[str], limits: Mapping[str, float] | None) -> Floats:

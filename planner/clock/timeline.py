@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from planner.clock.bars_svg import Bar, bars_svg
+from planner.clock.utilization import Span, busy_share, too_narrow
 from planner.network.atomic import MADE, write_picture, write_text
 from planner.network.glyphs import in_line
 from planner.network.html import boxed, line
@@ -30,6 +33,10 @@ NAMES = {
 LINK_COLOUR = "#aa3377"
 DRAWN_DEVICES, DRAWN_LINKS = 128, 8
 """At most: of more devices a picture has so many, evenly chosen, and the fullest links of all."""
+DRAWN_PIXELS = 900
+"""Of a row, about."""
+DRAWN_BINS = 150
+"""Of a row whose operations are narrower than pixels."""
 DRAWN_IN_NOTEBOOKS = 32
 """Devices, likewise."""
 
@@ -247,10 +254,22 @@ class Timeline:
             busy[pair] = busy.get(pair, 0.0) + t.left_s - t.leaves_s
         return sorted(busy.items(), key=lambda item: (-item[1], item[0]))[:count]
 
-    def gantt(self, path: str | Path, title: str = "") -> None:
+    def idle(self) -> list[float]:
+        """The share of a step in which each device does not compute."""
+        busy = [0.0] * len(self.ids)
+        for op in (*self.ops, *self.closing):
+            if op.kind != "A":
+                busy[op.device] += op.end_s - op.start_s
+        step_s = self.step_s or self.makespan_s
+        return [max(1 - one / step_s, 0.0) if step_s > 0 else 1.0 for one in busy]
+
+    def gantt(
+        self, path: str | Path, title: str = "", groups: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Draw the iteration to a PNG, SVG or PDF file: a row a device, then the fullest links.
 
-        Of many devices some are drawn, and the title says how many.
+        Of many devices some are drawn, and the title says how many. Where operations are narrower
+        than pixels, the height of a bar is the share of time that they take.
 
         Parameters
         ----------
@@ -258,10 +277,14 @@ class Timeline:
             Of the file; its suffix chooses the format.
         title
             Above the picture.
+        groups
+            Devices of each stage; their rows are below each other, then those of no stage.
         """
         from matplotlib.figure import Figure
 
-        drawn, whole = self._drawn(DRAWN_DEVICES), len(self.ids)
+        grouped = {d: j for j, group in enumerate(groups) for d in group}
+        order = [*grouped, *(d for d in range(len(self.ids)) if d not in grouped)]
+        drawn, whole = [order[k] for k in self._drawn(DRAWN_DEVICES)], len(self.ids)
         n = len(drawn)
         links = self.busiest_pairs(DRAWN_LINKS)
         height = min(0.9 + 0.26 * n, 16.0)
@@ -274,29 +297,62 @@ class Timeline:
         else:
             axes = figure.add_subplot()
             axes.set_xlabel("seconds")
-        self._draw_devices(axes, drawn, min(9.0, 60 * height / max(n, 1) / 2))
+        narrow = self._draw_devices(axes, drawn, grouped, min(9.0, 60 * height / max(n, 1) / 2))
         some = f", {n} of {whole} devices" if n < whole else ""
-        words = f"pipeline part {self.makespan_s:.3g} s, step {self.step_s:.3g} s{some}"
+        shares = "; height: share of time" if narrow else ""
+        words = (
+            f"step {self.step_s:.3g} s; by itself its pipeline takes {self.makespan_s:.3g} s"
+            f"{some}{shares}"
+        )
         axes.set_title(title or words)
         write_picture(path, figure, dpi=130)
 
-    def _draw_devices(self, axes: Any, drawn: Sequence[int], font_size: float) -> None:
+    @property
+    def _end_s(self) -> float:
+        return max((op.end_s for op in (*self.ops, *self.closing)), default=0.0)
+
+    def _draw_devices(
+        self, axes: Any, drawn: Sequence[int], grouped: dict[int, int], font_size: float
+    ) -> bool:
+        """Rows of devices; returns whether shares of time are drawn instead of operations."""
         from matplotlib.patches import Patch
 
         n, row = len(drawn), {d: k for k, d in enumerate(drawn)}
-        bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        spans: dict[tuple[str, int], list[Span]] = {}
         for op in (*self.ops, *self.closing):
             if op.device in row:
-                bars.setdefault((op.kind, row[op.device]), []).append(
-                    (op.start_s, op.end_s - op.start_s)
-                )
-        for kind, colour in COLOURS.items():
-            for k in range(n):
-                if (kind, k) in bars:
-                    axes.broken_barh(bars[kind, k], (k - 0.4, 0.8), facecolors=colour, linewidth=0)
-        axes.set_yticks(range(n), [self.ids[d] for d in drawn], fontsize=font_size)
+                spans.setdefault((op.kind, row[op.device]), []).append((op.start_s, op.end_s))
+        computing = [span for (kind, _), mine in spans.items() if kind != "A" for span in mine]
+        narrow = too_narrow(computing, self._end_s, DRAWN_PIXELS)
+        edges = np.linspace(0.0, self._end_s, DRAWN_BINS + 1)
+        for k in range(n):
+            base = np.zeros(len(edges) - 1)
+            for kind, colour in COLOURS.items():
+                mine = spans.get((kind, k), [])
+                if kind == "A" or not narrow:
+                    # averaging goes on beside operations, at the foot of the row
+                    foot = (k + 0.22, 0.18) if kind == "A" else (k - 0.4, 0.6)
+                    bars = [(start, stop - start) for start, stop in mine]
+                    axes.broken_barh(bars, foot, facecolors=colour, linewidth=0)
+                elif mine:
+                    top = base + busy_share(mine, edges)
+                    floor, ceiling = (k + 0.2 - 0.6 * np.append(h, h[-1]) for h in (base, top))
+                    axes.fill_between(
+                        edges, floor, ceiling, step="post", facecolor=colour, linewidth=0
+                    )
+                    base = top
+            if k and grouped.get(drawn[k]) != grouped.get(drawn[k - 1]):
+                axes.axhline(k - 0.5, color="#bbbbbb", linewidth=0.6)
+        idle = self.idle()
+        names = [
+            (f"stage {grouped[d]}  " if d in grouped else "")
+            + f"{in_line(self.ids[d])}  idle {idle[d]:.0%}"
+            for d in drawn
+        ]
+        axes.set_yticks(range(n), names if grouped else [self.ids[d] for d in drawn])
+        axes.tick_params(axis="y", labelsize=font_size)
         axes.set_ylim(n - 0.4, -0.6)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, self._end_s or None)
         used = {op.kind for op in (*self.ops, *self.closing)}
         axes.legend(
             handles=[Patch(color=COLOURS[k], label=NAMES[k]) for k in COLOURS if k in used],
@@ -304,16 +360,25 @@ class Timeline:
             bbox_to_anchor=(1.005, 1),
             frameon=False,
         )
+        return narrow
 
     def _draw_links(self, axes: Any, links: Sequence[tuple[tuple[int, int], float]]) -> None:
-        labels = []
+        edges, labels = np.linspace(0.0, self._end_s, DRAWN_BINS + 1), []
         for k, ((i, j), busy) in enumerate(links):
-            bars = [
-                (t.leaves_s, t.left_s - t.leaves_s)
+            spans = [
+                (t.leaves_s, t.left_s)
                 for t in self.transfers
                 if (t.source, t.destination) == (i, j)
             ]
-            axes.broken_barh(bars, (k - 0.4, 0.8), facecolors=LINK_COLOUR, linewidth=0)
+            if too_narrow(spans, self._end_s, DRAWN_PIXELS):
+                share = busy_share(spans, edges)
+                ceiling = k + 0.4 - 0.8 * np.append(share, share[-1])
+                axes.fill_between(
+                    edges, k + 0.4, ceiling, step="post", facecolor=LINK_COLOUR, linewidth=0
+                )
+            else:
+                bars = [(start, stop - start) for start, stop in spans]
+                axes.broken_barh(bars, (k - 0.4, 0.8), facecolors=LINK_COLOUR, linewidth=0)
             full = f", {busy / self.step_s:.0%} of a step" if self.step_s > 0 else ""
             ends = in_line(self.ids[i]), in_line(self.ids[j])
             labels.append(f"{ends[0]} to {ends[1]}{full}")

@@ -204,6 +204,9 @@ def _prepare_model(
 ) -> None:
     args, ranks = made.args, made.ranks
     require_executable(plan)
+    first = ranks.rank == 0 and not ranks.late
+    if first:
+        made.progress.phase("all processes are connected; building the model")
     needs = (made.need_of(piece.plan, ranks.rank) for piece in pieces)
     made.need = max(needs, key=lambda need: need.total)
     require_memory(ranks, claims_of(ranks, made.need, made.device))
@@ -219,12 +222,16 @@ def _prepare_model(
         require_same_files(ranks, "--weights", _digests(made, plan))
     require_same_data(ranks, "--data", None if made.learner is None else made.learner.data)
     if args.calibrate is not None and not ranks.late:
+        if first:
+            made.progress.phase("measuring forward and backward of every stage")
         measured = calibrate(plan, ranks, made.learner, made.device, made.direct)
         if measured is not None:
             write_text(args.calibrate, measured.to_json_text())
             made.progress.calibrated(args.calibrate)
     made.works = made.learner or Helper(plan, ranks.rank)
     _prepare_checkpoints(made, plan, watch)
+    if first:
+        made.progress.phase("running the first step")
 
 
 def _digests(made: Prepared, plan: TrainingPlan) -> dict[str, str]:

@@ -159,6 +159,17 @@ class Progress:
                 text = f"loss of step {step}: {loss:.4f}"
                 self._say(text, event="loss", step=step, loss=loss)
 
+    def phase(self, doing: str) -> None:
+        """Something before the first step begins, for ``planner run``.
+
+        Parameters
+        ----------
+        doing
+            What.
+        """
+        if self.events:
+            self._say("", event="phase", doing=doing)
+
     def calibrated(self, path: str) -> None:
         """A calibration was written."""
         self._say(f"calibration written to {path}", event="calibrated")

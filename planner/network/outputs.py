@@ -38,7 +38,7 @@ class Output:
     mark: str | Sequence[str] = ()
 
 
-def add_force(sub: argparse.ArgumentParser) -> None:
+def add_force(sub: Any) -> None:
     """``--force``, of every command that writes files."""
     sub.add_argument(
         "--force",

@@ -105,6 +105,28 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
+def compact(names: Iterable[str]) -> list[str]:
+    """Names with consecutive numbers drawn together, such as ``Oregon/0-3,6`` and ``Tokyo``."""
+    numbers: dict[str, list[int]] = {}
+    for name in names:
+        stem, _, number = name.rpartition("/")
+        if stem and number.isdecimal() and str(int(number)) == number:
+            numbers.setdefault(f"{stem}/", []).append(int(number))
+        else:
+            numbers.setdefault(name, [])
+    found = []
+    for stem, held in numbers.items():
+        runs: list[list[int]] = []
+        for k in sorted(held):
+            if runs and k == runs[-1][-1] + 1:
+                runs[-1].append(k)
+            else:
+                runs.append([k])
+        spans = (f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        found.append(stem + ",".join(spans))
+    return found
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to put behind a misspelt name, with a blank before; empty if nothing is near."""
     near = nearest(name, known)

@@ -15,11 +15,16 @@ Floats = NDArray[np.float64]
 WIDTH, HEIGHT, LINKS, LABELS = 900.0, 520.0, 12, 30
 GOLDEN = math.pi * (3 - math.sqrt(5))
 DOT = 6.0
+SCALE = ((72, 36, 117), (65, 94, 155), (42, 145, 150), (84, 190, 110), (235, 210, 70))
+"""Red, green and blue of the stages' colours, dark to light as in viridis."""
 
 
 def stage_colour(stage: int, stages: int) -> str:
-    """A hue a stage."""
-    return f"hsl({round(360 * stage / max(stages, 1))} 60% 50%)"
+    """A colour of a sequential scale, which ends with the last stage."""
+    place = stage / max(stages - 1, 1) * (len(SCALE) - 1)
+    k = min(int(place), len(SCALE) - 2)
+    mixed = (round(a + (b - a) * (place - k)) for a, b in zip(SCALE[k], SCALE[k + 1], strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def by_latency(latency_s: Floats) -> Floats:

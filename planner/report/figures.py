@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from planner.training_plan.model import TrainingPlan
 from planner.workload.costs import BACKWARD_TO_FORWARD, split_costs
 
 DAY_S = 86400.0
+TOKENS_PER_PARAMETER = 100
+"""Of the training whose days and dollars are stated, unless its tokens are given."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,40 @@ def days(plan: TrainingPlan, tokens: float) -> float | None:
     """Days for so many tokens at the predicted rate; None where tokens are not known."""
     rate = tokens_per_s(plan)
     return None if rate is None else tokens / rate / DAY_S
+
+
+def dollars(plan: TrainingPlan, tokens: float) -> float | None:
+    """Dollars for so many tokens; None where prices or tokens are not known."""
+    price = None if plan.cost is None else plan.cost.usd_per_billion_tokens
+    return None if price is None else tokens * price / 1e9
+
+
+def training_tokens(plan: TrainingPlan) -> float:
+    """A hundred tokens a parameter."""
+    return TOKENS_PER_PARAMETER * plan.workload.parameters
+
+
+def headline(plan: TrainingPlan, tokens: float | None = None) -> dict[str, Any]:
+    """The figures that a plan is judged by, JSON-ready; None where one is not known.
+
+    Parameters
+    ----------
+    plan
+        What is reported.
+    tokens
+        Of the whole training; None: `training_tokens`.
+    """
+    arch, most = plan.workload.architecture, tokens or training_tokens(plan)
+    sequence = None if arch is None else arch.sequence
+    return {
+        "step_s": plan.predicted.step_s,
+        "samples_per_step": samples(plan),
+        "sequence": sequence,
+        "positions": None if arch is None else arch.position_rows,
+        "tokens_per_step": None if sequence is None else samples(plan) * sequence,
+        "tokens_per_s": tokens_per_s(plan),
+        "mfu": mfu(plan),
+        "training_tokens": most,
+        "days": days(plan, most),
+        "dollars": dollars(plan, most),
+    }

@@ -9,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.checker.standing import standings
-from planner.clock.links import assumed_limits
+from planner.clock.links import assumed_limits, unstated_sites
 from planner.clock.simulator import predicted_timeline
 from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
 from planner.network.html import table
-from planner.network.words import some
+from planner.network.words import compact, some
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
-from planner.report.figures import (
-    days,
-    least,
-    memory,
-    mfu,
-    parameters,
-    samples,
-    tokens_per_s,
-    utilization,
-)
+from planner.report.figures import Memory, headline, least, memory, parameters, utilization
 from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -34,15 +25,21 @@ from planner.training_plan.rules import contradictions
 
 GENERATOR = '<meta name="generator" content="planner report">'
 """By which a page is known as one of ours."""
+MORE = (
+    "planner report --sensitivity adds what slower links and devices would do; --run adds steps "
+    "that were executed."
+)
 HELP = "Drag and buttons move and zoom, so does the wheel once clicked; keys: arrows, + and -, 0."
 FULLEST = 8
+FULL = 0.8999
+"""A memory bar is amber above this."""
 HERE = Path(__file__).parent
 
 
 def report_html(
     plan: TrainingPlan,
     *,
-    tokens: float = 1e11,
+    tokens: float | None = None,
     run: Sequence[Executed] = (),
     slower: Sequence[Slower] | None = None,
 ) -> str:
@@ -53,7 +50,7 @@ def report_html(
     plan
         A valid one.
     tokens
-        Of the training whose days are told.
+        Of the training whose days and dollars are shown; None: a hundred for each parameter.
     run
         Steps that were executed; empty: none were.
     slower
@@ -77,7 +74,7 @@ def report_html(
     critical = critical_path(timeline)
     name = plan.network_name or "a network"
     title = escape(f"{plan.workload.name} on {name}")
-    data = json.dumps(timeline_data(timeline, critical), allow_nan=False, ensure_ascii=False)
+    data = json.dumps(timeline_data(timeline, critical, plan), allow_nan=False, ensure_ascii=False)
     for char in "<>&\u2028\u2029":
         data = data.replace(char, f"\\u{ord(char):04x}")
     return "".join(
@@ -91,63 +88,99 @@ def report_html(
             f"<h1>{title}</h1>",
             _note(f"plan {plan.content_hash[:12]}, made with planner {plan.package_version}"),
             _head(plan, tokens),
+            _section("Compared with", _compared(plan)),
             _section("Placement", _picture(plan, timeline), _note(_placement_note(plan))),
             _section("Stages", _stages(plan)),
             _section("Memory", _memory(plan)),
             _section("Timeline of a step from rest", _timeline(timeline, critical)),
             _section("Fullest links", _links(plan, timeline)),
-            _section("What each bound stands on", _standings(plan)),
+            _section("Lower bounds", _standings(plan)),
             _section("What else could have been", _decisions(plan)),
             _section("Averaging and what is sent", _sync(plan)),
             _section("Cost", _cost(plan)),
-            _section("Sensitivity", _sensitivity(plan, slower)),
-            _section("Predicted and executed", _executed(plan, run)),
+            "" if slower is None else _section("Sensitivity", _sensitivity(plan, slower)),
+            _section("Predicted and executed", _executed(plan, run)) if run else "",
+            _note(MORE),
             f'<script type="application/json" id="data">{data}</script>',
             f"<script>{(HERE / 'page.js').read_text()}</script></body></html>\n",
         ]
     )
 
 
-def timeline_data(timeline: Timeline, critical: Sequence[Any]) -> dict[str, Any]:
-    """What the page's script draws: ``[start_s, end_s, kind, microbatch, critical]`` a device."""
+def timeline_data(
+    timeline: Timeline, critical: Sequence[Any], plan: TrainingPlan
+) -> dict[str, Any]:
+    """What the page's script draws: ``[start_s, end_s, kind, microbatch, critical]`` a device.
+
+    Devices are ordered by stage, those of no stage last.
+    """
     marked = {op for op in critical if isinstance(op, Op)}
     rows: list[list[list[Any]]] = [[] for _ in timeline.ids]
     every = sorted((*timeline.ops, *timeline.closing), key=lambda op: (op.end_s, op.start_s))
     for op in every:
         one = [op.start_s, op.end_s, op.kind, op.microbatch, int(op in marked)]
         rows[op.device].append(one)
+    stage_of, stages, idle = plan.stage_of, len(plan.stage_layers), timeline.idle()
     return {
         "end_s": max((op.end_s for op in every), default=0.0),
         "colours": COLOURS,
         "names": NAMES,
         "help": HELP,
+        "stages": [stage_colour(j, stages) for j in range(stages)],
         "devices": [
-            {"name": name, "ops": ops} for name, ops in zip(timeline.ids, rows, strict=True)
+            {"name": timeline.ids[d], "stage": stage_of.get(d), "idle": idle[d], "ops": rows[d]}
+            for d in sorted(range(len(rows)), key=lambda d: (stage_of.get(d, stages), d))
         ],
     }
 
 
-def _head(plan: TrainingPlan, tokens: float) -> str:
-    step, rate, took = plan.certificates.get("step"), tokens_per_s(plan), days(plan, tokens)
-    used = mfu(plan)
-    bound, gap = (None, None) if step is None else (step.bound, step.gap)
+def _head(plan: TrainingPlan, tokens: float | None) -> str:
+    figures = headline(plan, tokens)
+    rate, used, took, price = (figures[k] for k in ("tokens_per_s", "mfu", "days", "dollars"))
+    batch = f"{figures['samples_per_step']:,.6g} samples"
+    if figures["sequence"]:
+        batch = f"{figures['tokens_per_step']:,.0f} tokens: {batch} of {figures['sequence']:,}"
+    whole = f"{figures['training_tokens'] / 1e9:,.4g} billion tokens"
+    whole += f", {price:,.0f} $" if price is not None else "; prices not known"
     cells = [
-        ("step", f"{plan.predicted.step_s:.4g} s"),
-        ("bound", "none" if bound is None else f"{bound:.4g} s"),
-        ("gap", "none" if gap is None else f"{gap:.1%}"),
-        ("cost of a step", "not known" if plan.cost is None else f"{plan.cost.step_usd:.4g} $"),
-        ("tokens/s", "not known" if rate is None else f"{rate:,.0f}"),
-        ("samples/s", f"{samples(plan) / plan.predicted.step_s:.4g}"),
-        (f"days for {tokens:g} tokens", "not known" if took is None else f"{took:,.1f}"),
-        ("of stated FLOP/s", f"{utilization(plan):.1%}"),
-        ("MFU", "not known" if used is None else f"{used:.1%}"),
+        ("step time", f"{figures['step_s']:.4g} s", batch),
+        ("tokens/s", "not known" if rate is None else f"{rate:,.0f}", ""),
+        ("MFU", "not known" if used is None else f"{used:.1%}", "of its devices' peak FLOP/s"),
+        ("training", "not known" if took is None else f"{took:,.3g} days", whole),
     ]
-    inner = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in cells)
-    return f'<dl class="head">{inner}</dl>' + _note(
-        "Stated FLOP/s are what devices are taken to attain, if nobody said otherwise 40% of a "
-        "GPU's peak. MFU counts over the peaks of all devices that can compute, also those without "
-        "a stage."
+    inner = "".join(
+        f'<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class="more">{escape(c)}</dd></div>'
+        for a, b, c in cells
     )
+    return f'<dl class="head">{inner}</dl>' + _note(
+        f"Devices compute in {utilization(plan):.1%} of the time, at the rate that they attain in "
+        "training: 40% of a GPU's peak unless stated otherwise."
+    )
+
+
+def _compared(plan: TrainingPlan) -> str:
+    """Step times of this plan, its lower bound and the baselines, as bars."""
+    own, step = plan.predicted.step_s, plan.certificates.get("step")
+    rows: list[tuple[str, float, str]] = [("this plan", own, "")]
+    if step is not None and step.bound is not None:
+        gap = "" if step.gap is None else f": gap {step.gap:.1%}"
+        rows.insert(0, ("lower bound", step.bound, f"no plan of this kind is faster{gap}"))
+    rows += [(x.taken, x.value, x.instead) for x in plan.baselines if x.value is not None]
+    most = max(seconds for _, seconds, _ in rows)
+    cells = [
+        [
+            escape(name),
+            f"{seconds:.4g} s",
+            f"{seconds / own:.2f}",
+            f'<span class="bar" style="width:{max(100 * seconds / most, 1):.0f}%"></span>'
+            f'<span class="note">{escape(text)}</span>',
+        ]
+        for name, seconds, text in rows
+    ]
+    why = "".join(_note(f"{x.taken}: {x.why}") for x in plan.baselines if x.value is None)
+    if not plan.baselines:
+        why = _note("Not compared with baselines: planner plan --no-compare, or an older release.")
+    return table(["plan", "step time", "times this plan", ""], cells) + why
 
 
 def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
@@ -156,13 +189,13 @@ def _picture(plan: TrainingPlan, timeline: Timeline) -> str:
 
 
 def _placement_note(plan: TrainingPlan) -> str:
-    out = f" Left out: {', '.join(plan.left_out)}." if plan.left_out else ""
-    assumed = assumed_limits(plan.cluster)
-    return (
+    out = f"left out: {', '.join(compact(plan.left_out))}" if plan.left_out else ""
+    sentences = [
         "Regions are laid out by latency, devices have their stages' colours, lines are the "
-        "fullest pairs, rings the devices whose whole up- or downloads are fullest. "
-        f"{assumed[:1].upper()}{assumed[1:]}{out}"
-    )
+        "fullest pairs, rings the devices whose whole up- or downloads are fullest",
+        *(text for text in (out, assumed_limits(plan.cluster), unstated_sites(plan.cluster))),
+    ]
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences if text)
 
 
 def _stages(plan: TrainingPlan) -> str:
@@ -176,23 +209,41 @@ def _stages(plan: TrainingPlan) -> str:
         again = "yes" if plan.recompute[j] else "no"
         more = " + head" if j == plan.head_stage else ""
         cells = [f"{start} to {stop - 1}{more}", f"{every[j] / 1e6:,.1f}", again]
-        rows.append([first, *map(escape, cells), _names([ids[d] for d in group])])
+        rows.append([first, *map(escape, cells), _names(compact(ids[d] for d in group))])
     return table(["stage", "layers", "million parameters", "recomputes", "devices"], rows)
 
 
 def _memory(plan: TrainingPlan) -> str:
-    ids, alike = plan.cluster.network.ids, dict[Any, list[str]]()
+    """A row a stage; its bar is that of the fullest device, amber from 90%."""
+    ids, found = plan.cluster.network.ids, dict[int, list[Memory]]()
     for m in memory(plan):
-        figures = (m.need_bytes, m.have_bytes, m.reserve_bytes)
-        stage = plan.stage_of[m.device]
-        alike.setdefault((stage, m.live, *figures), []).append(ids[m.device])
+        found.setdefault(plan.stage_of[m.device], []).append(m)
     rows = []
-    for (stage, live, need, have, reserve), names in sorted(alike.items()):
-        bar = f'<meter min="0" max="1" value="{need / have:.4f}"></meter>'
-        gigabytes = (f"{figure / 1e9:.2f}" for figure in (need, have, reserve))
-        rows.append([str(stage), str(live), *gigabytes, bar, _names(names)])
-    heads = ["stage", "microbatches held", "needs GB", "has GB", "reserve GB", "", "devices"]
+    for stage, mine in sorted(found.items()):
+        fullest = max(mine, key=lambda m: m.need_bytes / m.have_bytes)
+        part = fullest.need_bytes / fullest.have_bytes
+        bar = (
+            f'<meter min="0" max="1" low="0" optimum="0" high="{FULL}" value="{part:.4f}"></meter>'
+            f" {part:.0%}"
+        )
+        rows.append(
+            [
+                str(stage),
+                _range([m.live for m in mine], "d"),
+                _range([m.need_bytes / 1e9 for m in mine], ".1f"),
+                _range([m.have_bytes / 1e9 for m in mine], ".1f"),
+                bar,
+                _names(compact(ids[m.device] for m in mine)),
+            ]
+        )
+    heads = ["stage", "microbatches held", "needs GB", "has GB", "fullest device", "devices"]
     return table(heads, rows)
+
+
+def _range(values: Sequence[float], spec: str) -> str:
+    """Least and most, or the one value that all have."""
+    low, high = format(min(values), spec), format(max(values), spec)
+    return low if low == high else f"{low} to {high}"
 
 
 def _names(devices: Sequence[str]) -> str:
@@ -220,7 +271,9 @@ def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
         f'</canvas><p class="note" id="says" aria-live="polite">{escape(HELP)}</p>'
         + _note(
             f"Underlined: the critical path of the pipeline part, {timeline.makespan_s:.4g} s: "
-            f"{parts}. A message counts from when it is handed over."
+            f"{parts}. A message counts from when it is handed over. Where operations are narrower "
+            "than pixels, bars are the shares of time that they take. Idle: the share of a step in "
+            "which a device does not compute."
         )
     )
 
@@ -234,8 +287,18 @@ def _links(plan: TrainingPlan, timeline: Timeline) -> str:
 
 
 def _standings(plan: TrainingPlan) -> str:
-    lines = "".join(f"<li>{escape(str(one))}</li>" for one in standings(plan))
-    return f"<ul>{lines}</ul>"
+    rows = []
+    for one in standings(plan):
+        certificate, unit = plan.certificates[one.part], "$" if one.part == "cost" else "s"
+        how = f"taken from the solver: {one.basis or 'no reason given'}"
+        if one.recomputed is not None:
+            how = f"computed again by planner check ({one.argument.split(' (')[0]})"
+        found, bound = (
+            "none" if x is None else f"{x:.4g} {unit}" for x in (certificate.objective, one.bound)
+        )
+        gap = "" if certificate.gap is None else f"{certificate.gap:.1%}"
+        rows.append([one.part, found, bound, gap, escape(how if one.bound is not None else "")])
+    return table(["of", "found", "lower bound", "gap", "the bound is"], rows)
 
 
 def _decisions(plan: TrainingPlan) -> str:
@@ -290,9 +353,7 @@ def _cost(plan: TrainingPlan) -> str:
     return table(["what", "price"], [[escape(c) for c in row] for row in rows])
 
 
-def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
-    if slower is None:
-        return _note("Not asked for: planner report --sensitivity prices slower links and devices.")
+def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower]) -> str:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for x in slower:
         change = f"{x.step_s / plan.predicted.step_s - 1:+.1%}"
@@ -319,8 +380,6 @@ def _sensitivity(plan: TrainingPlan, slower: Sequence[Slower] | None) -> str:
 
 
 def _executed(plan: TrainingPlan, run: Sequence[Executed]) -> str:
-    if not run:
-        return _note("No run was given: planner report --run events.jsonl.")
     rows, here = [], all(x.predicted_s is not None for x in run)
     for x in run:
         predicted = plan.predicted.step_s if x.predicted_s is None else x.predicted_s

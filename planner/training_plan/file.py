@@ -246,4 +246,5 @@ def _build(data: dict[str, Any], cluster: Cluster) -> TrainingPlan:
         cost=Cost.from_dict(data["cost"]) if data.get("cost") is not None else None,
         package_version=data["package_version"],
         alternatives=tuple(map(Alternative.from_dict, data.get("alternatives", ()))),
+        baselines=tuple(map(Alternative.from_dict, data.get("baselines", ()))),
     )

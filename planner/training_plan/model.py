@@ -139,6 +139,8 @@ class TrainingPlan:
         averaged, as the path solver counts, and a bound for this arrangement.
     alternatives
         What else decisions could have been; empty: all were given, or nothing else was looked at.
+    baselines
+        Plans of simple rules that this one was compared with, and the step time of each.
     """
 
     cluster: Cluster
@@ -163,6 +165,7 @@ class TrainingPlan:
     cost: Cost | None = None
     package_version: str = ""
     alternatives: tuple[Alternative, ...] = ()
+    baselines: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, name in (
@@ -198,6 +201,7 @@ class TrainingPlan:
             ("left_out", plain.all_of(str, "left_out", self.left_out)),
             ("cycle", plain.numbers("cycle", self.cycle)),
             ("alternatives", plain.all_of(Alternative, "alternatives", self.alternatives)),
+            ("baselines", plain.all_of(Alternative, "baselines", self.baselines)),
         ):
             object.__setattr__(self, name, value)
         if not self.schedules:
@@ -439,11 +443,14 @@ class TrainingPlan:
             "predicted": asdict(self.predicted),
             **({} if self.cost is None else {"cost": self.cost.to_dict()}),
             "certificates": {part: asdict(c) for part, c in self.certificates.items()},
-            **(
-                {"alternatives": [one.to_dict() for one in self.alternatives]}
-                if self.alternatives
-                else {}
-            ),
+            **{
+                name: [one.to_dict() for one in others]
+                for name, others in (
+                    ("alternatives", self.alternatives),
+                    ("baselines", self.baselines),
+                )
+                if others
+            },
         }
 
 

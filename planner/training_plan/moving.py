@@ -171,6 +171,7 @@ def moved(plan: TrainingPlan, move: Move) -> TrainingPlan:
         compute_times=_times(plan, device, groups[move.stage][0], after),
         certificates={},
         alternatives=(),
+        baselines=(),
         cost=None,
     )
     made = made.replace(schedules=(_schedule(plan, made, device, {source, move.stage}),))

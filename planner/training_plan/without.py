@@ -117,6 +117,7 @@ def without(plan: TrainingPlan, lost: Collection[str]) -> TrainingPlan:
         schedules=tuple(_schedule(plan, s, gone, number) for s in plan.schedules),
         certificates={},
         alternatives=(),
+        baselines=(),
         cost=None,
     )
     for problem in contradictions(made):

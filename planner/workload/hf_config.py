@@ -48,10 +48,15 @@ NOTHING_AT_0 = re.compile(r"n(um)?_shared_experts|shared_expert_.*|num_nextn_pre
 """Numbers of parts that a model has not, where they are 0."""
 LANGUAGE_MODEL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 """Classes with a head over the vocabulary, and no other; with images, too."""
+DEFAULT_SEQUENCE = 8192
+"""Tokens per sample at most, unless a longer sequence is asked for."""
 
 
 def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     """From a Hugging Face ``config.json`` of one of `planner.workload.hf_families.MODELS`.
+
+    Samples have as many tokens as the model has positions (``max_position_embeddings``), but at
+    most `DEFAULT_SEQUENCE`; ``sequence`` sets another length.
 
     Parameters
     ----------
@@ -73,9 +78,12 @@ def from_hf_config(path: str | Path, **changes: Any) -> Fields:
     """
     config = read_config(path)
     batch = changes.pop("batch_samples", None) or 512
+    arch = architecture_of(config, path)
+    if arch.sequence > DEFAULT_SEQUENCE:
+        arch = replace(arch, sequence=DEFAULT_SEQUENCE, positions=arch.position_rows)
     workload = transformer(
         str(config.get("_name_or_path") or Path(path).stem),
-        architecture_of(config, path),
+        arch,
         batch_samples=batch,
         source=f"Hugging Face config.json, model_type {config['model_type']}",
     )

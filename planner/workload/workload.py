@@ -284,6 +284,8 @@ class Workload:
     def from_hf_config(cls, path: str | Path, **changes: Any) -> Workload:
         """From a Hugging Face ``config.json``; see `planner.workload.hf_config.from_hf_config`.
 
+        Samples have at most 8,192 tokens unless ``sequence`` asks for more.
+
         Parameters
         ----------
         path

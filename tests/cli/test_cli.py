@@ -14,6 +14,8 @@ import pytest
 from planner.checker.dispatch import check
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
+from planner.cli.plan_report import seconds
+from planner.compose.baseline_plans import BaselinePlans
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem
@@ -27,6 +29,11 @@ PLAN = [
     *("plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--stages", "4"),
     *("--sequence", "64", "--batch-samples", "8", "--effort", "1", "--random-placements", "2"),
 ]
+
+
+def unwrapped(out: str) -> str:
+    """What was printed, as one line."""
+    return " ".join(out.split())
 
 
 def slower_regions(path: Path) -> Path:
@@ -70,14 +77,21 @@ def test_plan_is_compared_with_ranks_by_region(
     best = data["ranks_by_region"][data["ranks_by_region"]["outermost"]]
     ratio = best["step_s"] / data["predicted"]["step_s"]
     assert main(command) == 0
-    out = capsys.readouterr().out
-    (line,) = [line for line in out.splitlines() if line.startswith("ranks by region: ")]
-    assert f"{best['stages']} stages x {best['pipelines']} pipelines" in line
-    assert line.endswith(f"step time {best['step_s']:.4f} s ({ratio:.2f} x)")
-    assert " alone: 1 stages x 1 pipelines" in out
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.split("\nwrote")[0].splitlines())) <= 80
+    out = unwrapped(printed)
+    said = f"ranks by region {seconds(best['step_s'])}, {ratio:.2f} times as long as this plan"
+    assert f"{said}: {best['stages']} stages x {best['pipelines']} pipelines" in out
+    region = data["one_region"]["plan"]["step_s"]
+    own = data["predicted"]["step_s"]
+    assert f"{data['one_region']['name']} alone {seconds(region)}, {region / own:.2g} times" in out
+    assert "(faster): 1 stage x 1 pipeline" in out
+    assert "leave out --stages and --wiring to search all layouts" in out
+    kept = {one.taken: one.value for one in load_plan(tmp_path / "plan.json").baselines}
+    assert kept["ranks by region"] == pytest.approx(best["step_s"])
     # four stages need 158 MB at most, one needs 273: regions of one device hold no model
     assert main([*command, "--memory-gb", "0.2"]) == 0
-    out = capsys.readouterr().out
+    out = unwrapped(capsys.readouterr().out)
     assert "none of 8 regions holds the model by itself: device 'Oregon' has 0.20 GB" in out
     assert main([*command, "--no-compare", "--json"]) == 0
     assert "ranks_by_region" not in json.loads(capsys.readouterr().out)
@@ -88,7 +102,8 @@ def test_stages_recompute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "plan.json"
     command = [*PLAN, "--no-pictures", "--out", str(out)]
     assert main([*command, "--recompute", "all"]) == 0
-    assert "every stage keeps its input only and B runs F again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Every stage keeps only its input and recomputes F in B." in said
     whole = load_plan(out)
     assert whole.recompute == (True,) * 4
     assert main([*command, "--recompute", "0,2", "--json"]) == 0
@@ -231,7 +246,11 @@ def test_run_trains_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[s
     argv = ["run", str(path), "--steps", "2", "--calibrate", str(times), "--json"]
     capsys.readouterr()
     assert main([*argv, "--trace", str(trace)]) == 0
-    steps = json.loads(capsys.readouterr().out)["steps"]
+    printed = capsys.readouterr()
+    steps = json.loads(printed.out)["steps"]
+    phases = ["starting 8 processes", "measuring forward and backward", "running the first step"]
+    where = [printed.err.index(phase) for phase in phases]
+    assert where == sorted(where)
     assert [s["step"] for s in steps] == [0, 1]
     assert all(s["measured_s"] > 0 and s["predicted_s"] > 0 and 10 < s["loss"] < 12 for s in steps)
     assert json.loads(trace.read_text())["traceEvents"]
@@ -253,7 +272,9 @@ def test_a_peer_without_a_gpu_helps_to_average(
     argv = [*PLAN, "--devices", str(devices), "--averaging", "adaptive", "--no-pictures"]
     argv[argv.index("--stages") + 1] = "1"
     assert main([*argv, "--no-compare", "--out", str(path)]) == 0
-    assert "4 devices (1 to average only), 1 stages x 3 pipelines" in capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
+    assert "4 devices, 1 stage x 3 pipelines, 1 to average only" in said
+    assert "average only Ohio/0" in said
     plan = load_plan(path)
     assert plan.averages_for == {plan.cluster.network.ids.index("Ohio/0"): 0}
     assert main(["run", str(path), "--steps", "2", "--calibrate", str(times), "--json"]) == 0
@@ -316,7 +337,7 @@ def test_interrupt_after_saving_says_what_is_there(
     monkeypatch.setattr("planner.clock.timeline.Timeline.gantt", interrupted)
     path = tmp_path / "plan.json"
     assert main([*PLAN, "--out", str(path)]) == 130
-    out = capsys.readouterr().out
+    out = unwrapped(capsys.readouterr().out)
     assert "not drawn: interrupted" in out
     assert f"wrote {path}, {tmp_path / 'plan.trace.json'} " in out
     assert main(["check", str(path)]) == 0
@@ -334,6 +355,25 @@ FROM_NETWORK = [
 ]
 
 
+def test_a_run_begins_with_the_planned_step(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then what is predicted here, and each phase at once, without a terminal."""
+    pytest.importorskip("torch")
+    from planner.cli.run_command import _Steps
+
+    plan = load_plan(plan_file)
+    steps = _Steps(plan, plan.workload, Path("none"), [1.5], False, 7)
+    steps.take('{"event": "phase", "doing": "building the model"}')
+    printed = capsys.readouterr()
+    first, second = printed.out.splitlines()
+    assert first.startswith("training gpt2-tiny: 7 steps of 512 tokens; planned on aws8_dtfm")
+    assert first.endswith(f": {plan.predicted.step_s:.3f} s a step")
+    assert second == "predicted on this machine: 1.500 s a step"
+    doing = [line.split("s  ")[1] for line in printed.err.splitlines()]
+    assert doing == ["starting 8 processes", "building the model"]
+
+
 def answered(data: dict[str, Any], **changes: object) -> tuple[PathPlan, PathProblem]:
     """The printed paths, and the reference instance with changes on the printed arrangement."""
     fields = json.loads(INSTANCE.read_text())
@@ -346,8 +386,8 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     """A valid file with both schedules; prints cycle and waves; other schedules can be drawn."""
     path = tmp_path / "plan.json"
     assert main([*SKIPPING, "--out", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "8 devices (2 without microbatches), stages of 3, 2, 2, 1" in out
+    out = unwrapped(capsys.readouterr().out)
+    assert "8 devices, 4 stages of 3, 2 x 2, 1, 2 without microbatches" in out
     assert "pipeline in 3 of 4 iterations" in out and "pipeline in 1 of 4 iterations" in out
     assert "waves, 3 stages a path" in out and "waves, 4 stages a path" in out
     assert "random placements" not in out and "ranks by region" not in out
@@ -366,7 +406,7 @@ def test_plan_with_skipped_stages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert data["pipeline_s"] == pytest.approx((3 * spans[0] + spans[1]) / 4)
     assert data["step_s"] == data["planned_step_s"]
     # the picture is that of the full iteration
-    assert f"pipeline part {spans[1]:.3g} s" in gantt.read_text()
+    assert f"by itself its pipeline takes {spans[1]:.3g} s" in gantt.read_text()
     assert main(["simulate", str(path), "--schedule", "2"]) == 2
     assert "the plan has schedules 0 to 1" in capsys.readouterr().err
 
@@ -566,11 +606,74 @@ def test_plan_with_everything_open(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     words = [*command.split(), "--batch-samples", "16", "--no-compare", "--no-pictures"]
     assert main([*words, "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "stages of" in said and "no plan is faster over many steps" in said
+    said = unwrapped(capsys.readouterr().out)
+    assert "stage of 1, 3 left out" in said and "no plan is faster over many steps" in said
+    assert "no faster plan that uses them was found" in said
     assert "assignment cost" not in said
     assert main(["check", str(out)]) == 0
     assert "recomputed: whole step" in capsys.readouterr().out
+
+
+def test_baselines_are_those_that_the_search_started_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything open none is computed again, and none is faster than the plan."""
+    out = tmp_path / "plan.json"
+    command = [
+        *("plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"),
+        *("--sequence", "128", "--effort", "1", "--batch-samples", "16", "--no-pictures"),
+    ]
+    calls = 0
+    rule: Any = BaselinePlans.of
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return rule(*args)
+
+    monkeypatch.setattr(BaselinePlans, "of", counted)
+    monkeypatch.setattr("planner.compose.rank_order.ranks_by_region", None)
+    assert main([*command, "--json", "--out", str(out)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert calls == 1
+    ranks = data["ranks_by_region"]
+    assert ranks[ranks["outermost"]]["step_s"] >= data["predicted"]["step_s"] * (1 - 1e-9)
+    kept = load_plan(out).baselines
+    assert kept[0].taken == "ranks by region"
+    assert kept[0].value == pytest.approx(ranks[ranks["outermost"]]["step_s"])
+    assert data["tokens_per_step"] == 16 * 128 and data["sequence"] == 128
+    rate = data["tokens_per_step"] / data["predicted"]["step_s"]
+    assert data["tokens_per_s"] == pytest.approx(rate)
+    assert data["days"] == pytest.approx(data["training_tokens"] / rate / 86400)
+
+
+def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Price and peak of devices whose file has neither, sites, and the length of samples."""
+    (tmp_path / "net.csv").write_text(
+        "source,destination,latency_ms,bandwidth_gbps\noffice,cloud,15,1\ncloud,office,15,1\n"
+    )
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256}
+    config |= {"num_key_value_heads": 2, "max_position_embeddings": 131072}
+    (tmp_path / "model.json").write_text(json.dumps(config))
+    command = ["plan", "--network", str(tmp_path / "net.csv"), "--intra-latency-ms", "0.1"]
+    command += ["--intra-bandwidth-gbps", "1", "--workload", str(tmp_path / "model.json")]
+    command += ["--batch-samples", "8", "--effort", "0.2", "--no-pictures", "--no-compare"]
+    command += ["--devices", str(tmp_path / "d.csv"), "--out", str(tmp_path / "plan.json")]
+    (tmp_path / "d.csv").write_text("name,count,tflops,memory_gb\noffice,8,50,24\ncloud,1,50,24\n")
+    assert main(command) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "MFU not known: give gpu or peak_tflops" in out
+    assert "cost not known: give --usd-per-hour" in out
+    assert "8 devices of office have no site: each is assumed to have a line of its own" in out
+    assert "8 samples of 8,192 tokens" in out
+    assert "Samples have 8,192 tokens, though the model has 131,072 positions; --sequence" in out
+    (tmp_path / "d.csv").write_text(
+        "name,count,gpu,site,usd_per_hour\noffice,8,A10,here,1\ncloud,1,A10,there,1\n"
+    )
+    assert main([*command, "--sequence", "128"]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "not known" not in out and "have no site" not in out and "positions" not in out
 
 
 def test_equal_stages_need_no_number_of_pipelines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ import pytest
 import planner.bench
 from planner.cli import bench_command
 from planner.cli.main import COMMANDS, EXAMPLE, main, parser
+from planner.cli.plan_command import GROUPS
 from planner.cli.progress import CLEAR, Progress
 from planner.report.page import GENERATOR
 
@@ -43,6 +44,17 @@ def test_every_argument_has_help_and_tells_its_default() -> None:
         assert action.help, where
         silent = action.default in (None, False, [], argparse.SUPPRESS)
         assert silent or "default" in action.help, where
+
+
+def test_options_of_plan_are_grouped() -> None:
+    """Each option is in a group, those that matter first, in 80 columns."""
+    said = commands()["plan"].format_help()
+    main_options = said.split("main options:")[1].split("\n\n")[0]
+    for option in GROUPS["main options"]:
+        assert f"  {option} " in main_options
+    listed = [option for options in GROUPS.values() for option in options]
+    known = {action.option_strings[0] for action in commands()["plan"]._actions}
+    assert sorted(listed) == sorted(known - {"-h", "--json"})
 
 
 def test_every_example_can_be_typed() -> None:
@@ -128,6 +140,19 @@ def test_progress_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
         assert text.count("\n") == (0 if control else 3)
         assert text.endswith(CLEAR) is control
         assert "   30.0 s  searching 119" in text or not control
+
+
+def test_a_phase_is_told_at_once_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the line before it is young."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress()
+    progress.begin(time.perf_counter())
+    for words in ("starting", "measuring"):
+        progress.phase(words)
+        progress.show("between")
+    lines = stream.getvalue().splitlines()
+    assert [line.split("s  ")[1] for line in lines] == ["starting", "measuring"]
 
 
 def test_progress_goes_on_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.checker.dispatch import check
 from planner.checker.step_clock import clock_times
-from planner.clock.links import Ints, tight_limits
+from planner.clock.links import Ints, tight_limits, unstated_sites
 from planner.clock.simulator import (
     _Setting,
     predict,
@@ -390,3 +390,18 @@ def test_a_limit_below_a_link_is_told() -> None:
     said = tight_limits(tight)
     ids = tight.network.ids
     assert said.startswith(f"download of {ids[1]} is at most 0.008 Gb/s") and "2 devices" in said
+
+
+def test_devices_of_one_region_are_asked_for_their_site() -> None:
+    """Unless they have a site or limits of their own; devices that are alone are not."""
+    network = random_network(4)
+    network = network.replace(regions=["x", "x", "x", "y"])
+    free = Cluster(network, Devices(1e9, 1e12))
+    assert unstated_sites(free).startswith("3 devices of x have no site: ")
+    out, into = network.fastest_bytes_per_s
+    limited = Devices(1e9, 1e12, upload_bytes_per_s=out / 2, download_bytes_per_s=into / 2)
+    assert unstated_sites(Cluster(network, limited)) == ""
+    together = Devices(1e9, 1e12, sites=["office"] * 3 + ["device 3"])
+    assert unstated_sites(Cluster(network, together)) == ""
+    partly = Devices(1e9, 1e12, sites=["office", "device 1", "device 2", "device 3"])
+    assert unstated_sites(Cluster(network, partly)).startswith("2 devices of x have no site")

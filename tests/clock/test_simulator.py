@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planner.checker.dispatch import check
 from planner.clock.simulator import SimulationError, simulate, simulate_cycle
 from planner.clock.timeline import from_records
+from planner.clock.utilization import busy_share, too_narrow
 from planner.network.cluster import Cluster, Devices
 from planner.network.error import NetworkError
 from planner.network.network import Network
@@ -287,3 +288,28 @@ def test_of_many_devices_some_are_drawn(tmp_path: Path) -> None:
     drawn = [int(d) for d in re.findall(r">d(\d+)<", text)]
     assert len(drawn) == 128 and drawn[0] == 0 and drawn[-1] == 999
     assert max(b - a for a, b in pairwise(drawn)) <= 8
+
+
+def test_shares_of_time_are_those_that_bars_cover() -> None:
+    """Each bin has its part of every span; none is lost."""
+    spans = [(0.5, 1.5), (3.0, 3.25), (1.75, 3.0)]
+    assert busy_share(spans, np.arange(5.0)).tolist() == [0.5, 0.75, 1.0, 0.25]
+    assert busy_share([], np.arange(3.0)).tolist() == [0, 0]
+    rng = np.random.default_rng(0)
+    many = [(a, a + b) for a, b in rng.random((500, 2)).tolist()]
+    edges = np.linspace(0, 2, 37)
+    total = (busy_share(many, edges) * np.diff(edges)).sum()
+    assert total == pytest.approx(sum(b - a for a, b in many))
+    assert too_narrow([(0, 1)] * 3, 1000, 900) and not too_narrow([(0, 1)] * 3, 100, 900)
+
+
+def test_many_operations_are_drawn_as_shares_of_time(tmp_path: Path) -> None:
+    """The picture says so, groups rows by stage and tells how long each device is idle."""
+    ops = [(k, d, "F", k / 1000, (k + 0.5) / 1000) for d in range(2) for k in range(1000)]
+    timeline = from_records(["a", "b"], [*ops, (-1, 0, "A", 1.0, 2.0)])
+    assert timeline.idle() == pytest.approx([0.75, 0.75])
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        timeline.gantt(tmp_path / "g.svg", groups=[[1], [0]])
+    text = (tmp_path / "g.svg").read_text()
+    assert "height: share of time" in text
+    assert text.index("stage 0  b  idle 75%") < text.index("stage 1  a  idle 75%")

@@ -12,6 +12,7 @@ import pytest
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.network.values import count, mapping, real, several
+from planner.network.words import compact
 
 NET = Network([[0, 0.1], [0.1, 0]], [[1, 1e9], [1e9, 1]])
 
@@ -104,3 +105,9 @@ def test_networks_and_clusters(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_with_consecutive_numbers_are_drawn_together() -> None:
+    """Of one stem; other names stay as they are."""
+    names = ["Oregon/0", "Tokyo", "Oregon/2", "Oregon/1", "Oregon/5", "a/b", "Oregon/07"]
+    assert compact(names) == ["Oregon/0-2,5", "Tokyo", "a/b", "Oregon/07"]

@@ -91,6 +91,42 @@ def test_what_else_could_have_been() -> None:
     assert "no room" in reader.text
 
 
+def test_baselines_are_kept_and_shown() -> None:
+    """Beside the plan's own step, in times of it; the hash leaves them out."""
+    plan = evil_plan()
+    assert "Not compared with baselines" in report_html(plan)
+    step_s = plan.predicted.step_s
+    others = (
+        Alternative("ranks by region", EVIL, 2 * step_s),
+        Alternative("one region alone", "", None, why="none holds the model"),
+    )
+    known = from_dict(plan.replace(baselines=others).to_dict())
+    assert known.baselines == others and known.content_hash == plan.content_hash
+    page = report_html(known)
+    reader = Reader()
+    reader.feed(page)
+    assert f"<td>{2 * step_s:.4g} s</td><td>2.00</td>" in page and "width:100%" in page
+    assert EVIL in reader.text and "one region alone: none holds the model" in reader.text
+
+
+def test_page_leads_with_four_figures() -> None:
+    """And has neither a section without content nor a row of another stage between a stage's."""
+    plan = make_plan([[0, 3], [2, 1]], network=random_network(4))
+    page = report_html(plan, tokens=1e9)
+    head = page.split('<dl class="head">')[1].split("</dl>")[0]
+    names = [part.split("</dt>")[0] for part in head.split("<dt>")[1:]]
+    assert names == ["step time", "tokens/s", "MFU", "training"]
+    assert "<h2>Sensitivity" not in page and "<h2>Predicted and executed" not in page
+    reader = Reader()
+    reader.feed(page)
+    data = json.loads(reader.data)
+    assert [row["stage"] for row in data["devices"]] == [0, 0, 1, 1]
+    assert [row["idle"] for row in data["devices"]] == [
+        predicted_timeline(plan).idle()[d] for d in (0, 2, 1, 3)
+    ]
+    assert len(data["stages"]) == 2 and len(set(data["stages"])) == 2
+
+
 def test_mfu_counts_over_peaks(tmp_path: Path) -> None:
     """Of a plan file too, whose hash leaves peaks out; where they are not known it is not."""
     plan = make_plan([[0, 1], [2, 3]])

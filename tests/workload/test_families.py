@@ -351,3 +351,14 @@ def test_configs_of_families_that_are_refused(
         workload_of(config, tmp_path)
     said = str(caught.value)
     assert said.startswith(f"{tmp_path / 'config.json'}: ") and "\n" not in said
+
+
+def test_samples_of_long_models_are_short_unless_asked_for(tmp_path: Path) -> None:
+    """At most 8,192 tokens; the model keeps its positions."""
+    config = LLAMA | {"max_position_embeddings": 131_072}
+    for sequence, expected in ((None, 8192), (512, 512), (20_000, 20_000)):
+        arch = workload_of(config, tmp_path, sequence=sequence).architecture
+        assert arch is not None
+        assert (arch.sequence, arch.position_rows) == (expected, 131_072)
+    short = workload_of(LLAMA | {"max_position_embeddings": 300}, tmp_path, sequence=None)
+    assert short.architecture is not None and short.architecture.sequence == 300

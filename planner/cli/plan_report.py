@@ -1,0 +1,509 @@
+"""What ``planner plan`` prints: one dictionary, as JSON or as text of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from planner.cli.clock_report import learning_notes, sync_data, timeline_data
+from planner.cli.cycle_report import cycle_data, waves_rows
+from planner.clock.links import unstated_sites
+from planner.clock.timeline import Timeline
+from planner.compose.degrees import Candidate
+from planner.compose.request import Question
+from planner.network.words import compact, some, stage_words
+from planner.report.figures import headline, least, memory
+from planner.training_plan.averaging_group import in_levels
+from planner.training_plan.choices import Wiring
+from planner.training_plan.model import TrainingPlan
+
+WIDTH, LABEL, LONGEST_LABEL = 80, 16, 30
+MOST_LINES = 3
+"""Of the devices of one stage; where names take more, regions are counted."""
+SAME = 0.005
+"""Relative: step times that differ by less are as long as each other."""
+PROVEN = {"OPTIMAL": "proven best", "FEASIBLE": "not proven best"}
+FASTER = {
+    "everything": "no plan is faster",
+    "shapes": "no placement in the shapes that were tried is faster",
+    "placement": "no placement in this shape is faster",
+    "paths": "no arrangement with these stage sizes and layers is faster",
+}
+"""What a lower bound says, by what was searched."""
+Row = tuple[str, str]
+
+
+def plan_data(
+    made: TrainingPlan,
+    timeline: Timeline,
+    candidates: Sequence[Candidate],
+    asked: Question,
+    each_device: str,
+) -> dict[str, Any]:
+    """Everything that is printed of a plan, JSON-ready.
+
+    Parameters
+    ----------
+    made
+        The plan.
+    timeline
+        Its predicted step.
+    candidates
+        Shapes that were tried, if it is the best of several.
+    asked
+        Cluster, workload and request.
+    each_device
+        What all devices were assumed to be; empty: a devices file describes them.
+    """
+    request, ids = asked.request, made.cluster.network.ids
+    parts = {part: asdict(certificate) for part, certificate in made.certificates.items()}
+    busy = {d for schedule in made.schedules for path in schedule.paths for d in path}
+    searched = "paths" if request.skips else "everything" if request.open else "placement"
+    data: dict[str, Any] = {
+        "content_hash": made.content_hash,
+        **parts,
+        "certificates": parts,
+        "predicted": asdict(made.predicted),
+        **headline(made),
+        "workload": made.workload.name,
+        "network": made.network_name,
+        "searched": "shapes" if request.stages == "auto" else searched,
+        "devices": len(made.cluster),
+        "stages": _stages(made),
+        "averaging_only": [ids[d] for d in sorted(made.averages_for)],
+        "without_microbatches": [ids[d] for d in sorted(set(made.stage_of) - busy)],
+        "left_out": _left_out(made, asked),
+        "microbatches": len(made.schedules[0].paths),
+        "microbatch_samples": made.workload.microbatch_samples,
+        "update_s": max(made.compute_times.update_s),
+        "recompute": list(made.recompute),
+        "candidates": [asdict(one) | {"why": one.why} for one in candidates],
+        "alternatives": [
+            one.to_dict() | {"outcome": one.outcome(least(made))} for one in made.alternatives
+        ],
+        "cost": None if made.cost is None else made.cost.to_dict(),
+        "objective": str(request.objective),
+        **timeline_data(timeline, made.cluster),
+        "unstated_sites": unstated_sites(asked.cluster),
+        "each_device": each_device,
+        "notes": list(_notes(made)),
+    }
+    if made.sync.every_steps > 1:
+        data["sync"] = sync_data(made)
+    if request.skips:
+        data |= cycle_data(made)
+    return data
+
+
+def _stages(made: TrainingPlan) -> list[dict[str, Any]]:
+    """Layers, devices and fullest memory of each stage."""
+    network, fullest = made.cluster.network, dict[int, float]()
+    for one in memory(made):
+        j = made.stage_of[one.device]
+        fullest[j] = max(fullest.get(j, 0.0), one.need_bytes / one.have_bytes)
+    return [
+        {
+            "layers": list(layers),
+            "head": j == made.head_stage,
+            "memory": fullest[j],
+            "devices": [network.ids[d] for d in group],
+            "regions": [network.regions[d] for d in group],
+        }
+        for j, (layers, group) in enumerate(
+            zip(made.stage_layers, made.assignment.groups, strict=True)
+        )
+    ]
+
+
+def _left_out(made: TrainingPlan, asked: Question) -> list[dict[str, Any]]:
+    """Devices without a part in the plan, by reason."""
+    cluster, reasons = asked.cluster, dict[str, list[str]]()
+    smallest = min((one.need_bytes for one in memory(made)), default=0.0)
+    word = "cheaper" if asked.request.objective == "cost" else "faster"
+    where = {name: d for d, name in enumerate(cluster.network.ids)}
+    for name in made.left_out:
+        d = where[name]
+        have = float(cluster.memory_bytes[d])
+        if not np.asarray(cluster.devices.can_compute)[d]:
+            why = "cannot compute, and averaging is not shorter with their help"
+        elif have < smallest:
+            why = f"their memory, {have / 1e9:.3g} GB, does not hold a stage of this plan"
+        else:
+            why = f"no {word} plan that uses them was found"
+        reasons.setdefault(why, []).append(name)
+    return [{"devices": names, "why": why} for why, names in reasons.items()]
+
+
+def _notes(made: TrainingPlan) -> Iterator[str]:
+    """What a reader should know of the plan's decisions, a sentence each."""
+    from planner.workload.transformer import active_parameters
+
+    arch, head = made.workload.architecture, made.head_stage
+    if made.must_average_tied and made.averages_tied:
+        size = made.vector_bytes()[-1] / 1e9
+        yield (
+            f"Stage {head} has a copy of the embedding for its head: its {size:.3g} GB of "
+            "gradients are averaged with stage 0's."
+        )
+    elif made.must_average_tied:
+        yield (
+            f"Stage {head} has a copy of the embedding for its head. Keeping both copies equal "
+            "between averagings is not priced, and the executor refuses this plan; straight "
+            "pipelines with --head first need no copy."
+        )
+    if arch is not None and arch.experts is not None:
+        yield (
+            f"{made.workload.parameters / 1e9:.4g} billion parameters are stored and averaged; a "
+            f"token uses {active_parameters(arch) / 1e9:.4g} billion."
+        )
+    if arch is not None and arch.unexecuted:
+        yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
+    stages = [str(j) for j, does in enumerate(made.recompute) if does]
+    if stages:
+        who = "Every stage" if all(made.recompute) else f"Stage {', '.join(stages)}"
+        yield f"{who} keeps only its input and recomputes F in B."
+    if made.two_clocks:
+        counts = sorted({len(rounds[0]) for rounds in made.averaging})
+        regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+        yield f"Gradients are averaged within regions in every step; {regions} regions to a stage."
+    levels = [j for j, rounds in enumerate(made.averaging) if in_levels(rounds)]
+    if levels and not made.two_clocks:
+        own = [str(j) for j in levels if j < len(made.stage_layers)]
+        who = f"Stage {', '.join(own)}" if own else "Embedding and head"
+        who = "Every stage" if len(levels) == len(made.averaging) else who
+        yield f"{who} averages in two levels: within sites, then between them."
+    if made.wiring is Wiring.STOCHASTIC:
+        yield (
+            "Devices choose paths while they run, beginning with this plan's; orders are not "
+            "fixed, and times are those of the plan's own paths."
+        )
+    yield from learning_notes(made)
+    if "paths" in made.certificates:
+        solver_s, simulated_s = made.certificates["paths"].objective, made.predicted.pipeline_s
+        if solver_s is None or abs(solver_s - simulated_s) > 1e-6 * simulated_s:
+            yield (
+                "The path solver averages both directions of a pair and does not share up- and "
+                "downlinks, so its makespan differs from the pipeline time."
+            )
+
+
+def plan_lines(data: Mapping[str, Any]) -> list[str]:
+    """The same as text, the answer first.
+
+    Parameters
+    ----------
+    data
+        Of `plan_data`, with what was compared and written.
+    """
+    sizes = [len(stage["devices"]) for stage in data["stages"]]
+    shape = f"{some(len(sizes), 'stage')} x {some(sizes[0], 'pipeline')}"
+    words = [shape if data["searched"] in ("placement", "shapes") else stage_words(sizes)]
+    out = [name for group in data["left_out"] for name in group["devices"]]
+    for names, what in (
+        (data["averaging_only"], "to average only"),
+        (data["without_microbatches"], "without microbatches"),
+        (out, "left out"),
+    ):
+        words += [f"{len(names)} {what}"] * bool(names)
+    where = f" on {data['network']}" if data["network"] else ""
+    title = f"{data['workload']}{where}: {some(data['devices'], 'device')}, {', '.join(words)}"
+    undone = [f"not {what}" for what in data["not_done"]]
+    return [
+        *_wrapped(title),
+        *_section("", _answer(data)),
+        *_section("Stages", _holders(data)),
+        *_section("How good the plan is", _bounds(data)),
+        *_section("Compared with plans that need no planner", _comparisons(data)),
+        *_section("Shapes that were tried", _candidates(data)),
+        *_section("Other decisions, and the step with them", _alternatives(data)),
+        *_section("Schedules", _schedules(data)),
+        *_section("Notes", (("-", text) for text in data["notes"])),
+        *_section("Assumptions", (("-", text) for text in _assumptions(data))),
+        "",
+        *(line for text in undone for line in _wrapped(text)),
+        *_wrapped(f"wrote {', '.join(data['written'])}  (hash {data['content_hash'][:12]})"),
+    ]
+
+
+def seconds(value: float) -> str:
+    """A time with four digits."""
+    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"
+
+
+def ratio(step_s: float, own_s: float) -> str:
+    """A step time in terms of the plan's own."""
+    times = step_s / own_s
+    if abs(times - 1) < SAME:
+        return "as long as this plan"
+    digits = f"{times:.2f}" if times > 0.1 else f"{times:.2g}"
+    return f"{digits} times as long as this plan{' (faster)' * (times < 1)}"
+
+
+def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _section(title: str, rows: Iterable[Row]) -> list[str]:
+    """A heading and its rows, whose texts are below each other; nothing without rows."""
+    every = [(label, text) for label, text in rows if text]
+    if not every:
+        return []
+    fitting = [len(label) for label, _ in every if len(label) <= LONGEST_LABEL]
+    bullets = all(label == "-" for label, _ in every)
+    width = 2 if bullets else max([LABEL, *(length + 2 for length in fitting)])
+    lines = ["", title] if title else [""]
+    for label, text in every:
+        if len(label) > LONGEST_LABEL:
+            lines += _wrapped(label)
+            label = ""
+        lines += _wrapped(text, f"{label:<{width}}", " " * width)
+    return lines
+
+
+def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
+    predicted, tokens = data["predicted"], data["tokens_per_step"]
+    samples = f"{data['samples_per_step']:,.6g} samples"
+    parts = f"{data['microbatches']:,} microbatch{'es' * (data['microbatches'] != 1)}"
+    batch = (
+        f"{samples} of {data['sequence']:,} tokens, {parts}" if tokens else f"{samples}, {parts}"
+    )
+    of = f"{tokens:,.0f} tokens ({batch})" if tokens else batch
+    mean = " in the mean" if "sync" in data else ""
+    yield "step time", f"{seconds(predicted['step_s'])}{mean} for {of}"
+    mfu = (
+        "MFU not known: give gpu or peak_tflops for every device in the devices file"
+        if data["mfu"] is None
+        else f"MFU {100 * data['mfu']:.3g}%"
+    )
+    rate = "tokens not known" if not tokens else f"{data['tokens_per_s']:,.0f} tokens/s"
+    yield "throughput", f"{rate}; {mfu}"
+    cost = data["cost"]
+    if tokens:
+        days = f"{data['days']:,.0f}" if data["days"] >= 100 else f"{data['days']:.3g}"
+        price = "" if data["dollars"] is None else f" and {data['dollars']:,.0f} $"
+        yield (
+            "training",
+            f"{days} days{price} for {data['training_tokens'] / 1e9:,.4g} billion "
+            "tokens (100 a parameter)",
+        )
+    if cost is None:
+        yield "cost", "not known: give --usd-per-hour, or usd_per_hour in the devices file"
+    else:
+        traffic = f"{cost['messages_usd']:.4g} $ for {cost['paid_bytes'] / 1e9:.3g} GB of traffic"
+        worth = f"; an hour of waiting is worth {cost['hour_usd']:g} $" * bool(cost["hour_usd"])
+        yield (
+            "cost of a step",
+            f"{cost['step_usd']:.4g} $: {cost['devices_usd']:.4g} $ for devices, {traffic}{worth}",
+        )
+    averaging = (
+        f", and the longest averaging takes {seconds(predicted['averaging_s'])}. They overlap: a "
+        "stage averages while others still compute and the next step begins"
+        if predicted["averaging_s"] > 0
+        else ""
+    )
+    update = f". Updates take {seconds(data['update_s'])} at most" if data["update_s"] > 0 else ""
+    yield (
+        "phases",
+        f"On an idle network the pipeline takes {seconds(predicted['pipeline_s'])}"
+        f"{averaging}{update}.",
+    )
+    if sync := data.get("sync"):
+        between, without = ("", "without averaging")
+        if sync["within_regions"]:
+            between, without = (" between regions", "averaging within regions only")
+        outer = f", then {sync['outer']}" if sync["outer"] else ""
+        others = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
+        yield (
+            "averaging",
+            f"every {sync['every_steps']} steps{between}{outer}. A step takes "
+            + f"{seconds(sync['step_alone_s'])} {without}, {seconds(sync['step_that_averages_s'])} "
+            + f"with averaging{between}."
+            + f" Step time with averaging every {others}." * bool(others),
+        )
+    if link := data["fullest_link"]:
+        step = "a step that averages" if "sync" in data else "a step"
+        yield "bottleneck", f"{link['name']}: {seconds(link['busy_s'])} of messages {step}"
+
+
+def _holders(data: Mapping[str, Any]) -> Iterator[Row]:
+    yield "stage  layers    memory", "devices"
+    for j, stage in enumerate(data["stages"]):
+        start, stop = stage["layers"]
+        layers = f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
+        layers += "+head" * (stage["head"] and j < len(data["stages"]) - 1)
+        names = ", ".join(compact(stage["devices"]))
+        if len(names) > MOST_LINES * (WIDTH - 24):
+            regions = stage["regions"]
+            names = ", ".join(f"{regions.count(r)} of {r}" for r in dict.fromkeys(regions))
+        yield f"{j:<5}  {layers:<8}  {stage['memory']:>6.0%}", names
+    if data["averaging_only"]:
+        yield "average only", ", ".join(compact(data["averaging_only"]))
+    if idle := data["without_microbatches"]:
+        yield "without microbatches", ", ".join(compact(idle))
+    for group in data["left_out"]:
+        yield "left out", f"{', '.join(compact(group['devices']))}: {group['why']}"
+
+
+def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
+    parts, own = data["certificates"], data["predicted"]["step_s"]
+    long_run = data.get("long_run_bound_s")
+    if long_run is not None:
+        gap = max(1 - long_run / own, 0.0)
+        yield (
+            "lower bound",
+            f"{seconds(long_run)}: no plan is faster over many steps (gap {gap:.1%})",
+        )
+    for part, unit in (("step", "s"), ("cost", "$")):
+        if (one := parts.get(part)) is None:
+            continue
+        if one["bound"] is not None and (
+            unit == "$" or long_run is None or one["bound"] < long_run * (1 - SAME)
+        ):
+            bound = seconds(one["bound"]) if unit == "s" else f"{one['bound']:.4g} $"
+            what = FASTER[data["searched"]]
+            if unit == "$":
+                what = what.replace("faster", "cheaper")
+                yield "bound of cost", f"{bound}: {what} (gap {one['gap']:.1%})"
+            elif long_run is None:
+                yield "lower bound", f"{bound}: {what} (gap {one['gap']:.1%})"
+            else:
+                yield "in the plan file", f"{bound}, for planner check (gap {one['gap']:.1%})"
+        elif one["bound"] is None:
+            yield "lower bound", "none for this kind of plan"
+        yield (
+            "search",
+            f"{one['status']}, {PROVEN.get(one['status'], '')}: {one['stop_reason']}, "
+            f"{one['runtime_s']:.1f} s",
+        )
+    for part, label in (("assignment", "assignment cost"), ("paths", "paths")):
+        if (one := parts.get(part)) is None:
+            continue
+        bound = "no bound" if one["bound"] is None else f"bound {seconds(one['bound'])}"
+        gap = "" if one["gap"] is None else f", gap {one['gap']:.1%}"
+        what = "DT-FM's, not a step time" if part == "assignment" else "makespan as placed"
+        value = "none" if one["objective"] is None else seconds(one["objective"])
+        yield (
+            label,
+            f"{value} ({what}), {bound}{gap}; {one['status']}, {one['stop_reason']}, "
+            f"{one['runtime_s']:.1f} s",
+        )
+
+
+def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
+    own, faster = data["predicted"]["step_s"], False
+    for name, text, step_s in baselines(data):
+        yield name, text if step_s is None else f"{seconds(step_s)}, {ratio(step_s, own)}: {text}"
+        faster |= step_s is not None and step_s < own * (1 - SAME)
+    if random := data.get("random"):
+        mean_s, refused = random["mean_step_s"], random["refused"]
+        more = f"; {refused} more do not fit the devices' memory" if refused else ""
+        if mean_s is None or random["mean_cost_s"] is None:
+            yield "random", f"none of {refused} random placements fits the devices' memory"
+        else:
+            cost = data["assignment"]["objective"]
+            times = f" ({random['mean_cost_s'] / cost:.2f} times)" if cost > 0 else ""
+            yield (
+                "random",
+                f"{seconds(mean_s)}, {ratio(mean_s, own)}: mean of {random['count']} random "
+                f"placements; assignment cost {seconds(random['mean_cost_s'])}{times}{more}",
+            )
+    if faster and data["objective"] == "time" and data["searched"] != "everything":
+        yield "", "A faster plan exists: leave out --stages and --wiring to search all layouts."
+
+
+def baselines(data: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    """Name, decisions and step time of each baseline, or why there is none.
+
+    Parameters
+    ----------
+    data
+        With what `planner.cli.comparison.compared` adds.
+    """
+    ranks, region = data.get("ranks_by_region"), data.get("one_region")
+    if ranks is not None:
+        outermost = ranks["outermost"]
+        parallel = f"{outermost} parallel" if outermost == "data" else outermost
+        best = ranks[outermost]
+        text = f"{_decisions(best)}, {parallel} outermost{_untried(ranks)}"
+        yield "ranks by region", text, best["step_s"]
+    elif why := data.get("ranks_by_region_refused"):
+        yield "ranks by region", why, None
+    if region is not None:
+        text = f"{_decisions(region['plan'])}{_untried(region)}"
+        yield f"{region['name']} alone", text, region["plan"]["step_s"]
+    elif why := data.get("one_region_refused"):
+        yield "one region alone", why, None
+
+
+def _decisions(plan: Mapping[str, Any]) -> str:
+    samples = plan["microbatch_samples"]
+    return (
+        f"{some(plan['stages'], 'stage')} x {some(plan['pipelines'], 'pipeline')}"
+        f"{f', microbatches of {samples}' * (samples > 1)}, {plan['order']}"
+        f"{', recomputing' * plan['recompute']}"
+    )
+
+
+def _untried(found: Mapping[str, Any]) -> str:
+    count = found["tally"]["left_out"]
+    return f"; {count} more were not tried" if count else ""
+
+
+def _candidates(data: Mapping[str, Any]) -> Iterator[Row]:
+    for one in data["candidates"]:
+        shape = f"{one['stages']} x {one['pipelines']}, microbatch {one['microbatch_samples']}"
+        if one["step_s"] is None:
+            yield shape, f"refused: {one['why']}"
+        else:
+            bound = "no bound" if one["bound_s"] is None else f"bound {seconds(one['bound_s'])}"
+            yield shape, f"{seconds(one['step_s'])}, {bound}"
+
+
+def _alternatives(data: Mapping[str, Any]) -> Iterator[Row]:
+    if not data["candidates"]:  # whose table has them
+        for one in data["alternatives"]:
+            yield one["taken"], f"{one['instead']} instead: {one['outcome']}"
+
+
+def _schedules(data: Mapping[str, Any]) -> Iterator[Row]:
+    """Of plans whose microbatches skip stages."""
+    if "waves" not in data:
+        return
+    for one in data["schedules"]:
+        yield (
+            one["name"],
+            f"{seconds(one['pipeline_s'])} pipeline in {one['iterations']} of "
+            f"{len(data['cycle'])} iterations",
+        )
+    layers = data["stage_layers"]
+    yield (
+        "layers visited",
+        f"{data['visited_layers']:.2f} of {sum(layers)} in the mean, in stages of "
+        f"{', '.join(map(str, layers))}",
+    )
+    yield from waves_rows(data["waves"])
+
+
+def _assumptions(data: Mapping[str, Any]) -> Iterator[str]:
+    if data["each_device"]:
+        yield f"Each device is {data['each_device']}."
+    if data.get("sequence_capped"):
+        yield (
+            f"Samples have {data['sequence']:,} tokens, though the model has "
+            f"{data['positions']:,} positions; --sequence sets another length."
+        )
+    for text in (data["assumed_limits"], data["tight_limits"], data["unstated_sites"]):
+        if text:
+            text = text.removeprefix("assumed: ")
+            yield f"{text[:1].upper()}{text[1:]}."

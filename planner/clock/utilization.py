@@ -1,0 +1,56 @@
+"""How much of each stretch of time is busy: what a picture shows of bars too narrow to see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Span = tuple[float, float]
+"""Begin and end, seconds."""
+
+
+def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
+    """The part of each bin that spans cover, overlaps counted as often as they occur.
+
+    Parameters
+    ----------
+    spans
+        In any order.
+    edges
+        ``float[n + 1]``, ascending.
+
+    Returns
+    -------
+    ndarray
+        ``float[n]``, 0 to 1 where spans do not overlap.
+    """
+    if not spans:
+        return np.zeros(len(edges) - 1)
+    starts, ends = np.sort(np.array(spans, dtype=np.float64), axis=0).T
+
+    def elapsed(since: Floats) -> Floats:
+        """Seconds from all of these times to each edge, added up."""
+        count = np.asarray(np.searchsorted(since, edges))
+        sums: Floats = np.concatenate([[0.0], np.cumsum(since)])
+        return np.asarray(count * edges - sums[count])
+
+    return np.asarray(np.diff(elapsed(starts) - elapsed(ends)) / np.diff(edges))
+
+
+def too_narrow(spans: Sequence[Span], end_s: float, pixels: int) -> bool:
+    """Whether half of the spans are narrower than two pixels of a picture that ends at ``end_s``.
+
+    Parameters
+    ----------
+    spans
+        Of all rows.
+    end_s, pixels
+        Width of the picture.
+    """
+    if not spans:
+        return False
+    lengths = [stop - start for start, stop in spans]
+    return float(np.median(lengths)) * pixels < 2 * end_s
