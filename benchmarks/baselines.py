@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"# Plans of random clusters and their baselines, {datetime.now(UTC):%Y-%m-%d}",
             "",
             f"Python {platform.python_version()}, planner {metadata.version('planner')}. "
-            f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} --seed {args.seed} "
-            f"--effort {args.effort:g}`. Steps of one optimizer step on the clock; baselines have "
+            f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} "
+            f"--seed {args.seed} --effort {args.effort:g}`. Steps of one optimizer step on the clock; baselines have "
             "twenty times the effort of the search.",
             "",
             *lines,

@@ -1,6 +1,6 @@
 """Averaging once in H steps, and what a step costs: DiLoCo-SWARM.
 
-Eight V100s, one in each region of DT-FM's Table 2. The rarer devices average, the more of them
+Eight A100s, one in each region of DT-FM's Table 2. The rarer devices average, the more of them
 the fastest plan can use, which is not always the cheaper one; what is learned depends on H, so H is
 yours. Between the fastest plan and the cheapest lie others: a front.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import planner as pl
 
-cluster = pl.Cluster(pl.load_network("aws8_dtfm_worldwide_2022"), pl.Devices.of_gpu("V100"))
+cluster = pl.Cluster(pl.load_network("aws8_dtfm_worldwide_2022"), pl.Devices.of_gpu("A100"))
 workload = pl.Workload.preset("gpt3-1.3b", batch_samples=64)
 
 for every in (1, 10, 50):

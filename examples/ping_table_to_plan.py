@@ -30,8 +30,8 @@ with (folder / "ping.csv").open("w", newline="") as file:
 first, second, *others = shipped.ids
 (folder / "devices.csv").write_text(
     "name,count,gpu,upload_mbps,download_mbps\n"
-    f"{first},2,A100,2000,2000\n{second},2,V100,,\n"
-    + "".join(f"{name},1,T4,,\n" for name in others)
+    f"{first},2,A100,2000,2000\n{second},2,A100,,\n"
+    + "".join(f"{name},1,L4,,\n" for name in others)
 )
 
 measured = read_measured([folder / "ping.csv"], bandwidth_bytes_per_s=1e9 / 8)

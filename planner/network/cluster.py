@@ -123,7 +123,7 @@ class Devices:
             gpu.memory_bytes,
             usd_per_hour=gpu.usd_per_hour,
             peak_flops=peak,
-            gpus=name,
+            gpus=found,
         )
 
     def __eq__(self, other: object) -> bool:

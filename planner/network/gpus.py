@@ -27,6 +27,8 @@ class Gpu:
         In 32 bits, not TF32: what a matrix product in fp32 can attain.
     total_bytes
         Device memory as PyTorch reports it, less than its name says.
+    sold_gb
+        Memory in its name.
     source
         Where the FLOP/s come from.
     memory_source
@@ -42,6 +44,7 @@ class Gpu:
     peak_flops: float
     fp32_flops: float
     total_bytes: float
+    sold_gb: int
     source: str
     memory_source: str
     has_bf16: bool = True
@@ -87,6 +90,7 @@ def on_demand(instance: str) -> str:
 GPUS: dict[str, Gpu] = {
     "T4": Gpu(
         *(65e12, 8.1e12, 14.56 * GIB),
+        16,
         "NVIDIA T4 data sheet",
         f"{REPORTED}, github.com/Zheng-Chong/CatVTON/issues/133",
         has_bf16=False,
@@ -95,6 +99,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "V100": Gpu(
         *(125e12, 15.7e12, 15.77 * GIB),
+        16,
         "NVIDIA V100 data sheet (SXM2); DT-FM paper, section 1",
         f"{REPORTED}, as of V100-32GB",
         has_bf16=False,
@@ -103,6 +108,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "V100-32GB": Gpu(
         *(125e12, 15.7e12, 31.74 * GIB),
+        32,
         "NVIDIA V100 data sheet",
         f"{REPORTED}, github.com/liucongg/ChatGLM-Finetuning/issues/73",
         has_bf16=False,
@@ -111,6 +117,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "A10": Gpu(
         *(125e12, 31.2e12, 22.0 * GIB),
+        24,
         "NVIDIA A10 data sheet",
         "22.6 GiB in nvidia-smi, github.com/signalnine/q27/issues/1, less the driver's part",
         usd_per_hour=1.006,
@@ -118,11 +125,13 @@ GPUS: dict[str, Gpu] = {
     ),
     "A40": Gpu(
         *(149.7e12, 37.4e12, 44.4 * GIB),
+        48,
         "NVIDIA A40 data sheet; DT-FM paper, section 10.5",
         f"{REPORTED} of an L40S, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205",
     ),
     "L4": Gpu(
         *(121e12, 30.3e12, 22.0 * GIB),
+        24,
         "NVIDIA L4 data sheet, half of the figure with sparsity",
         "23034 MiB in nvidia-smi, less the driver's part",
         usd_per_hour=0.805,
@@ -130,6 +139,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "A100": Gpu(
         *(312e12, 19.5e12, 39.50 * GIB),
+        40,
         "NVIDIA A100 data sheet",
         f"{REPORTED}, github.com/TianheWu/CoSeR/issues/10",
         usd_per_hour=4.097,
@@ -137,6 +147,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "A100-80GB": Gpu(
         *(312e12, 19.5e12, 79.14 * GIB),
+        80,
         "NVIDIA A100 data sheet",
         f"{REPORTED}, 79.25 GiB, github.com/levihsu/OOTDiffusion/issues/235; others less",
         usd_per_hour=5.121,
@@ -144,6 +155,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "H100": Gpu(
         *(989e12, 66.9e12, 79.1 * GIB),
+        80,
         "NVIDIA H100 SXM data sheet, without sparsity",
         "81559 MiB in nvidia-smi (79.6 GiB), less the driver's part",
         usd_per_hour=12.29,
@@ -151,16 +163,19 @@ GPUS: dict[str, Gpu] = {
     ),
     "H200": Gpu(
         *(989e12, 66.9e12, 150.1e9),
+        141,
         "NVIDIA H200 SXM data sheet, without sparsity",
         "torch.cuda.mem_get_info, benchmarks/results/gpu-check-2026-11-26.md",
     ),
     "RTX3090": Gpu(
         *(71e12, 35.6e12, 23.6 * GIB),
+        24,
         "NVIDIA GA102 white paper, FP32 accumulate",
         f"{REPORTED} of the RTX 4090",
     ),
     "RTX4090": Gpu(
         *(165.2e12, 82.6e12, 23.64 * GIB),
+        24,
         "NVIDIA Ada white paper, FP32 accumulate",
         f"{REPORTED}, github.com/ali-vilab/VGen/issues/104",
     ),
@@ -208,10 +223,7 @@ def find_gpu(name: str) -> str | None:
     known |= {_plain(called): key for called, key in CALLED.items()}
     for key, gpu in GPUS.items():
         base = key.partition("-")[0]
-        sizes = {round(gpu.memory_bytes / GIB), round(gpu.memory_bytes / 1e9)}
-        known |= {
-            _plain(f"{base}{size}{unit}"): key for size in sizes for unit in ("G", "GB", "GiB")
-        }
+        known |= {_plain(f"{base}{gpu.sold_gb}{unit}"): key for unit in ("G", "GB", "GiB")}
     if plain in known:
         return known[plain]
     without = SXM.sub("", plain)

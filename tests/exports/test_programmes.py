@@ -61,7 +61,7 @@ def flowing() -> TrainingPlan:
         flops, memory, sites=["a", "a", "a", "b", "b", "b"], site_upload_bytes_per_s={"a": 4e6}
     )
     asked = pl.PlanRequest(stages=3, wiring="flow", recompute="none")
-    plan = pl.plan(pl.Cluster(network, devices), work, request=asked, stop=pl.MaxIterations(5)).plan
+    plan = pl.plan(pl.Cluster(network, devices), work, request=asked, stop=pl.Effort(1)).plan
     assert plan is not None
     assert len(plan.cluster) == 6
     return plan
