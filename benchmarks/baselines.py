@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             f"Python {platform.python_version()}, planner {metadata.version('planner')}. "
             f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} "
-            f"--seed {args.seed} --effort {args.effort:g}`. Steps of one optimizer step on the clock; baselines have "
-            "twenty times the effort of the search.",
+            f"--seed {args.seed} --effort {args.effort:g}`. Optimizer steps on the clock; baselines "
+            "have twenty times the effort of the search.",
             "",
             *lines,
             "",
