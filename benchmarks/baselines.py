@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             f"Python {platform.python_version()}, planner {metadata.version('planner')}. "
             f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} "
-            f"--seed {args.seed} --effort {args.effort:g}`. Optimizer steps on the clock; baselines "
+            f"--seed {args.seed} --effort {args.effort:g}`. Steps on the clock; baselines "
             "have twenty times the effort of the search.",
             "",
             *lines,
