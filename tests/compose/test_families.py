@@ -159,7 +159,7 @@ def test_a_plan_says_what_its_model_is(tmp_path: Path, capsys: pytest.CaptureFix
     words += ["--workload", str(path), "--sequence", "1024", "--batch-samples", "8"]
     words += ["--recompute", "all", "--effort", "1", "--no-pictures", "--no-compare"]
     assert main([*words, "--out", str(tmp_path / "plan.json")]) == 0
-    said = capsys.readouterr().out
-    assert "46.7 billion parameters are stored and averaged, a token meets 12.88 billion" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert "46.7 billion parameters are stored and averaged; a token uses 12.88 billion" in said
     assert "has a copy of the embedding" not in said
-    assert "to plan only, the executor does not do this: experts" in said
+    assert "For planning only; the executor does not support: experts" in said
