@@ -366,9 +366,9 @@ class _Stage:
         self.close = np.maximum(self.averaging_s, hop_in + self.homeward)
         # only a round that sends something waits for messages in its way
         self.still = np.where((m > 1) & (vector > 0), dev.back_s, self.lag + self.homeward)
-        self._memory(owned, a, b)
+        self._memory(a, b)
 
-    def _memory(self, owned: int, a: int, b: int) -> None:
+    def _memory(self, a: int, b: int) -> None:
         """How many microbatches each device keeps, recomputing or not."""
         of, w = self.of, self.of.workload
         self.keeps = {}

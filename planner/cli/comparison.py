@@ -8,13 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from planner.compose.baseline_plans import BaselinePlans
+from planner.compose.baseline_plans import RANKS, BaselinePlans, or_why
 from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.request import Objective, Question
-from planner.problems import ProblemError
-
-RANKS = 0.7
-"""Part of the time that ranks by region may take; regions by themselves get the rest."""
 
 
 def compared(
@@ -49,7 +45,7 @@ def compared(
         return lambda: time.perf_counter() - began > share * seconds
 
     if known is None:
-        ranks, why = _or_why(lambda: ranks_by_region(question, over=over_after(RANKS)))
+        ranks, why = or_why(lambda: ranks_by_region(question, over=over_after(RANKS)))
     else:
         ranks, why = known.ranks, known.ranks_refused
     if ranks is None:
@@ -57,7 +53,7 @@ def compared(
     else:
         data["ranks_by_region"] = {"outermost": str(ranks.best[0]), **_decided(ranks)}
     if known is None:
-        region, why = _or_why(lambda: one_region(question, over=over_after(1.0)))
+        region, why = or_why(lambda: one_region(question, over=over_after(1.0)))
     else:
         region, why = known.region, known.region_refused
     data["one_region"] = None
@@ -78,14 +74,6 @@ def _decided(found: Any) -> dict[str, Any]:
         else value
         for name, value in values.items()
     }
-
-
-def _or_why(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What is made, or the reason why nothing fits."""
-    try:
-        return make(), ""
-    except ProblemError as error:
-        return None, str(error)
 
 
 def _short(why: str) -> str:

@@ -6,13 +6,12 @@ import json
 import math
 
 from planner.exports.options import ExportOptions
-from planner.exports.trainer_plan import TrainerPlan
+from planner.exports.trainer_plan import DTYPES, TrainerPlan
 from planner.exports.trainer_script import Launch, launch_script, prediction
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 
 NEMO = "NeMo Automodel 0.7.0"
-DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
 TRAIN = ("python", "-m", "nemo_automodel.cli.app")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from planner.exports.options import ExportOptions
-from planner.exports.trainer_plan import TrainerPlan
+from planner.exports.trainer_plan import DTYPES, TrainerPlan
 from planner.exports.trainer_script import Launch, launch_script, option_lines, prediction
-from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer
 from planner.workload.layers import Architecture
@@ -16,7 +15,6 @@ TORCHTITAN = "torchtitan 0.3.0"
 TORCHFT = f"torchft 0.2.0 with {TORCHTITAN}"
 DILOCO = OuterOptimizer()
 """The outer step that torchtitan's trainer for torchft has built in: SGD 0.7, Nesterov 0.9."""
-DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
 MODULE = "plan_model"
 TRAIN = ("python", "-m", "torchtitan.train")
 

@@ -16,6 +16,9 @@ from planner.training_plan.schedule import Operation, Schedule
 from planner.workload.costs import split_costs
 from planner.workload.layers import Architecture, Family
 
+DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP32: "float32"}
+"""Formats by the names that trainers give them."""
+
 
 @dataclass(frozen=True)
 class TrainerRank:
