@@ -1,15 +1,19 @@
-"""Layers over stages where either differ: the slowest stage as fast as can be, memory kept."""
+"""Layers over stages that differ: the slowest stage fastest, or memory evenly filled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.network.cluster import Cluster
 from planner.problems import ProblemError
-from planner.workload.costs import stage_costs
+from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
+
+CLOSE = 1e-3
+"""Of the share to which devices are filled."""
 
 
 def is_uniform(cluster: Cluster, workload: Workload) -> bool:
@@ -124,3 +128,119 @@ def least_largest(
                     after[stop] = found
         best = after
     return tuple(pairwise(best[layers][2])) if layers in best else None
+
+
+@dataclass(frozen=True, order=True)
+class Filled:
+    """A device for every stage, all filled to the same share as far as whole layers allow.
+
+    Attributes
+    ----------
+    share
+        Of its device's memory, what the fullest stage needs; above 1 where these devices do not
+        hold the model.
+    layers
+        Per stage, ``(start, stop)``.
+    memory
+        Per stage, bytes of its device.
+    recompute
+        Per stage, whether it may recompute its activations: yes, no, or either.
+    """
+
+    share: float
+    layers: tuple[tuple[int, int], ...]
+    memory: tuple[float, ...]
+    recompute: tuple[tuple[bool, ...], ...]
+
+    def costs(self, workload: Workload) -> tuple[StageCosts, ...]:
+        """What each stage costs, recomputing or not, whichever needs less memory.
+
+        Parameters
+        ----------
+        workload
+            What is trained.
+        """
+        return tuple(
+            least_need(workload, part, part == self.layers[-1], again)
+            for part, again in zip(self.layers, self.recompute, strict=True)
+        )
+
+
+def least_need(
+    workload: Workload, part: tuple[int, int], with_head: bool, recompute: Sequence[bool]
+) -> StageCosts:
+    """Costs of a stage, recomputing its activations or not, whichever needs less memory.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    part
+        Its layers ``(start, stop)``.
+    with_head
+        Whether head and loss run here too.
+    recompute
+        Whether it may: yes, no, or either.
+    """
+    each = (stage_costs(workload, *part, with_head=with_head, recompute=x) for x in recompute)
+    return min(each, key=lambda costs: costs.need_bytes(1))
+
+
+def evenly_filled(
+    workload: Workload,
+    memory: Sequence[float],
+    recompute: Sequence[tuple[bool, ...]],
+    given: tuple[tuple[int, int], ...] | None = None,
+) -> Filled:
+    """Contiguous ranges that fill all devices to the same share, one device a stage.
+
+    Parameters
+    ----------
+    workload
+        What is trained; the last stage runs head and loss.
+    memory
+        Bytes of the device of every stage; no more stages than layers.
+    recompute
+        Per stage, whether it may recompute its activations: yes, no, or either.
+    given
+        The ranges, where these are fixed.
+
+    Returns
+    -------
+    Filled
+        Its share is the least there is, within `CLOSE`.
+    """
+    layers, stages = len(workload.layers), len(memory)
+
+    def share(j: int, start: int, stop: int) -> float:
+        costs = least_need(workload, (start, stop), j == stages - 1, recompute[j])
+        return costs.need_bytes(1) / max(memory[j], 1.0)
+
+    def filled(most: float) -> list[int] | None:
+        """As many layers as each stage holds; needs grow with layers, so none holds more."""
+        ends = [0]
+        for j in range(stages - 1):
+            stop = start = ends[-1]
+            last = layers - (stages - 1 - j)
+            while stop < last and share(j, start, stop + 1) <= most:
+                stop += 1
+            if stop == start:
+                return None
+            ends.append(stop)
+        return [*ends, layers] if share(stages - 1, ends[-1], layers) <= most else None
+
+    if given is not None:
+        fullest = max(share(j, *part) for j, part in enumerate(given))
+        return Filled(fullest, given, tuple(memory), tuple(recompute))
+    low, high, found = 0.0, 1.0, filled(1.0)
+    while found is None:
+        low, high = high, 2 * high
+        found = filled(high)
+    while high - low > CLOSE * high:
+        middle = (low + high) / 2
+        ends = filled(middle)
+        if ends is None:
+            low = middle
+        else:
+            high, found = middle, ends
+    return Filled(high, tuple(pairwise(found)), tuple(memory), tuple(recompute))

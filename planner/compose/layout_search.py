@@ -7,11 +7,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from planner.compose.layer_split import Filled, evenly_filled
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import (
     Links,
@@ -29,8 +31,8 @@ from planner.workload.costs import stage_costs
 from planner.workload.working_memory import WorkingMemory
 from planner.workload.workload import Workload
 
-MOST_STAGES = 24
-"""That are tried one number after the other."""
+MOST_STAGES, MORE_STAGES = 24, 8
+"""That are tried one number after the other, and how many where so few stages do not fit."""
 CHUNK = 2000
 """Trials between two looks at the stopping rule."""
 TRIALS_PER_EFFORT = 120_000.0
@@ -198,7 +200,7 @@ class LayoutSearch:
         given: Given | None = None,
     ) -> None:
         self.given = given or Given()
-        self.layers = len(workload.layers)
+        self.workload, self.layers = workload, len(workload.layers)
         self.most = min(self.layers, int(places.size.sum()))
         model = model_of(workload, self.given, self.most)
         self.places = places
@@ -250,12 +252,19 @@ class LayoutSearch:
         """How many trials make a unit of effort."""
         return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.85)
 
-    @property
+    @cached_property
     def numbers(self) -> list[int]:
-        """Of stages that layouts may have."""
+        """Of stages that are tried: the least, or, where memory holds none, the least it does."""
         if self.given.stages is not None:
             return [self.given.stages]
-        return list(range(1, min(self.most, MOST_STAGES) + 1))
+        few = list(range(1, min(self.most, MOST_STAGES) + 1))
+        if any(self.tightest(stages)[0].share <= 1.0 for stages in reversed(few)):
+            return few
+        more = range(len(few) + 1, self.most + 1)
+        least = next((stages for stages in more if self.tightest(stages)[0].share <= 1.0), None)
+        if least is None:
+            return few
+        return sorted({round(s) for s in np.linspace(least, self.most, MORE_STAGES)})
 
     def ranked(self, first: Start | None = None) -> list[Estimated]:
         """The best of every number of stages and start, fastest first, each once.
@@ -444,7 +453,8 @@ class LayoutSearch:
 
         Or dealt: given out to the stages one by one, so that each place has a pipeline, as ranks
         that are numbered place by place do. Where that cannot be, such as for lack of memory,
-        places with little memory, and those that do not aggregate, are left out one by one.
+        places with little memory, and those that do not aggregate, are left out one by one; then
+        the devices with the most memory are filled evenly.
         """
         if start is Start.FEW:
             return self._few(stages)
@@ -462,8 +472,53 @@ class LayoutSearch:
             first = first or state
             if self._estimate(state) < math.inf:
                 return state
-        assert first is not None
-        return first
+        return self._filled(stages)
+
+    def _filled(self, stages: int) -> State:
+        """The stages of `tightest`; whoever has none is left out."""
+        filled, places = self.tightest(stages)
+        state = self._empty()
+        state.stages[0] = stages
+        state.counts[range(stages), places] = 1
+        state.cuts[1 : stages + 1] = [stop for _, stop in filled.layers]
+        return state
+
+    def tightest(self, stages: int) -> tuple[Filled, list[int]]:
+        """The devices with the most memory, one a stage, all filled to the same share.
+
+        Along a chain of near places, or with the two largest at the ends, for embedding and head;
+        where layers are fixed, the largest needs on the largest devices.
+
+        Parameters
+        ----------
+        stages
+            No more than devices or layers.
+
+        Returns
+        -------
+        tuple[Filled, list[int]]
+            Stages and the place of each one's device.
+        """
+        chain = self._chain(int(np.argmax(self.places.memory_bytes)))
+        along = np.repeat(chain, self.places.size[chain])
+        largest = np.argsort(-self.places.memory_bytes[along], kind="stable")[:stages]
+        near = along[np.sort(largest)].tolist()
+        again = self.model.recompute[:stages].tolist()
+        kinds = [(False, True) if self.model.recompute_free else (one,) for one in again]
+
+        def filled(places: list[int]) -> tuple[Filled, list[int]]:
+            memory = self.places.memory_bytes[places].tolist()
+            return evenly_filled(self.workload, memory, kinds, self.given.layers), places
+
+        if self.given.layers is not None:
+            needs = [one.need_bytes(1) for one in filled(near)[0].costs(self.workload)]
+            by_need = np.empty(stages, dtype=np.int64)
+            by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
+            return filled(by_need.tolist())
+        first, *others = along[largest].tolist()
+        ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
+        found = [filled(places) for places in (near, ends)]
+        return min(found, key=lambda one: one[0].share)
 
     def _few(self, stages: int) -> State:
         """The best of some starts of places that are near each other."""
@@ -490,12 +545,13 @@ class LayoutSearch:
         state.cuts[: stages + 1] = ends
         return state
 
-    def _chain(self) -> Ints:
-        """Places from a random one on, each time to the nearest that is left."""
+    def _chain(self, first: int | None = None) -> Ints:
+        """Places from one on, by default a random one, each time to the nearest that is left."""
         away = 2 * self.model.output_bytes.max() / self.places.slower
         away = away + self.places.there_and_back_s
         left = list(range(len(self.places)))
-        chain = [left.pop(int(self._numpy.integers(len(left))))]
+        begin = int(self._numpy.integers(len(left))) if first is None else first
+        chain = [left.pop(begin)]
         while left:
             chain.append(left.pop(int(np.argmin(away[chain[-1], left]))))
         return np.array(chain, dtype=np.int64)

@@ -91,10 +91,10 @@ class PlanRequest:
         Devices per stage, the first of which also run head and loss; with ``path_stages`` only.
     stage_layers
         Layers ``(start, stop)`` of every stage, or ``"even"``; by default searched, or in straight
-        pipelines cut evenly, or where devices differ in speed or memory, or layers among
-        themselves, so that the slowest stage is fastest and memory holds. With ``path_stages`` cut
-        evenly, or so that the slowest stage is fastest, microbatches that skip it left out: what
-        takes less time for a visited layer.
+        pipelines cut evenly, or where devices differ in speed or memory, layers among themselves,
+        or memory does not hold even ones, so that the slowest stage is fastest and memory holds.
+        With ``path_stages`` cut evenly, or so that the slowest stage is fastest, microbatches that
+        skip it left out: what takes less time for a visited layer.
     recompute
         Stages whose F keeps their input only and whose B runs F again, or ``"all"`` or ``"none"``;
         by default searched, in straight pipelines none.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.compose.layer_split import balanced_split, is_uniform
 from planner.compose.request import Question
 from planner.network.cluster import Cluster
 from planner.problems import AssignmentProblem, ProblemError
@@ -120,7 +121,24 @@ def shape_of(question: Question) -> Shape:
     layers = layers_of(question, len(sizes))
     request = question.request
     recompute = request.recomputing(len(sizes))
-    return Shape(layers, sizes, microbatches, request.head_place, recompute)
+    shape = Shape(layers, sizes, microbatches, request.head_place, recompute)
+    return shape if request.stage_layers is not None else _held(question, shape)
+
+
+def _held(question: Question, shape: Shape) -> Shape:
+    """Other than even layers where like devices do not hold these, with embedding and head."""
+    cluster, workload = question.cluster, question.workload
+    if not is_uniform(cluster, workload):
+        return shape
+    memory = float(cluster.memory_bytes[0])
+    if all(costs.room(memory) >= 1 for costs in shape.costs(workload)):
+        return shape
+    anyone = [[0]] * shape.stages
+    try:
+        layers = balanced_split(cluster, workload, anyone, shape.head_stage, shape.recompute)
+    except ProblemError:
+        return shape
+    return shape.with_layers(layers)
 
 
 def _able(question: Question) -> str:

@@ -666,7 +666,7 @@ class _Search:
                 return
         if self.refused is None and self.run.reason == "interrupted":
             raise KeyboardInterrupt  # nobody knows yet what fits
-        raise self.refused or ProblemError(nothing_fits(self.question))
+        raise self.refused or ProblemError(nothing_fits(self.layouts))
 
     def _price_first(self) -> bool:
         """Price the best layout that fits; whether there is one."""
