@@ -15,7 +15,7 @@ from planner.clock.links import unstated_sites
 from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
 from planner.compose.request import Question
-from planner.network.words import compact, some, stage_words
+from planner.network.words import compact, number_ranges, some, stage_words
 from planner.report.figures import headline, least, memory
 from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Wiring
@@ -162,10 +162,15 @@ def _notes(made: TrainingPlan) -> Iterator[str]:
         )
     if arch is not None and arch.unexecuted:
         yield f"For planning only; the executor does not support: {'; '.join(arch.unexecuted)}."
-    stages = [str(j) for j, does in enumerate(made.recompute) if does]
+    stages = [j for j, does in enumerate(made.recompute) if does]
     if stages:
-        who = "Every stage" if all(made.recompute) else f"Stage {', '.join(stages)}"
-        yield f"{who} keeps only its input and recomputes F in B."
+        which = number_ranges(stages).replace(",", ", ")
+        if all(made.recompute):
+            yield "Every stage keeps only its input and recomputes F in B."
+        elif len(stages) == 1:
+            yield f"Stage {which} keeps only its input and recomputes F in B."
+        else:
+            yield f"Stages {which} keep only their input and recompute F in B."
     if made.two_clocks:
         counts = sorted({len(rounds[0]) for rounds in made.averaging})
         regions = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))

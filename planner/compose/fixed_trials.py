@@ -177,7 +177,8 @@ class Trials:
     tally
         Of all.
     refusal
-        Why the first that was refused was; empty if none was.
+        Why the one with the most stages and smallest microbatches was refused, which needs least
+        memory; empty if none was.
     """
 
     best: dict[str, FixedPlan]
@@ -218,7 +219,7 @@ class _Search:
         self.left, self.over = most_events, over
         self.best: dict[str, FixedPlan] = {}
         self.starts: dict[str, Start] = {}
-        self.refusals: list[str] = []
+        self.refusals: list[tuple[tuple[int, int, bool], str]] = []
         self.priced = self.excluded = self.left_out = 0
         self.queue: list[tuple[float, int, Start, Shape, AssignmentPlan]] = []
         self.queued = 0
@@ -240,13 +241,18 @@ class _Search:
             else:
                 self._price(start, shape, assignment)
         tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
-        return Trials(self.best, self.starts, tally, self.refusals[0] if self.refusals else "")
+        _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
+        return Trials(self.best, self.starts, tally, refusal)
+
+    def _refuse(self, start: Start, error: ProblemError) -> None:
+        stages, small = start.grid.shape[1], -start.question.workload.microbatch_samples
+        self.refusals.append(((stages, small, start.recomputes), str(error)))
 
     def _offer(self, start: Start) -> None:
         try:
             shape, assignment, bound = start.fitted()
         except ProblemError as error:
-            self.refusals.append(str(error))
+            self._refuse(start, error)
             if not start.recomputes:
                 self._offer(start.recomputing())
             return
@@ -260,7 +266,7 @@ class _Search:
         try:
             step_s = straight_step_s(question, shape, assignment)
         except ProblemError as error:
-            self.refusals.append(str(error))
+            self._refuse(start, error)
             return
         self.priced += 1
         self.left -= _events(shape)

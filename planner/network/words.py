@@ -114,17 +114,18 @@ def compact(names: Iterable[str]) -> list[str]:
             numbers.setdefault(f"{stem}/", []).append(int(number))
         else:
             numbers.setdefault(name, [])
-    found = []
-    for stem, held in numbers.items():
-        runs: list[list[int]] = []
-        for k in sorted(held):
-            if runs and k == runs[-1][-1] + 1:
-                runs[-1].append(k)
-            else:
-                runs.append([k])
-        spans = (f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-        found.append(stem + ",".join(spans))
-    return found
+    return [stem + number_ranges(held) for stem, held in numbers.items()]
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Numbers with consecutive ones drawn together, such as ``0-3,6``."""
+    runs: list[list[int]] = []
+    for k in sorted(numbers):
+        if runs and k == runs[-1][-1] + 1:
+            runs[-1].append(k)
+        else:
+            runs.append([k])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
