@@ -16,7 +16,7 @@ from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
 from planner.compose.request import Question
 from planner.network.words import compact, number_ranges, some, stage_words
-from planner.report.figures import headline, least, memory
+from planner.report.figures import digits, headline, least, memory, seconds
 from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
@@ -234,11 +234,6 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def seconds(value: float) -> str:
-    """A time with four digits."""
-    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"
-
-
 def ratio(step_s: float, own_s: float) -> str:
     """A step time in terms of the plan's own."""
     times = step_s / own_s
@@ -295,12 +290,11 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
     yield "throughput", f"{rate}; {mfu}"
     cost = data["cost"]
     if tokens:
-        days = f"{data['days']:,.0f}" if data["days"] >= 100 else f"{data['days']:.3g}"
         price = "" if data["dollars"] is None else f" and {data['dollars']:,.0f} $"
         yield (
             "training",
-            f"{days} days{price} for {data['training_tokens'] / 1e9:,.4g} billion "
-            "tokens (100 a parameter)",
+            f"{digits(data['days'], 3)} days{price} for "
+            f"{data['training_tokens'] / 1e9:,.4g} billion tokens (100 a parameter)",
         )
     if cost is None:
         yield "cost", "not known: give --usd-per-hour, or usd_per_hour in the devices file"

@@ -109,6 +109,16 @@ def _part_of(plan: TrainingPlan, flops: NDArray[np.float64]) -> float:
     return done / (plan.predicted.step_s * could)
 
 
+def digits(value: float, count: int = 4) -> str:
+    """So many significant digits, and all of large whole numbers."""
+    return f"{value:,.0f}" if value >= 10 ** (count - 1) else f"{value:.{count}g}"
+
+
+def seconds(value: float) -> str:
+    """A time with four digits."""
+    return f"{digits(value)} s"
+
+
 def days(plan: TrainingPlan, tokens: float) -> float | None:
     """Days for so many tokens at the predicted rate; None where tokens are not known."""
     rate = tokens_per_s(plan)

@@ -17,7 +17,7 @@ from planner.network.words import compact, some
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
-from planner.report.figures import Memory, headline, least, memory, parameters, utilization
+from planner.report.figures import Memory, digits, headline, least, memory, parameters, utilization
 from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SLOWER, Slower
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
@@ -143,10 +143,10 @@ def _head(plan: TrainingPlan, tokens: float | None) -> str:
     whole = f"{figures['training_tokens'] / 1e9:,.4g} billion tokens"
     whole += f", {price:,.0f} $" if price is not None else "; prices not known"
     cells = [
-        ("step time", f"{figures['step_s']:.4g} s", batch),
+        ("step time", f"{digits(figures['step_s'])} s", batch),
         ("tokens/s", "not known" if rate is None else f"{rate:,.0f}", ""),
         ("MFU", "not known" if used is None else f"{used:.1%}", "of its devices' peak FLOP/s"),
-        ("training", "not known" if took is None else f"{took:,.3g} days", whole),
+        ("training", "not known" if took is None else f"{digits(took, 3)} days", whole),
     ]
     inner = "".join(
         f'<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd><dd class="more">{escape(c)}</dd></div>'
@@ -170,7 +170,7 @@ def _compared(plan: TrainingPlan) -> str:
     cells = [
         [
             escape(name),
-            f"{seconds:.4g} s",
+            f"{digits(seconds)} s",
             f"{seconds / own:.2f}",
             f'<span class="bar" style="width:{max(100 * seconds / most, 1):.0f}%"></span>'
             f'<span class="note">{escape(text)}</span>',
@@ -256,7 +256,7 @@ def _timeline(timeline: Timeline, critical: Sequence[Any]) -> str:
     for one in critical:
         kind = one.kind if isinstance(one, Op) else "messages"
         seconds[kind] += one.end_s - one.start_s
-    parts = ", ".join(f"{NAMES.get(k, k)} {s:.4g} s" for k, s in seconds.items())
+    parts = ", ".join(f"{NAMES.get(k, k)} {digits(s)} s" for k, s in seconds.items())
     acts = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "all"))
     buttons = "".join(
         f'<button type="button" data-act="{a}" aria-label="{a}">{b}</button>' for a, b in acts
@@ -320,12 +320,12 @@ def _sync(plan: TrainingPlan) -> str:
         ["averages every", some(plan.sync.every_steps, "step") + " delayed" * plan.sync.delayed],
         ["gradients every step", _every_step(plan)],
         ["outer step", "none" if outer is None else f"{outer.optimizer}, {outer.learning_rate:g}"],
-        ["gradients as", str(plan.codec)],
-        ["boundaries as", str(plan.workload.boundary_codec)],
+        ["gradients compressed", str(plan.codec)],
+        ["messages compressed", str(plan.workload.boundary_codec)],
         ["wiring", str(plan.wiring)],
         ["clips at", "never" if plan.clip is None else f"{plan.clip:g}"],
-        ["pipeline part", f"{plan.predicted.pipeline_s:.4g} s"],
-        ["longest averaging", f"{plan.predicted.averaging_s:.4g} s"],
+        ["pipeline part", f"{digits(plan.predicted.pipeline_s)} s"],
+        ["longest averaging", f"{digits(plan.predicted.averaging_s)} s"],
     ]
     if plan.averages_tied:
         size = plan.vector_bytes()[-1] / 1e9

@@ -57,7 +57,7 @@ class Alternative:
             return self.why or "cannot be"
         if abs(self.value - least) < SAME * least:
             return "about the same"
-        value = f"{self.value:.4f}" if self.value >= 0.01 else f"{self.value:.4g}"
+        value = f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.4g}"
         return f"about {value} {self.unit}"
 
     def to_dict(self) -> dict[str, Any]:

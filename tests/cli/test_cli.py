@@ -14,12 +14,12 @@ import pytest
 from planner.checker.dispatch import check
 from planner.cli.arguments import Reporting
 from planner.cli.main import main
-from planner.cli.plan_report import seconds
 from planner.compose.baseline_plans import BaselinePlans
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
 from planner.problems import PathProblem
 from planner.problems.answers import AssignmentPlan, PathOp, PathPlan
+from planner.report.figures import seconds
 from planner.search.stop import StopRun
 from planner.training_plan.file import load_plan
 from planner.workload.precision import Precision
