@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from planner.compose.baseline_plans import RANKS, BaselinePlans, or_why
+from planner.compose.baseline_plans import BaselinePlans
 from planner.compose.fixed_trials import FixedPlan, Tally
 from planner.compose.request import Objective, Question
 
 
-def compared(
-    question: Question,
-    known: BaselinePlans | None,
-    data: dict[str, Any],
-    seconds: float = math.inf,
-) -> None:
+def compared(question: Question, known: BaselinePlans, data: dict[str, Any]) -> None:
     """Ranks by region on all devices, and the fastest region alone.
 
     Parameters
     ----------
     question
-        What was asked, with the workload's own microbatches.
+        What was asked.
     known
-        The baselines that the search started from; None: they are computed.
+        The baselines that the search started from.
     data
-        Gets ``ranks_by_region`` and ``one_region``, as soon as each is known; null where nothing
-        fits, with the reason in ``ranks_by_region_refused`` or ``one_region_refused``.
-    seconds
-        After so many nothing new is tried.
+        Gets ``ranks_by_region`` and ``one_region``; null where nothing fits, with the reason in
+        ``ranks_by_region_refused`` or ``one_region_refused``.
     """
-    from planner.compose.rank_order import one_region, ranks_by_region
-
+    data |= {"ranks_by_region": None, "one_region": None}
     if question.request.objective == Objective.COST:
-        why = "not searched with --objective cost"
-        data |= {"ranks_by_region": None, "one_region": None, "ranks_by_region_refused": why}
+        data["ranks_by_region_refused"] = "not searched with --objective cost"
         return
-    began = time.perf_counter()
-
-    def over_after(share: float) -> Callable[[], bool]:
-        return lambda: time.perf_counter() - began > share * seconds
-
-    if known is None:
-        ranks, why = or_why(lambda: ranks_by_region(question, over=over_after(RANKS)))
+    if known.ranks is None:
+        data["ranks_by_region_refused"] = _short(known.ranks_refused)
     else:
-        ranks, why = known.ranks, known.ranks_refused
-    if ranks is None:
-        data |= {"ranks_by_region": None, "ranks_by_region_refused": _short(why)}
-    else:
-        data["ranks_by_region"] = {"outermost": str(ranks.best[0]), **_decided(ranks)}
-    if known is None:
-        region, why = or_why(lambda: one_region(question, over=over_after(1.0)))
-    else:
-        region, why = known.region, known.region_refused
-    data["one_region"] = None
+        outermost = str(known.ranks.best[0])
+        data["ranks_by_region"] = {"outermost": outermost, **_decided(known.ranks)}
+    region = known.region
     if region is None:
-        data["one_region_refused"] = _short(why)
+        data["one_region_refused"] = _short(known.region_refused)
     elif region.plan.devices < len(question.cluster):  # else it is the same as ranks by region
         data["one_region"] = {"name": region.name, **_decided(region)}
 

@@ -396,12 +396,14 @@ def run(args: argparse.Namespace) -> int:
             f"--random-placements {args.random_placements} draws straight pipelines; leave it out, "
             "or give --stages"
         )
+    drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
+    drawn *= not request.skips and not request.open
     spare = Spare(args.out, lambda one: isinstance(one, TrainingPlan), plan_text)
     result = plan(
         cluster,
         workload,
         request=request,
-        stop=stop_of(args, _search_s(args, time_left, len(cluster)), spare),
+        stop=stop_of(args, _search_s(args, time_left, len(cluster), drawn), spare),
         seed=args.seed,
     )
     if result.plan is None:
@@ -409,8 +411,8 @@ def run(args: argparse.Namespace) -> int:
         return INVALID_PLAN
     made = result.plan
     asked = Question.of(cluster, workload, request, args.seed, {})
+    found: dict[str, Any] = {}
     if args.compare and result.baselines is not None:
-        found: dict[str, Any] = {}
         compared(asked, result.baselines, found)
         made = _with_baselines(made, found)
     # the plan is saved before anything else, whatever happens later
@@ -419,7 +421,7 @@ def run(args: argparse.Namespace) -> int:
     timeline = predicted_timeline(made)
     data = plan_data(made, timeline, result.candidates, asked, _each_device(args, made))
     data["sequence_capped"] = _is_capped(args, made)
-    data |= {"written": [str(written)], "no_time_for": [], "not_done": []}
+    data |= {**found, "written": [str(written)], "no_time_for": [], "not_done": []}
     failed: list[OSError] = []
 
     def part(doing: str, words: str, do: Callable[[], None]) -> None:
@@ -442,13 +444,6 @@ def run(args: argparse.Namespace) -> int:
         left = math.inf if time_left.left_s is None else time_left.left_s
         return of_rest * (left - _drawing_s(args, len(cluster)))
 
-    def compare() -> None:
-        nonlocal made
-        compared(asked, result.baselines, data, share(1.0))
-        if result.baselines is None:
-            made = _with_baselines(made, data)
-            save_plan(made, written)
-
     part("checking", f"checked (planner check {written})", lambda: _check(written))
     if request.open:
         part(
@@ -456,16 +451,13 @@ def run(args: argparse.Namespace) -> int:
             "bounded in the long run",
             lambda: _bound_long_run(made, asked, data),
         )
-    drawn = RANDOM_PLACEMENTS if args.random_placements is None else args.random_placements
-    if not request.skips and not request.open and drawn:
+    if drawn:
         question = replace(asked, workload=made.workload)
         part(
             "comparing with random placements",
             "compared with random ones",
             lambda: _random(question, made, drawn, data, share(0.3)),
         )
-    if not request.skips and args.compare:
-        part("comparing with ranks by region", "compared", compare)
     if not args.no_pictures:
         part("drawing", "drawn", lambda: _draw(made, timeline, args.out, data["written"]))
     if args.report is not None:
@@ -487,13 +479,15 @@ def _with_baselines(made: TrainingPlan, data: dict[str, Any]) -> TrainingPlan:
     )
 
 
-def _search_s(args: argparse.Namespace, time_left: TimeLeft, devices: int) -> float | None:
+def _search_s(
+    args: argparse.Namespace, time_left: TimeLeft, devices: int, drawn: int
+) -> float | None:
     """What the search may take, so that the rest of the command finds time."""
     left = time_left.left_s
     if left is None:
         return None
     after = SAVING_S[0] + SAVING_S[1] * devices
-    if args.compare:
+    if drawn:
         after += min(COMPARING_S[0] + COMPARING_S[1] * devices, MOST_COMPARING_S)
     after += _drawing_s(args, devices)
     return max(left - after, LEAST_SEARCH * left)

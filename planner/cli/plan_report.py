@@ -121,7 +121,7 @@ def _stages(made: TrainingPlan) -> list[dict[str, Any]]:
 
 def _left_out(made: TrainingPlan, asked: Question) -> list[dict[str, Any]]:
     """Devices without a part in the plan, by reason."""
-    cluster, reasons = asked.cluster, dict[str, list[str]]()
+    cluster, reasons = asked.given or asked.cluster, dict[str, list[str]]()
     smallest = min((one.need_bytes for one in memory(made)), default=0.0)
     word = "cheaper" if asked.request.objective == "cost" else "faster"
     where = {name: d for d, name in enumerate(cluster.network.ids)}
@@ -300,7 +300,11 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         yield "cost", "not known: give --usd-per-hour, or usd_per_hour in the devices file"
     else:
         traffic = f"{cost['messages_usd']:.4g} $ for {cost['paid_bytes'] / 1e9:.3g} GB of traffic"
-        worth = f"; an hour of waiting is worth {cost['hour_usd']:g} $" * bool(cost["hour_usd"])
+        waiting = cost["hour_usd"] * predicted["step_s"] / 3600
+        worth = (
+            f"; {cost['step_usd'] + waiting:.4g} $ with waiting, an hour of which is worth "
+            f"{cost['hour_usd']:g} $"
+        ) * bool(cost["hour_usd"])
         yield (
             "cost of a step",
             f"{cost['step_usd']:.4g} $: {cost['devices_usd']:.4g} $ for devices, {traffic}{worth}",
@@ -325,7 +329,7 @@ def _answer(data: Mapping[str, Any]) -> Iterator[Row]:
         others = ", ".join(f"{h} steps {seconds(s)}" for h, s in sync["instead"].items())
         yield (
             "averaging",
-            f"every {sync['every_steps']} steps{between}{outer}. A step takes "
+            f"every {some(sync['every_steps'], 'step')}{between}{outer}. A step takes "
             + f"{seconds(sync['step_alone_s'])} {without}, {seconds(sync['step_that_averages_s'])} "
             + f"with averaging{between}."
             + f" Step time with averaging every {others}." * bool(others),
@@ -373,7 +377,8 @@ def _bounds(data: Mapping[str, Any]) -> Iterator[Row]:
             what = FASTER[data["searched"]]
             if unit == "$":
                 what = what.replace("faster", "cheaper")
-                yield "bound of cost", f"{bound}: {what} (gap {one['gap']:.1%})"
+                waiting = ", waiting included" * bool((data["cost"] or {}).get("hour_usd"))
+                yield "bound of cost", f"{bound}{waiting}: {what} (gap {one['gap']:.1%})"
             elif long_run is None:
                 yield "lower bound", f"{bound}: {what} (gap {one['gap']:.1%})"
             else:
@@ -410,15 +415,18 @@ def _comparisons(data: Mapping[str, Any]) -> Iterator[Row]:
         if mean_s is None or random["mean_cost_s"] is None:
             yield "random", f"none of {refused} random placements fits the devices' memory"
         else:
-            cost = data["assignment"]["objective"]
-            times = f" ({random['mean_cost_s'] / cost:.2f} times)" if cost > 0 else ""
+            cost = data.get("assignment", {}).get("objective")
+            times = f" ({random['mean_cost_s'] / cost:.2f} times)" if cost else ""
             yield (
                 "random",
                 f"{seconds(mean_s)}, {ratio(mean_s, own)}: mean of {random['count']} random "
                 f"placements; assignment cost {seconds(random['mean_cost_s'])}{times}{more}",
             )
-    if faster and data["objective"] == "time" and data["searched"] != "everything":
-        yield "", "A faster plan exists: leave out --stages and --wiring to search all layouts."
+    if faster and data["objective"] == "time":
+        fixed = "--stages and --wiring"
+        if data["searched"] == "everything":
+            fixed = "what was fixed, such as --stages or --in-flight,"
+        yield "", f"A faster plan exists: leave out {fixed} to search all layouts."
 
 
 def baselines(data: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:

@@ -7,6 +7,7 @@ its own, which nothing else uses, so it has no number here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from planner.network.words import listed
 
 BELOW = 1e-9
 """Relative: a limit that is lower by more is below a rate."""
+ALONE = re.compile(r"device \d+'*")
+"""Sites that the devices file's reader makes up for devices without one."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NONE = -1
@@ -188,9 +191,8 @@ def unstated_sites(cluster: Cluster) -> str:
     ):
         if limit is not None:
             free &= limit >= fastest * (1 - BELOW)
-    # the devices file's reader names the site of a device that has none after the device
     alone = [
-        cluster.devices.sites is None or cluster.devices.sites[d].rstrip("'") == f"device {d}"
+        cluster.devices.sites is None or bool(ALONE.fullmatch(cluster.devices.sites[d]))
         for d in range(len(cluster))
     ]
     count: dict[str, int] = {}

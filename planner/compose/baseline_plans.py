@@ -72,12 +72,14 @@ class BaselinePlans:
         def over_after(share: float) -> Callable[[], bool]:
             return lambda: INTERRUPTS.asked or time.perf_counter() - began > share * seconds
 
-        ranks, ranks_refused = or_why(lambda: ranks_by_region(question, most, over_after(RANKS)))
-        region, region_refused = or_why(lambda: one_region(question, most, over_after(1.0)))
+        ranks, ranks_refused = _or_why(lambda: ranks_by_region(question, most, over_after(RANKS)))
+        # from here on an interruption ends what goes on, and does not lose these
+        INTERRUPTS.found |= ranks is not None
+        region, region_refused = _or_why(lambda: one_region(question, most, over_after(1.0)))
         return cls(ranks, region, ranks_refused, region_refused)
 
 
-def or_why(make: Callable[[], Found]) -> tuple[Found | None, str]:
+def _or_why(make: Callable[[], Found]) -> tuple[Found | None, str]:
     """What is made, or why nothing fits."""
     try:
         return make(), ""

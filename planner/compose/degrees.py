@@ -74,6 +74,11 @@ class Candidate:
         """It is refused, without the remedy."""
         return self.refused.split(";")[0]
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Stages, pipelines and samples of a microbatch."""
+        return self.stages, self.pipelines, self.microbatch_samples
+
     def rank(self) -> tuple[bool, float, int, int]:
         """Fastest first, refused ones last."""
         return self.step_s is None, self.step_s or 0.0, self.stages, self.microbatch_samples
@@ -91,7 +96,7 @@ def others(made: TrainingPlan, table: Sequence[Candidate]) -> tuple[Alternative,
     """
     groups = made.assignment.groups
     taken = _shape(len(groups), len(groups[0]), made.workload.microbatch_samples)
-    shapes = [(one, _shape(one.stages, one.pipelines, one.microbatch_samples)) for one in table]
+    shapes = [(one, _shape(*one.shape)) for one in table]
     return tuple(
         Alternative(taken, shape, one.step_s, why=one.why)
         for one, shape in shapes

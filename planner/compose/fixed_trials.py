@@ -17,6 +17,7 @@ from planner.compose.request import Order, Question
 from planner.compose.shape import Shape, memory_room, shape_of
 from planner.problems import ProblemError
 from planner.problems.answers import AssignmentPlan
+from planner.search.interrupts import INTERRUPTS
 from planner.training_plan.model import TrainingPlan
 
 MOST_EVENTS = 1_000_000
@@ -225,7 +226,18 @@ class _Search:
         self.queued = 0
 
     def run(self, starts: Iterable[Start]) -> Trials:
-        """All of them."""
+        """All of them, or what a command has found when it is told to end."""
+        try:
+            self._all(starts)
+        except KeyboardInterrupt:
+            if not self.best or not INTERRUPTS.asked or INTERRUPTS.insisted:
+                raise
+            INTERRUPTS.ending = True
+        tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
+        _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
+        return Trials(self.best, self.starts, tally, refusal)
+
+    def _all(self, starts: Iterable[Start]) -> None:
         for start in starts:
             if self.queue and self.over():
                 self.left_out += 1
@@ -240,9 +252,6 @@ class _Search:
                 self.left_out += 1
             else:
                 self._price(start, shape, assignment)
-        tally = Tally(self.priced, self.excluded, len(self.refusals), self.left_out)
-        _, refusal = max(self.refusals, key=lambda one: one[0], default=(None, ""))
-        return Trials(self.best, self.starts, tally, refusal)
 
     def _refuse(self, start: Start, error: ProblemError) -> None:
         stages, small = start.grid.shape[1], -start.question.workload.microbatch_samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from planner.problems import ProblemError
 from planner.workload.costs import StageCosts, stage_costs
 from planner.workload.workload import Workload
 
+Cut = tuple[tuple[int, ...], tuple[float, ...]]
 CLOSE = 1e-3
 """Of the share to which devices are filled."""
 
@@ -191,6 +193,8 @@ def evenly_filled(
     memory: Sequence[float],
     recompute: Sequence[tuple[bool, ...]],
     given: tuple[tuple[int, int], ...] | None = None,
+    *,
+    any_order: bool = False,
 ) -> Filled:
     """Contiguous ranges that fill all devices to the same share, one device a stage.
 
@@ -204,33 +208,53 @@ def evenly_filled(
         Per stage, whether it may recompute its activations: yes, no, or either.
     given
         The ranges, where these are fixed.
+    any_order
+        Whether devices may hold other stages than in the order of ``memory``.
 
     Returns
     -------
     Filled
-        Its share is the least there is, within `CLOSE`.
+        Its share is the least there is, within `CLOSE`; exact, dynamic programme over the devices
+        of each memory that are taken.
     """
     layers, stages = len(workload.layers), len(memory)
 
-    def share(j: int, start: int, stop: int) -> float:
+    def share(j: int, have: float, start: int, stop: int) -> float:
         costs = least_need(workload, (start, stop), j == stages - 1, recompute[j])
-        return costs.need_bytes(1) / max(memory[j], 1.0)
+        return costs.need_bytes(1) / max(have, 1.0)
 
-    def filled(most: float) -> list[int] | None:
-        """As many layers as each stage holds; needs grow with layers, so none holds more."""
-        ends = [0]
-        for j in range(stages - 1):
-            stop = start = ends[-1]
+    def filled(most: float) -> Cut | None:
+        """Ends of stages and memory in their order, none filled to more."""
+        furthest: dict[tuple[float, int], int] = {}
+
+        def end(j: int, have: float, start: int) -> int:
+            """As many layers as the stage holds: needs grow with layers, so none holds more."""
+            if j == stages - 1:
+                return layers if share(j, have, start, layers) <= most else start
+            stop = furthest.get((have, start), start)
             last = layers - (stages - 1 - j)
-            while stop < last and share(j, start, stop + 1) <= most:
+            while stop < last and share(j, have, start, stop + 1) <= most:
                 stop += 1
-            if stop == start:
-                return None
-            ends.append(stop)
-        return [*ends, layers] if share(stages - 1, ends[-1], layers) <= most else None
+            if len(set(recompute)) == 1:
+                furthest[have, start] = stop
+            return min(stop, last)
+
+        # by devices that are left, the most layers that the others hold
+        best: dict[tuple[float, ...], Cut] = {tuple(memory): ((0,), ())}
+        for j in range(stages):
+            after: dict[tuple[float, ...], Cut] = {}
+            for left, (ends, order) in best.items():
+                for have in dict.fromkeys(left if any_order else left[:1]):
+                    stop = end(j, have, ends[-1])
+                    k = left.index(have)
+                    others = (*left[:k], *left[k + 1 :])
+                    if stop > ends[-1] and stop > after.get(others, ((0,), ()))[0][-1]:
+                        after[others] = (*ends, stop), (*order, have)
+            best = after
+        return best.get(())
 
     if given is not None:
-        fullest = max(share(j, *part) for j, part in enumerate(given))
+        fullest = max(share(j, memory[j], *part) for j, part in enumerate(given))
         return Filled(fullest, given, tuple(memory), tuple(recompute))
     low, high, found = 0.0, 1.0, filled(1.0)
     while found is None:
@@ -238,9 +262,14 @@ def evenly_filled(
         found = filled(high)
     while high - low > CLOSE * high:
         middle = (low + high) / 2
-        ends = filled(middle)
-        if ends is None:
+        if (better := filled(middle)) is None:
             low = middle
         else:
-            high, found = middle, ends
-    return Filled(high, tuple(pairwise(found)), tuple(memory), tuple(recompute))
+            high, found = middle, better
+    ends, order = found
+    return Filled(high, tuple(pairwise(ends)), order, tuple(recompute))
+
+
+def orders_of(memory: Sequence[float]) -> int:
+    """How many sets of devices, told apart by memory alone, some of these make."""
+    return math.prod(count + 1 for count in Counter(memory).values())

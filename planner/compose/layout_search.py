@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.compose.layer_split import Filled, evenly_filled
+from planner.compose.layer_split import Filled, evenly_filled, orders_of
 from planner.compose.layout import Layout
 from planner.compose.layout_kernel import (
     Links,
@@ -46,6 +46,8 @@ starts aside."""
 PIECE = 30_000
 """Trials of the last share between one start and the next: which places make a stage is soon
 settled, and often wrongly."""
+MOST_ORDERS = 1000
+"""Sets of devices of different memory among which the best order is looked for."""
 MOST_FEW, LEAST_FEW, FEW_PLACES = 32, 4, 2048
 """Starts of a few places that are compared, fewer where chains are long: so many places in all."""
 
@@ -486,8 +488,9 @@ class LayoutSearch:
     def tightest(self, stages: int) -> tuple[Filled, list[int]]:
         """The devices with the most memory, one a stage, all filled to the same share.
 
-        Along a chain of near places, or with the two largest at the ends, for embedding and head;
-        where layers are fixed, the largest needs on the largest devices.
+        Along a chain of near places; where these do not hold the model so, in the best order, or
+        where there are too many with the two largest at the ends, for embedding and head. Where
+        layers are fixed, the largest needs on the largest devices.
 
         Parameters
         ----------
@@ -506,18 +509,30 @@ class LayoutSearch:
         again = self.model.recompute[:stages].tolist()
         kinds = [(False, True) if self.model.recompute_free else (one,) for one in again]
 
-        def filled(places: list[int]) -> tuple[Filled, list[int]]:
-            memory = self.places.memory_bytes[places].tolist()
-            return evenly_filled(self.workload, memory, kinds, self.given.layers), places
+        memory, layers = self.places.memory_bytes, self.given.layers
 
-        if self.given.layers is not None:
-            needs = [one.need_bytes(1) for one in filled(near)[0].costs(self.workload)]
+        def filled(places: list[int], any_order: bool = False) -> Filled:
+            each = memory[places].tolist()
+            return evenly_filled(self.workload, each, kinds, layers, any_order=any_order)
+
+        if layers is not None:
+            needs = [one.need_bytes(1) for one in filled(near).costs(self.workload)]
             by_need = np.empty(stages, dtype=np.int64)
             by_need[np.argsort(needs, kind="stable")[::-1]] = along[largest]
-            return filled(by_need.tolist())
-        first, *others = along[largest].tolist()
-        ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
-        found = [filled(places) for places in (near, ends)]
+            return filled(by_need.tolist()), by_need.tolist()
+        found = [(filled(near), near)]
+        if found[0][0].share > 1 and orders_of(memory[near]) <= MOST_ORDERS:
+            better = filled(near, any_order=True)
+            left = list(near)
+            order = []
+            for have in better.memory:
+                order.append(next(c for c in left if memory[c] == have))
+                left.remove(order[-1])
+            found.append((better, order))
+        elif found[0][0].share > 1:
+            first, *others = along[largest].tolist()
+            ends = [first, *sorted(others[1:], key=near.index), *others[:1]]
+            found.append((filled(ends), ends))
         return min(found, key=lambda one: one[0].share)
 
     def _few(self, stages: int) -> State:

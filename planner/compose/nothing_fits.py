@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.compose.layer_split import Filled, evenly_filled
@@ -42,18 +43,7 @@ def nothing_fits(layouts: LayoutSearch) -> str:
     extra = ["embedding"] if start == 0 else []
     extra += ["head"] if stop == len(workload.layers) else []
     named = " and ".join([layers, *extra])
-    single = len(workload.layers)
-    kinds = [best.recompute[0]] * single
-    divided = evenly_filled(workload, [max(memory)] * single, kinds).share <= 1
-    others = [] if asked is None else [s for s in numbers if layouts.tightest(s)[0].share <= 1]
-    helps = [
-        *_shorter(workload, best),
-        *(["recomputation (--recompute all)"] if (False,) in best.recompute else []),
-        *(["smaller microbatches (--microbatch-samples)"] if samples > 1 else []),
-        *([f"another number of stages (--stages {others[0]})"] if others else []),
-        *(["more devices"] if asked is None and divided else []),
-        "devices with more memory",
-    ]
+    helps = [*_helps(layouts, best), "devices with more memory"]
     return (
         f"no layout fits the devices' memory: of {some(stages, 'stage')}, the one with {named} "
         f"needs {quantity(costs.need_bytes(1), 'B')} ({', '.join(parts)}) for {at}, and its "
@@ -61,20 +51,48 @@ def nothing_fits(layouts: LayoutSearch) -> str:
     )
 
 
-def _shorter(workload: Workload, best: Filled) -> list[str]:
-    """A sequence at which as many stages fit the same devices, if there is one."""
-    if workload.architecture is None:
-        return []
-    tokens = workload.architecture.sequence // 2
-    while tokens >= SHORTEST:
+def _helps(layouts: LayoutSearch, best: Filled) -> Iterator[str]:
+    """What by itself makes the split fit, or another one."""
+    workload, given = layouts.workload, layouts.given
+    kinds, everyone = best.recompute, max(best.memory)
+
+    def fits(
+        workload: Workload, recompute: Sequence[tuple[bool, ...]], memory: Sequence[float]
+    ) -> bool:
+        filled = evenly_filled(workload, memory, recompute, given.layers)
+        return filled.share <= 1
+
+    for tokens, shorter in _shorter(workload):
+        if fits(shorter, kinds, best.memory):
+            yield f"a shorter sequence (--sequence {tokens})"
+            break
+    if (False,) in kinds and fits(workload, [(False, True)] * len(kinds), best.memory):
+        yield "recomputation (--recompute all)"
+    samples = workload.microbatch_samples
+    if samples > 1 and fits(workload.replace(microbatch_samples=1), kinds, best.memory):
+        yield "smaller microbatches (--microbatch-samples 1)"
+    if given.layers is not None:
+        return
+    if given.stages is not None:
+        numbers = range(1, layouts.most + 1)
+        others = [s for s in numbers if layouts.tightest(s)[0].share <= 1]
+        if others:
+            yield f"another number of stages (--stages {others[0]})"
+    elif fits(workload, kinds[:1] * len(workload.layers), [everyone] * len(workload.layers)):
+        yield "more devices"
+
+
+def _shorter(workload: Workload) -> Iterator[tuple[int, Workload]]:
+    """The same with ever shorter samples, longest first."""
+    arch = workload.architecture
+    tokens = 0 if arch is None else arch.sequence // 2
+    while arch is not None and tokens >= SHORTEST:
         shorter = Workload.transformer(
             workload.name,
-            replace(workload.architecture, sequence=tokens),
+            replace(arch, sequence=tokens),
             batch_samples=workload.batch_samples,
             microbatch_samples=workload.microbatch_samples,
             precision=workload.precision,
-        )
-        if evenly_filled(shorter, best.memory, best.recompute).share <= 1:
-            return [f"a shorter sequence (--sequence {tokens})"]
+        ).replace(state_bytes_per_parameter=workload.state_bytes_per_parameter)
+        yield tokens, shorter.with_boundary_codec(workload.boundary_codec)
         tokens //= 2
-    return []

@@ -13,13 +13,14 @@ from planner.compose.bounds import StepBound, step_bound
 from planner.compose.completing import Completing
 from planner.compose.cost_bound import cost_bound
 from planner.compose.degrees import NO_SHAPE, Candidate, candidates, others
+from planner.compose.fixed_trials import FixedPlan
 from planner.compose.helpers import with_helpers
 from planner.compose.layer_split import is_uniform
 from planner.compose.measured import at_most
 from planner.compose.money import Merit, with_cost
 from planner.compose.pricing import straight_plan
 from planner.compose.rare_averaging import arrange_rarely
-from planner.compose.request import PlanRequest, Question
+from planner.compose.request import Order, PlanRequest, Question
 from planner.compose.request import Wiring as Asked
 from planner.compose.shape import Shape, shape_of
 from planner.compose.skipping_plan import skipping_plan
@@ -28,6 +29,7 @@ from planner.network.cluster import Cluster
 from planner.problems import ProblemError
 from planner.search.certificate import Certificate
 from planner.search.incumbent import Incumbent
+from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result
 from planner.search.stop import (
     StoppingCriterion,
@@ -90,9 +92,9 @@ def plan(
     question = Question.of(cluster, workload, request, seed, fields)
     if question.request.open:
         return _everything(question, stop)
-    if question.request.stages == "auto":
-        return _best_shape(question, stop)
-    return _one_shape(question, shape_of(question), stop)
+    if question.request.skips:
+        return _one_shape(question, shape_of(question), stop)
+    return _straight_pipelines(question, stop)
 
 
 def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
@@ -100,23 +102,30 @@ def _everything(question: Question, stop: StoppingCriterion) -> Result[TrainingP
 
     # bounds divide by rates, which are not known of all pairs
     question.cluster.network.require_complete()
+    run = started(stop)
     baselines = BaselinePlans.of(question, stop)
     request, bound = question.request, _of_any_plan(question, question.workload)
     by_cost = Merit.of(request).by_cost
     if by_cost:
         bound = cost_bound(question, bound)
     plans = [*(one.plan() for one in baselines), *_arranged_plans(question, baselines, stop)]
-    found = best_whole(question, stop, bound, plans)
+    found = best_whole(question, _rest(stop, run), bound, plans)
     found = replace(found, baselines=baselines)
     result = _with_certificates(found, {}, "cost" if by_cost else "step")
     return _routed(result, request) if request.wiring == Asked.STOCHASTIC else result
+
+
+def _rest(stop: StoppingCriterion, run: StopRun) -> StoppingCriterion:
+    """What is left of a limit in seconds; counts are of the search alone."""
+    return stop.portion(1.0, run.remaining_s) if math.isfinite(run.remaining_s) else stop
 
 
 def _arranged_plans(
     question: Question, baselines: BaselinePlans, stop: StoppingCriterion
 ) -> list[TrainingPlan]:
     """Straight pipelines with as many stages as the best ranks, on the best devices for each."""
-    if baselines.ranks is None or len(question.cluster) > MOST_ARRANGED:
+    too_many = len(question.cluster) > MOST_ARRANGED
+    if baselines.ranks is None or too_many or INTERRUPTS.asked:
         return []
     best = baselines.ranks.best[1]
     asked = replace(best.start.question, cluster=question.cluster)
@@ -181,10 +190,44 @@ class _Draft(NamedTuple):
     reason: str
 
 
-def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _straight_pipelines(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+    """One shape or the best of all; no slower than ranks in order of the same kind."""
+    shapes = candidates(question) if question.request.stages == "auto" else [question]
+    if not shapes:
+        raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
+    fixed = None if question.request.stages == "auto" else shape_of(question)
+    run = started(stop)
+    baselines = BaselinePlans.of(question, stop)
+    ranks = baselines.ranks
+    rivals = () if ranks is None else tuple(x for x in (ranks.data, ranks.pipeline) if x)
+    if fixed is None or _recomputed(question, fixed) is not None:
+        found = _best_shape(question, shapes, _rest(stop, run), rivals)
+    else:
+        found = _one_shape(question, fixed, _rest(stop, run), rivals)
+    return replace(found, baselines=baselines)
+
+
+def _recomputed(asked: Question, shape: Shape) -> Question | None:
+    """The same with recomputation in all stages, where that is open and memory is short."""
+    request, cluster = asked.request, asked.cluster
+    if request.recompute is not None or request.skips or request.schedule == Order.ONE_F_ONE_B:
+        return None
+    least, each = float(cluster.memory_bytes.min()), -(-shape.microbatches // shape.starts)
+    if min(costs.room(least) for costs in shape.costs(asked.workload)) >= each:
+        return None
+    return replace(asked, request=request.replace(recompute="all"))
+
+
+def _one_shape(
+    question: Question, shape: Shape, stop: StoppingCriterion, rivals: Sequence[FixedPlan] = ()
+) -> Result[TrainingPlan]:
     run = started(stop)
     make = _skipping if question.request.skips else _straight
     draft = make(question, shape, stop, run)
+    for rival in rivals:
+        if _is_of(rival, question, shape) and rival.step_s < draft.plan.predicted.step_s:
+            fitted, _, _ = rival.start.fitted()
+            draft = _Draft(rival.plan(), fitted, {}, "ranks by region", draft.reason)
     step: Incumbent[TrainingPlan] = Incumbent(
         run, draft.plan.content_hash, method=draft.method, seed=question.seed
     )
@@ -195,6 +238,18 @@ def _one_shape(question: Question, shape: Shape, stop: StoppingCriterion) -> Res
     if bound is not None:
         step.raise_bound(*bound)
     return _with_certificates(step.result(exhausted=draft.reason), draft.certificates)
+
+
+def _is_of(rival: FixedPlan, question: Question, shape: Shape) -> bool:
+    """Whether ranks in order are a plan of this shape, order and layers, recomputing alike."""
+    request, own = question.request, rival.start.question
+    return (
+        (rival.stages, rival.pipelines) == (shape.stages, shape.starts)
+        and rival.order == request.schedule
+        and own.workload == question.workload
+        and (own.request.recompute or ()) == (request.recompute or ())
+        and request.stage_layers is None
+    )
 
 
 def _with_certificates(
@@ -231,52 +286,54 @@ def _skipping(question: Question, shape: Shape, stop: StoppingCriterion, run: St
     return _Draft(*skipping_plan(question, shape, stop, run))
 
 
-def _best_shape(question: Question, stop: StoppingCriterion) -> Result[TrainingPlan]:
+def _best_shape(
+    question: Question,
+    shapes: Sequence[Question],
+    stop: StoppingCriterion,
+    rivals: Sequence[FixedPlan],
+) -> Result[TrainingPlan]:
     """A look at every number of stages and size of microbatches, then more for the winner."""
     run = started(stop)
-    shapes = candidates(question)
-    if not shapes:
-        raise ProblemError(f"no shape fits this cluster: {NO_SHAPE}")
     glance = stop.portion(GLANCE / len(shapes))
     interrupted = False
     refused: list[Candidate] = []
     planned: list[tuple[Question, Result[TrainingPlan]]] = []
     for asked in shapes:
-        try:
-            planned.append((asked, _one_shape(asked, shape_of(asked), glance)))
-        except ValueError as error:
-            other = _recomputing(asked)
+        kinds = [asked]
+        for one in kinds:
             try:
-                if other is None:
-                    raise
-                planned.append((other, _one_shape(other, shape_of(other), glance)))
-            except ValueError:
-                refused.append(Candidate.refusal(asked, str(error)))
+                shape = shape_of(one)
+                other = _recomputed(one, shape)
+                kinds += [] if other is None else [other]
+                planned.append((one, _one_shape(one, shape, glance, rivals)))
+            except ValueError as error:
+                refused.append(Candidate.refusal(one, str(error)))
                 continue
-        if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
+            if (interrupted := _interrupted(planned[-1][1])) or run.check() is not None:
+                break
+        if interrupted or (planned and run.check() is not None):
             break
     if not planned:
+        # the most stages and the smallest microbatches, recomputing, need least
+        why = max(reversed(refused), key=lambda one: (one.stages, -one.microbatch_samples)).refused
         raise ProblemError(
-            f"no shape fits this cluster; the first was refused: {refused[0].refused}"
+            why if len(shapes) == 1 else f"no shape fits this cluster; the last was refused: {why}"
         )
     first = min(range(len(planned)), key=lambda k: planned[k][1].objective or math.inf)
     winner, best = planned[first]
     again = best
     if not interrupted and run.check() is None:
         rest = stop.portion(1 - GLANCE, run.remaining_s)
-        again = _one_shape(winner, shape_of(winner), rest)
+        again = _one_shape(winner, shape_of(winner), rest, rivals)
     if (again.objective or math.inf) < (best.objective or math.inf):
         best = again
         planned[first] = winner, again
     table = sorted([*(Candidate.of(*p) for p in planned), *refused], key=Candidate.rank)
+    best_of_shape: dict[tuple[int, int, int], Candidate] = {}
+    for row in table:
+        best_of_shape.setdefault(row.shape, row)
+    table = list(best_of_shape.values())
     return _least_of_shapes(question, best, [result for _, result in planned], table, run)
-
-
-def _recomputing(asked: Question) -> Question | None:
-    """The same with recomputation in all stages, which may fit; None where it is not open."""
-    if asked.request.recompute is not None:
-        return None
-    return replace(asked, request=asked.request.replace(recompute="all"))
 
 
 def _interrupted(result: Result[TrainingPlan]) -> bool:

@@ -369,8 +369,10 @@ def _starts(question: Question, ranks: Sequence[int]) -> Iterator[Start]:
         stages = asked.request.stages
         assert isinstance(stages, int)
         for order in ORDERS:
-            # 1F1B says itself how many microbatches are in flight
+            # 1F1B says itself how many microbatches are in flight: as many as stages
             held = in_flight if order is Order.EAGER_1F1B else None
+            if held is None and stages > (in_flight or stages):
+                continue
             ordered = asked.request.replace(schedule=order, in_flight=held)
             for kind in Outermost:
                 grid = ranks_grid(ranks, stages, kind)

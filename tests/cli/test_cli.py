@@ -706,3 +706,19 @@ def test_devices_that_are_dropped_are_named(
     assert re.search(
         "planner plan: left out, since pairs of theirs were not measured: [cd]\n", said
     )
+
+
+def test_a_device_that_cannot_compute_is_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the reason, in text and in JSON."""
+    devices, out = tmp_path / "devices.csv", tmp_path / "plan.json"
+    devices.write_text("name,gpu,can_compute\nOregon,A100,\nVirginia,A100,\nOhio,A100,no\n")
+    words = f"plan --network aws8_dtfm_worldwide_2022 --devices {devices} --workload gpt2-tiny "
+    words += f"--batch-samples 8 --effort 0.2 --no-pictures --out {out}"
+    assert main(words.split()) == 0
+    said = capsys.readouterr().out
+    assert "Ohio: cannot compute, and averaging is not shorter" in said
+    assert main([*words.split(), "--json"]) == 0
+    left_out = json.loads(capsys.readouterr().out)["left_out"]
+    assert ["Ohio"] in [one["devices"] for one in left_out]

@@ -56,7 +56,7 @@ def test_an_endless_part_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     ("part", "words"),
     [
         ("planner.checker.dispatch.check", "not checked (planner check {path}): no time left"),
-        ("planner.cli.plan_command.compared", "not compared: no time left"),
+        ("planner.cli.plan_command._random", "not compared with random ones: no time left"),
         ("planner.clock.timeline.Timeline.gantt", "not drawn: no time left"),
     ],
 )
@@ -82,11 +82,11 @@ def test_what_does_not_fit_is_in_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name; null is for what has no answer."""
-    monkeypatch.setattr("planner.cli.plan_command.compared", late)
+    monkeypatch.setattr("planner.cli.plan_command._random", late)
     argv = [*PLAN, "--seconds", "300", "--json", "--out", str(tmp_path / "plan.json")]
     assert main(argv) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["no_time_for"] == ["compared"]
+    assert data["no_time_for"] == ["compared with random ones"]
     assert len(data["written"]) == 3
 
 

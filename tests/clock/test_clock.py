@@ -405,3 +405,5 @@ def test_devices_of_one_region_are_asked_for_their_site() -> None:
     assert unstated_sites(Cluster(network, together)) == ""
     partly = Devices(1e9, 1e12, sites=["office", "device 1", "device 2", "device 3"])
     assert unstated_sites(Cluster(network, partly)).startswith("2 devices of x have no site")
+    part = Cluster(network, partly).subset([1, 2, 3])
+    assert "devices of x have no site" in unstated_sites(part)

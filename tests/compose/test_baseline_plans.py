@@ -61,6 +61,45 @@ def test_no_baseline_is_faster(seed: int, devices: int, places: int, tight: floa
     assert all(result.objective <= one.value * (1 + 1e-9) for one in others)
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 8), st.sampled_from([1.05, 1.5]))
+def test_straight_pipelines_are_no_slower_than_ranks_in_order(
+    seed: int, devices: int, tight: float
+) -> None:
+    """Of their own kind: any number of stages, then as many as the ranks have."""
+    cluster, workload = cluster_of(seed, devices, 2, tight)
+    try:
+        result = pl.plan(cluster, workload, stages="auto", stop=pl.Effort(0.1))
+    except pl.ProblemError:
+        return
+    assert result.plan is not None and pl.check(result, cluster) == []
+    ranks = result.baselines.ranks
+    for one in (ranks.data, ranks.pipeline):
+        if one is None or one.order != "eager-1f1b":
+            continue
+        assert result.objective <= one.step_s * (1 + 1e-9)
+        samples = one.microbatch_samples
+        fixed = pl.plan(
+            *(cluster, workload),
+            stages=one.stages,
+            microbatch_samples=samples,
+            stop=pl.Effort(0.1),
+        )
+        assert fixed.objective <= one.step_s * (1 + 1e-9)
+        assert fixed.plan is not None and pl.check(fixed, cluster) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_baseline_breaks_a_limit_on_what_is_in_flight(seed: int) -> None:
+    """1F1B keeps a microbatch a stage: with fewer allowed, its plans are not compared with."""
+    cluster, workload = cluster_of(seed, 6, 2, 4.0)
+    result = pl.plan(cluster, workload, in_flight=2, stop=pl.Effort(0.1))
+    assert result.plan is not None and result.baselines is not None
+    for one in result.baselines:
+        assert max(one.plan().schedules[0].most_live()) <= 2
+        assert result.objective <= one.step_s * (1 + 1e-9)
+
+
 def test_recomputing_baselines_count_where_recomputation_is_open() -> None:
     """Memory is short: ranks recompute in all stages, and the plan is no slower than these."""
     cluster, workload = cluster_of(3, 4, 2, 1.05)

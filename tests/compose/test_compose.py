@@ -149,8 +149,16 @@ def test_memory_is_respected_or_refused() -> None:
         pl.plan(pl.Cluster(random_network(2), pl.Devices(1e9, 1e5)), workload, stages=2, stop=STOP)
     with pytest.raises(ValueError, match="gpipe keeps 8 microbatches"):
         pl.plan(
-            pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP, schedule="gpipe"
+            *(pl.Cluster(random_network(2), tight), workload),
+            stages=2,
+            stop=STOP,
+            schedule="gpipe",
+            recompute="none",
         )
+    again = pl.plan(
+        pl.Cluster(random_network(2), tight), workload, stages=2, stop=STOP, schedule="gpipe"
+    )
+    assert again.plan is not None and all(again.plan.recompute) and pl.check(again.plan) == []
 
 
 def test_auto_takes_the_fastest_shape_and_shows_the_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -82,3 +83,46 @@ def test_unlike_devices_are_filled_by_their_memory() -> None:
     cluster = pl.Cluster(random_network(7), pl.Devices(np.full(7, 1e12), 1.02 * share * parts))
     result = pl.plan(cluster, deep, stop=pl.Effort(0.2))
     assert result.plan is not None and pl.check(result.plan) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_order_of_unlike_devices_is_found(seed: int) -> None:
+    """As the least of all orders, tried one by one; less is refused, a little more is planned."""
+    rng = np.random.default_rng(seed)
+    arch = Architecture(Family.LLAMA, 9, 64, 4, 4, 176, 2000, 64)
+    deep = pl.Workload.transformer("deep", arch, batch_samples=2)
+    parts, kinds = rng.choice([1.0, 1.0, 3.0, 5.0], 5), [(False, True)] * 5
+    each = [evenly_filled(deep, order, kinds).share for order in set(permutations(parts))]
+    found = evenly_filled(deep, parts.tolist(), kinds, any_order=True)
+    assert found.share == pytest.approx(min(each), rel=2e-3)
+    fewest = evenly_filled(deep, found.memory, kinds)
+    assert fewest.share == pytest.approx(found.share, rel=2e-3)
+    cluster = pl.Cluster(
+        random_network(5), pl.Devices(np.full(5, 1e12), 1.01 * found.share * parts)
+    )
+    result = pl.plan(cluster, deep, stop=pl.Effort(0.1))
+    assert result.plan is not None and pl.check(result.plan) == []
+
+
+def test_fixed_layers_that_do_not_fit_are_refused_by_name() -> None:
+    """Other numbers of stages are no advice: the layers were asked for."""
+    small = workload(256)
+    cluster = pl.Cluster(random_network(3), pl.Devices(1e12, 1e8))
+    with pytest.raises(pl.ProblemError, match="layers 0 to 6 and embedding needs") as found:
+        pl.plan(cluster, small, stage_layers=((0, 7), (7, 8)), wiring="flow", stop=pl.Effort(0.1))
+    assert str(found.value).endswith("what would help: devices with more memory")
+
+
+def test_advice_counts_the_outer_optimizer() -> None:
+    """A sequence is advised where it is short enough for that state, too, and only there."""
+    for memory, helps in ((1.4e8, False), (1.7e8, True)):
+        cluster = pl.Cluster(random_network(2), pl.Devices(1e12, memory))
+        assert pl.plan(cluster, workload(512), stop=pl.Effort(0.1)).plan is not None
+        with pytest.raises(pl.ProblemError) as found:
+            pl.plan(cluster, workload(512), sync_every=10, delayed=True, stop=pl.Effort(0.1))
+        advised = re.search(r"--sequence (\d+)", str(found.value))
+        assert (advised is not None) == helps
+        if advised is not None:
+            shorter = workload(int(advised[1]))
+            result = pl.plan(cluster, shorter, sync_every=10, delayed=True, stop=pl.Effort(0.1))
+            assert result.plan is not None and pl.check(result.plan) == []
