@@ -25,9 +25,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "measured",
         nargs="*",
         type=Path,
-        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt or "
-        ".log of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of these; "
-        "default: list networks",
+        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt, "
+        ".log or .out of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of "
+        "these; default: list networks",
     )
     sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
     sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")

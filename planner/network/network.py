@@ -30,7 +30,7 @@ from planner.network.values import (
     sensible,
     several,
 )
-from planner.network.words import listed, some, span
+from planner.network.words import listed, name_of, some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -493,7 +493,7 @@ class Network:
 
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(str(v) for v in several(field, values, error=NetworkError))
+    return tuple(map(name_of, several(field, values, error=NetworkError)))
 
 
 def _labels(**frames: Any) -> tuple[str, ...] | None:
