@@ -299,7 +299,7 @@ def test_a_missing_pair_is_one_line(options: list[str], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "1 ordered pairs are not measured, the first is 'B' to 'A'" in done.stderr
+    assert "1 ordered pair is not measured, the first is 'B' to 'A'" in done.stderr
 
 
 def test_a_table_of_one_direction_is_told_what_to_do(
