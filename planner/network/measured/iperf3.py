@@ -57,10 +57,11 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
             raise NetworkError(f"was measured over {test['protocol']}; run it over TCP")
         client = _first(names, (*system[1:2], local)) or (system[1] if len(system) > 1 else local)
         server = _first(names, (asked, remote)) or asked
-        if REVERSE["sum_received"] in end and len(start["connected"]) != 2 * test["num_streams"]:
+        twice = next((key for key, second in REVERSE.items() if second in end), None)
+        if twice and len(start["connected"]) != 2 * test["num_streams"]:
             raise NetworkError(
-                "has sum_received twice, but was not measured with --bidir; give each run a file "
-                "of its own"
+                f"has {twice} twice, but was not measured with --bidir; give each run a file of "
+                "its own"
             )
         there, back = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
         found = Findings()

@@ -21,12 +21,16 @@ TAG = re.compile(
 )
 """Put before each line: ``[1,0]<stdout>:`` by Open MPI and PRRTE, ``[0]`` by MPICH, ``[0]:`` by
 torchrun, ``0: `` by ``srun --label``."""
-TIME = re.compile(r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?", re.M)
+TIME = re.compile(
+    r"^\[?(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d[\d.,]*"
+    r"(?:Z|[+-]\d\d:?\d\d)?\]?:? ?",
+    re.M,
+)
 HOST = re.compile(r"^(?!sockperf)[\w.-]+: ?", re.M)
 """Put before each line, by log collectors and by pdsh."""
 DOCUMENT = re.compile(r'^\s*(\{|\[\s*[\[{"\]])', re.M)
 """The beginning of JSON without tags."""
-SEVERAL = re.compile(r"\}[ \t]*\r?\n\s*\{")
+SEVERAL = re.compile(r"\}\s*\{")
 """Where one document ends and another begins; objects of a list have a comma between."""
 PAIR_TABLE = "write its figures into a .csv with source,destination and"
 REFUSED = (

@@ -49,12 +49,13 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
-    hints = [misnamed(table.columns, [end]) for end in ENDS if end not in table.columns]
-    if not hints:
+    missing = [end for end in ENDS if end not in table.columns]
+    if not missing:
         return _pairs(table.columns, ((f"line {line}", row) for line, row in table.rows))
+    hints = [misnamed(table.columns, [end]) for end in missing]
     if all(hints) and table.columns[0] not in UNITS:
         raise NetworkError(
-            f"has no columns source and destination{''.join(hints)}; correct the header"
+            f"has no column {' and '.join(missing)}{''.join(hints)}; correct the header"
         )
     return _matrix(table, unit)
 
