@@ -187,7 +187,7 @@ def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     path = tmp_path / "half.csv"
     path.write_text(upper)
     assert main(["networks", str(path), "--bandwidth-gbps", "1"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "3 latencies and 0 bandwidths were measured, 3 taken from the other direction" in said
 
 
