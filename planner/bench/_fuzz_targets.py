@@ -227,10 +227,10 @@ def _measured(folder: Path) -> Attempt:
     part = {"bits_per_second": 1e9}
     run = {
         "start": {
-            "connected": [{"local_host": "10.0.0.1", "remote_host": "10.0.0.2"}],
+            "connected": [{"local_host": "10.0.0.1", "remote_host": "10.0.0.2"}] * 2,
             "system_info": "Linux a 6.1",
             "connecting_to": {"host": "b"},
-            "test_start": {"protocol": "TCP", "reverse": 0},
+            "test_start": {"protocol": "TCP", "num_streams": 1, "reverse": 0},
         },
         "end": {"sum_received": part, "sum_received_bidir_reverse": part},
     }
@@ -239,7 +239,8 @@ def _measured(folder: Path) -> Attempt:
     )
     row = "  {}  2  float  sum  -1  {}  0.1  0.2  0  30.0  0.1  0.2  0\n"
     columns = f"#  size  count  type  redop  root {2 * '  time  algbw  busbw  #wrong'}\n"
-    nccl = ranks + columns + row.format(8, 30.0) + row.format(1024, 40.0)
+    footer = "# Out of bounds values : 0 OK\n"
+    nccl = ranks + columns + row.format(8, 30.0) + row.format(2**27, 40.0) + footer
 
     def take(path: Path) -> object:
         made = read_measured([path], names={"a": "x"}, latency_s=0.1, bandwidth_bytes_per_s=1e6)

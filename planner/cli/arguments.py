@@ -19,7 +19,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.devices_file import load_devices
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu
+from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.network.values import real
@@ -108,8 +108,7 @@ def add_cluster(sub: Arguments, required: bool = True) -> None:
     sub.add_argument(
         "--gpu",
         default=DEFAULT_GPU,
-        type=lambda text: find_gpu(text) or text,
-        choices=list(GPUS),
+        type=gpu,
         metavar="GPU",
         help=f"GPU of all devices: {', '.join(GPUS)}; default %(default)s",
     )
@@ -153,7 +152,9 @@ def add_prices(sub: Arguments) -> None:
 def prices_of(args: argparse.Namespace) -> Prices:
     """What the arguments of `add_prices` say."""
     others = {} if args.usd_per_gb is None else {"between_regions": args.usd_per_gb}
-    return Prices(**others) if args.prices is None else Prices.load(args.prices, **others)
+    if args.prices is None:
+        return Prices(**others)
+    return Prices.load(args.prices, regions=load_network(args.network).regions, **others)
 
 
 def require_prices(args: argparse.Namespace, cluster: Cluster) -> None:
@@ -237,6 +238,14 @@ def add_limits(sub: Arguments) -> None:
     )
 
 
+def gpu(text: str) -> str:
+    """The name in the table of what a GPU is called."""
+    found = find_gpu(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(unknown_gpu(text))
+    return found
+
+
 def count(text: str) -> int:
     """A whole number >= 0."""
     if not text.isdecimal():
@@ -282,11 +291,7 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
         if dropped:
             why = "left out, since pairs of theirs were not measured"
             say(f"planner {args.command}: {why}: {listed(dropped)}")
-    devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
-    if args.memory_gb is not None:
-        devices = replace(devices, memory_bytes=args.memory_gb * 1e9)
-    if args.usd_per_hour is not None:
-        devices = replace(devices, usd_per_hour=args.usd_per_hour)
+    devices = usual_devices(args, dtype)
     inside = _inside(args)
     names = ("intra_latency_ms", "intra_bandwidth_gbps")
     given = [name for name in names if getattr(args, name) is not None]
@@ -306,17 +311,35 @@ def cluster_of(args: argparse.Namespace, dtype: Dtype = Dtype.BF16) -> Cluster:
             intra_latency_s=inside.latency_s,
             intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
         )
-    if args.devices is None:
-        return Cluster(network, devices)
-    return load_devices(
-        args.devices,
-        network,
-        default=devices,
-        utilization=args.utilization,
-        inside=inside,
-        dtype=dtype,
-        usd_per_hour=args.usd_per_hour,
-    )
+    cluster = Cluster(network, devices)
+    if args.devices is not None:
+        cluster = load_devices(
+            args.devices,
+            network,
+            default=devices,
+            utilization=args.utilization,
+            inside=inside,
+            dtype=dtype,
+            usd_per_hour=args.usd_per_hour,
+        )
+    if missing := cluster.network.missing_words():
+        remedy = "measure them"
+        if Path(args.network).is_file():
+            remedy = cluster.network.missing_remedy(args.network)
+        raise NetworkError(
+            f"{args.network}: {missing}; {remedy}, or leave devices out with --complete"
+        )
+    return cluster
+
+
+def usual_devices(args: argparse.Namespace, dtype: Dtype) -> Devices:
+    """What devices are of which a devices file says nothing."""
+    devices = Devices.of_gpu(args.gpu, args.utilization, dtype)
+    if args.memory_gb is not None:
+        devices = replace(devices, memory_bytes=args.memory_gb * 1e9)
+    if args.usd_per_hour is not None:
+        devices = replace(devices, usd_per_hour=args.usd_per_hour)
+    return devices
 
 
 def _require_quantities(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from planner.checker.dispatch import check
 from planner.cli.arguments import add_limits, add_workload, count, stop_of, workload_of
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, result_data, save, show
 from planner.network.catalogue import load_network
+from planner.network.error import NetworkError
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import FORMAT, TrainingPlan
@@ -73,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
     links = None if args.links is None else load_network(args.links)
     workload, batch, gradient = _trained(args)
     overlap = not args.no_overlap and args.out is None
-    problem = peers.problem(batch, gradient, links, overlap)
+    try:
+        problem = peers.problem(batch, gradient, links, overlap)
+    except NetworkError as error:
+        raise NetworkError(f"{args.links}: {error}") from None
     if args.programme is not None:
         if not overlap:
             other = "--no-overlap" if args.no_overlap else "--out"

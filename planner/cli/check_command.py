@@ -9,7 +9,7 @@ from pathlib import Path
 from planner.checker.dispatch import check
 from planner.checker.standing import standings
 from planner.cli.clock_report import priced_alone_lines
-from planner.cli.output import INVALID_PLAN, show
+from planner.cli.output import INVALID_PLAN, all_wrapped, show
 from planner.training_plan.file import load_plan
 
 NAME = "check"
@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
     plan = load_plan(args.plan)
     violations = check(plan)
     if violations:
-        show(args.json, [asdict(v) for v in violations], [str(v) for v in violations])
+        show(args.json, [asdict(v) for v in violations], all_wrapped(map(str, violations)))
         return INVALID_PLAN
     lines = [
         f"{args.plan}: valid (hash {plan.content_hash[:12]}, network "
         f"{plan.cluster.network.content_hash[:12]})"
     ]
     lines += [str(line) for line in standings(plan)]
-    show(args.json, [], [*lines, *priced_alone_lines(plan)])
+    show(args.json, [], all_wrapped([*lines, *priced_alone_lines(plan)]))
     return 0

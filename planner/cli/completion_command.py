@@ -43,12 +43,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script; whoever keeps it has completion."""
-    try:
-        import shtab
-    except ImportError:
-        raise ValueError(
-            "completion needs the package shtab; pip install 'planner[completion]'"
-        ) from None
+    import shtab
+
     _mark(args.parser, shtab.FILE)
     words = " ".join(list_networks()), " ".join(PRESETS), " ".join(["list", *benchmarks()])
     preamble = PREAMBLE[args.shell] % words

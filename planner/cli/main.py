@@ -12,9 +12,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
+from traceback import walk_tb
 from typing import Any, cast
 
 from planner.cli import (
@@ -145,17 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     """The command; what stops it is told in a line."""
     try:
-        code = int(args.run(args))
+        with _optional_packages():
+            code = int(args.run(args))
         sys.stdout.flush()
         # what was found is told and written, but it is not all that was asked for
         ended = INTERRUPTS.asked and code in (0, INTERRUPTED)
         return 128 + INTERRUPTS.number if ended else code
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in OPTIONAL:
-            raise
-        say(f"planner {args.command}: needs {package}, which is not installed; {OPTIONAL[package]}")
-        return BAD_INPUT
     except ValueError as error:
         say(f"planner {args.command}: {error}")
         return BAD_INPUT
@@ -180,6 +176,35 @@ def _run(args: argparse.Namespace) -> int:
             raise
         say(f"planner {args.command}: interrupted ({type(error).__name__})")
         return 128 + INTERRUPTS.number
+
+
+@contextmanager
+def _optional_packages() -> Iterator[None]:
+    """Say in a line which package is not installed, or is and cannot be loaded."""
+    try:
+        yield
+    except Exception as error:
+        loaded = [
+            str(frame.f_globals.get("__name__"))
+            for frame, _ in walk_tb(error.__traceback__)
+            if frame.f_code.co_name == "<module>"
+        ]
+        if broken := next((one for one in map(_package, loaded) if one in OPTIONAL), None):
+            if INTERRUPTS.asked:
+                raise
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(
+                f"needs {broken}, which cannot be loaded ({said[:200]}); install it again: "
+                f"{OPTIONAL[broken]}"
+            ) from None
+        missing = _package(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if missing not in OPTIONAL:
+            raise
+        raise ValueError(f"needs {missing}, which is not installed; {OPTIONAL[missing]}") from None
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _close_output() -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.cli.output import show
+from planner.cli.output import all_wrapped, show, wrapped
 from planner.network.catalogue import list_networks, load_network
 from planner.network.formats import FORMAT, HEADER, UNITS
 from planner.network.measured.reading import Measured, load_names, read_measured
@@ -25,9 +25,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "measured",
         nargs="*",
         type=Path,
-        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt or "
-        ".log of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of these; "
-        "default: list networks",
+        help=".csv tables by pair or as a matrix, .json of iperf3, mtr or cloudping.co, .txt, "
+        ".log or .out of nccl-tests with two ranks or of mtr, a probe's .jsonl, or folders of "
+        "these; default: list networks",
     )
     sub.add_argument("--out", type=Path, help="network file to write, .csv or .json")
     sub.add_argument("--names", type=Path, help="CSV address,name: of devices, by address or host")
@@ -55,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option.replace('_', '-')} is for measurements; give their files")
     named = list_networks()
-    rows = [f"{name:<32}{len(load_network(name)):>4}  {about}" for name, about in named.items()]
+    rows = [
+        line
+        for name, about in named.items()
+        for line in wrapped(about, f"{name:<32}{len(load_network(name)):>4}  ", " " * 38)
+    ]
     show(args.json, named, [f"{'name':<32}   N  what", *rows])
     return 0
 
@@ -91,7 +95,7 @@ def _make(args: argparse.Namespace) -> int:
         "missing": [[made.network.ids[k] for k in pair] for pair in made.network.missing_pairs()],
         "written": None if args.out is None else str(args.out),
     }
-    show(args.json, data, lines)
+    show(args.json, data, all_wrapped(lines))
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,8 @@ from planner.cli.progress import PROGRESS
 from planner.network.line_parser import BAD_INPUT as BAD_INPUT
 from planner.search.result import Result
 
+WIDTH = 80
+"""Of printed lines."""
 INVALID_PLAN = 1
 INTERNAL_ERROR = 4
 INTERRUPTED = 130
@@ -25,6 +28,23 @@ def show(as_json: bool, data: Any, lines: Sequence[str]) -> None:
     """Print the data as JSON, or the lines."""
     PROGRESS.clear()
     print(json.dumps(data, allow_nan=False, indent=1) if as_json else "\n".join(lines))
+
+
+def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    """A text as lines that fit a terminal, with what the first and the others begin with."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def all_wrapped(lines: Iterable[str]) -> list[str]:
+    """Lines that fit a terminal; what a long one goes on with is indented."""
+    return [part for line in lines for part in wrapped(line, rest="  ")]
 
 
 def say(line: str) -> None:

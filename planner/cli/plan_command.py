@@ -28,6 +28,7 @@ from planner.cli.arguments import (
     require_prices,
     sizes,
     stop_of,
+    usual_devices,
     workload_of,
 )
 from planner.cli.comparison import compared
@@ -48,6 +49,7 @@ from planner.compose.request import (
     Within,
 )
 from planner.network.atomic import MADE
+from planner.network.devices_file import describes_all
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
@@ -561,15 +563,17 @@ def _bound_long_run(made: TrainingPlan, asked: Question, data: dict[str, Any]) -
 
 
 def _each_device(args: argparse.Namespace, made: TrainingPlan) -> str:
-    """What all devices are assumed to be; empty where a devices file describes them."""
-    if args.devices is not None:
+    """What devices are assumed to be; empty where a devices file describes all of them."""
+    if args.devices is not None and describes_all(args.devices):
         return ""
-    devices = made.cluster.devices
-    hourly = devices.usd_per_hour
-    price = "" if hourly is None else f", {float(np.asarray(hourly)[0]):.3g} $ an hour"
+    usual = usual_devices(args, made.workload.precision.compute)
+    flops, memory_bytes = (np.asarray(x).item() for x in (usual.flops, usual.memory_bytes))
+    hourly = usual.usd_per_hour
+    price = "" if hourly is None else f", {np.asarray(hourly).item():.3g} $ an hour"
     return (
-        f"{args.gpu}: {made.cluster.flops[0] / 1e12:.3g} TFLOP/s attained "
-        f"({args.utilization:.0%} of its peak), {made.cluster.memory_bytes[0] / 1e9:.3g} GB{price}"
+        f"{'' if args.devices is None else 'what the devices file says of it, else '}{args.gpu}: "
+        f"{flops / 1e12:.3g} TFLOP/s attained ({args.utilization:.0%} of its peak), "
+        f"{memory_bytes / 1e9:.3g} GB{price}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from planner.cli.clock_report import learning_notes, sync_data, timeline_data
 from planner.cli.cycle_report import cycle_data, waves_rows
+from planner.cli.output import WIDTH, wrapped
 from planner.clock.links import unstated_sites
 from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
@@ -21,7 +21,7 @@ from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
 
-WIDTH, LABEL, LONGEST_LABEL = 80, 16, 30
+LABEL, LONGEST_LABEL = 16, 30
 MOST_LINES = 3
 """Of the devices of one stage; where names take more, regions are counted."""
 SAME = 0.005
@@ -218,7 +218,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     title = f"{data['workload']}{where}: {some(data['devices'], 'device')}, {', '.join(words)}"
     undone = [f"not {what}" for what in data["not_done"]]
     return [
-        *_wrapped(title),
+        *wrapped(title),
         *_section("", _answer(data)),
         *_section("Stages", _holders(data)),
         *_section("How good the plan is", _bounds(data)),
@@ -229,8 +229,8 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
         *_section("Notes", (("-", text) for text in data["notes"])),
         *_section("Assumptions", (("-", text) for text in _assumptions(data))),
         "",
-        *(line for text in undone for line in _wrapped(text)),
-        *_wrapped(f"wrote {', '.join(data['written'])}  (hash {data['content_hash'][:12]})"),
+        *(line for text in undone for line in wrapped(text)),
+        *wrapped(f"wrote {', '.join(data['written'])}  (hash {data['content_hash'][:12]})"),
     ]
 
 
@@ -241,17 +241,6 @@ def ratio(step_s: float, own_s: float) -> str:
         return "as long as this plan"
     digits = f"{times:.2f}" if times > 0.1 else f"{times:.2g}"
     return f"{digits} times as long as this plan{' (faster)' * (times < 1)}"
-
-
-def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:
@@ -265,9 +254,9 @@ def _section(title: str, rows: Iterable[Row]) -> list[str]:
     lines = ["", title] if title else [""]
     for label, text in every:
         if len(label) > LONGEST_LABEL:
-            lines += _wrapped(label)
+            lines += wrapped(label)
             label = ""
-        lines += _wrapped(text, f"{label:<{width}}", " " * width)
+        lines += wrapped(text, f"{label:<{width}}", " " * width)
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.cli.arguments import count
 from planner.cli.clock_report import cost_lines, timeline_lines
-from planner.cli.output import show
+from planner.cli.output import all_wrapped, show
 from planner.clock.simulator import LinkModel, simulate_cycle
 from planner.compose.money import with_cost
 from planner.compose.request import PlanRequest
@@ -101,5 +101,5 @@ def run(args: argparse.Namespace) -> int:
             f"pipeline {t.makespan_s:.4f} s, averaging {t.averaging_s:.4f} s"
             for k, (s, t) in enumerate(zip(plan.schedules, timelines, strict=True))
         ]
-    show(args.json, data, lines)
+    show(args.json, data, all_wrapped(lines))
     return 0

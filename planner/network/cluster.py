@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.dtype import Dtype
-from planner.network.gpus import GPUS, find_gpu
+from planner.network.gpus import GPUS, find_gpu, unknown_gpu
 from planner.network.network import Network
 from planner.network.notebook import cluster_html
 from planner.network.values import (
@@ -27,7 +27,7 @@ from planner.network.values import (
     several,
     short,
 )
-from planner.network.words import did_you_mean, quantity, some, span
+from planner.network.words import quantity, some, span
 
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")
@@ -112,8 +112,7 @@ class Devices:
         """
         found = find_gpu(name) if isinstance(name, str) else None
         if found is None:
-            near = did_you_mean(name, GPUS) if isinstance(name, str) else ""
-            raise ValueError(f"no GPU {short(name)} in the table{near}; it has {', '.join(GPUS)}")
+            raise ValueError(unknown_gpu(name))
         if not 0 < real("utilization", utilization) <= 1:
             raise ValueError(f"utilization is {utilization}; give a fraction in (0, 1]")
         gpu = GPUS[found]

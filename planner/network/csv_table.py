@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,11 @@ Error = type[ValueError]
 OTHER_SEPARATORS = (";", "\t")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+", re.ASCII)
-WITH_UNIT = re.compile(NUMBER.pattern + r"\s*[a-zµμ%][\w/]*", re.IGNORECASE)
+WITH_UNIT = re.compile(
+    rf"{NUMBER.pattern}\s*[a-zµμ%$€£/][\w/$€£]*|[$€£]\s*{NUMBER.pattern}", re.IGNORECASE
+)
+BROKEN_NUMBER = re.compile(r"(?<![^,])[+-]?\d+,\d+(?![^,])", re.ASCII)
+"""Two cells that a decimal comma may have made of a number."""
 
 
 class CsvRow(NamedTuple):
@@ -76,6 +81,9 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
                 lines.append((reader.line_num, cells))
     except csv.Error as said:
         raise error(f"line {reader.line_num}: is no CSV ({said}); correct the file") from None
+    if lines and lines[0][1] == ["sep=", ""]:
+        # spreadsheets begin a file so
+        del lines[0]
     if not lines:
         return CsvTable((), ())
     columns = lines[0][1]
@@ -88,9 +96,9 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
                 )
     for line, cells in lines[1:]:
         if len(cells) != len(columns):
-            remedy = "fill the row" if len(cells) < len(columns) else "write decimals with a point"
-            if len(columns) == 1:
-                remedy = f"line {lines[0][0]} must be the header"
+            remedy = f"line {lines[0][0]} must be the header"
+            if len(columns) > 1:
+                remedy = _cells_remedy(cells, len(columns))
             raise error(f"line {line} has {len(cells)} cells, the header {len(columns)}; {remedy}")
     # spreadsheets write columns that have neither a name nor a value
     used = max((k for _, cells in lines for k, cell in enumerate(cells) if cell), default=0) + 1
@@ -103,6 +111,16 @@ def parse_csv(text: str, *, error: Error = ValueError) -> CsvTable:
         tuple(columns),
         tuple(CsvRow(line, dict(zip(columns, cells, strict=False))) for line, cells in lines[1:]),
     )
+
+
+def _cells_remedy(cells: Sequence[str], wanted: int) -> str:
+    if len(cells) < wanted:
+        return "fill the row"
+    if not any(cells[wanted:]):
+        return "take out the comma at its end"
+    if len(BROKEN_NUMBER.findall(",".join(cells))) >= len(cells) - wanted:
+        return "write decimals with a point"
+    return "take out what is too much, and put a cell that has a comma in quotes"
 
 
 def number_in(cell: str) -> float:

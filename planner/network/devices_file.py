@@ -14,7 +14,7 @@ from planner.network.cluster import Cluster, Devices
 from planner.network.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
-from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu
+from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
 from planner.network.link import Link
 from planner.network.network import Network
 from planner.network.values import LARGEST, SMALLEST, choice, of_kind, sensible
@@ -55,6 +55,8 @@ class DeviceRow:
         That of its GPU, where one is named and has a known price.
     gpu
         Name in the table of GPUs.
+    line
+        In the file.
     """
 
     name: str
@@ -73,6 +75,17 @@ class DeviceRow:
     interface: str | None = None
     gpu_usd_per_hour: float | None = None
     gpu: str | None = None
+    line: int = 0
+
+
+def describes_all(path: str | Path) -> bool:
+    """Whether each row of a devices file names a GPU, or FLOP/s and memory, or cannot compute."""
+    return all(
+        row.get("gpu")
+        or (row.get("tflops") and row.get("memory_gb"))
+        or row.get("can_compute", "").lower() in NO
+        for _, row in read_csv(path, error=NetworkError).rows
+    )
 
 
 def load_devices(
@@ -134,20 +147,19 @@ def load_devices(
 def _rows(table: CsvTable, utilization: float, dtype: Dtype) -> Iterator[DeviceRow]:
     unknown = [c for c in table.columns if c not in _COLUMNS]
     if "name" not in table.columns or unknown:
-        found = f"column {unknown[0]!r} is unknown" if unknown else "column 'name' is missing"
+        found = "column 'name' is missing"
+        if unknown:
+            found = f"column {unknown[0]!r} is unknown{did_you_mean(unknown[0], _COLUMNS)}"
         raise NetworkError(f"{found}; columns are {', '.join(_COLUMNS)}")
     seen: set[str] = set()
     for line, cells in table.rows:
         given = dict(cells)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"line": line}
         gpu = given.pop("gpu", "")
         if gpu:
             known = find_gpu(gpu)
             if known is None:
-                raise NetworkError(
-                    f"line {line}: gpu is {gpu!r}{did_you_mean(gpu, GPUS)}; choose one of "
-                    f"{', '.join(GPUS)}, or give tflops and memory_gb"
-                )
+                raise NetworkError(f"line {line}: gpu {unknown_gpu(gpu)}")
             fields["peak_flops"] = GPUS[known].peak(dtype)
             fields["flops"] = fields["peak_flops"] * utilization
             fields["memory_bytes"] = GPUS[known].memory_bytes
@@ -212,7 +224,8 @@ def _flag(value: str, column: str, line: int) -> bool:
     return value.lower() in YES
 
 
-_MBPS = _number(1e6 / 8)
+MBIT = 1e6 / 8
+_MBPS = _number(MBIT)
 _COLUMNS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "name": ("name", _text),
     "gpu": ("gpu", _text),
@@ -243,7 +256,10 @@ def _cluster(
     for row in rows:
         for name in _places(row, network):
             if name in row_of:
-                raise NetworkError(f"device {name!r} is named by two rows; give it one")
+                raise NetworkError(
+                    f"line {row.line}: device {name!r} has a row in line {row_of[name].line} "
+                    "already; give it one"
+                )
             row_of[name] = row
     row_of = {name: row_of[name] for name in network.ids if name in row_of}
     counts = {name: row.count if row.name == name else None for name, row in row_of.items()}
@@ -270,15 +286,15 @@ def _places(row: DeviceRow, network: Network) -> list[str]:
         return [row.name]
     there = [i for i, r in zip(network.ids, network.regions, strict=True) if r == row.name]
     if not there:
+        hint = did_you_mean(row.name, [*network.ids, *network.regions])
         raise NetworkError(
-            f"{row.name!r} is no device and no region of the network; name one of "
-            + ", ".join(network.ids[:8])
-            + (", ..." if len(network) > 8 else "")
+            f"line {row.line}: {row.name!r} is no device and no region of the network{hint}; name "
+            "one of " + ", ".join(network.ids[:8]) + (", ..." if len(network) > 8 else "")
         )
     if row.count not in (None, len(there)):
         raise NetworkError(
-            f"count of {row.name!r} is {row.count}, the network has {len(there)} devices there; "
-            "leave count out"
+            f"line {row.line}: count of {row.name!r} is {row.count}, the network has {len(there)} "
+            "devices there; leave count out"
         )
     return there
 
@@ -371,22 +387,30 @@ def _prices(rows: list[DeviceRow], full: Devices, for_others: float | None) -> l
         return [price for price in found if price is not None]
     if all(row.usd_per_hour is None for row in rows):
         return None
-    unknown = rows[found.index(None)].name
+    unknown = rows[found.index(None)]
     raise NetworkError(
-        f"usd_per_hour of {unknown!r} is not stated, and its GPU has no known price; state it, or "
-        "no price at all"
+        f"line {unknown.line}: usd_per_hour of {unknown.name!r} is not stated, and its GPU has no "
+        "known price; state it, or no price at all"
     )
 
 
 def _of_sites(rows: list[DeviceRow], field: str) -> dict[str, float] | None:
     """The limit of each site; rows of one site must not contradict each other."""
-    found: dict[str, float] = {}
+    column = field.replace("bytes_per_s", "mbps")
+    first: dict[str, DeviceRow] = {}
     for row in rows:
         value = getattr(row, field)
         if value is None:
             continue
         if row.site is None:
-            raise NetworkError(f"{row.name!r} has a limit of its site but no site; name the site")
-        if found.setdefault(row.site, value) != value:
-            raise NetworkError(f"site {row.site!r} has two different limits; give one")
-    return found or None
+            raise NetworkError(
+                f"line {row.line}: {row.name!r} has {column}, a limit of its site, but no site; "
+                "name the site"
+            )
+        known = getattr(first.setdefault(row.site, row), field)
+        if known != value:
+            raise NetworkError(
+                f"line {row.line}: {column} of site {row.site!r} is {value / MBIT:g}, in line "
+                f"{first[row.site].line} {known / MBIT:g}; give one"
+            )
+    return {site: getattr(row, field) for site, row in first.items()} or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,17 @@ def read_text(path: str | Path, *, error: Error = ValueError, most_bytes: int = 
         raise error(f"{short(path)} is no path; give one") from None
     if len(data) > most_bytes:
         raise error(f"{path}: is larger than {most_bytes / 1e6:g} MB; give a smaller file")
-    if data.startswith(UTF_16_MARKS):
+    if is_utf_16(data):
         raise error(f"{path}: is not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as said:
         raise error(f"{path}: is not UTF-8 text (byte {said.start}); save it as UTF-8") from None
+
+
+def is_utf_16(data: bytes) -> bool:
+    """Whether bytes are text in UTF-16: by its mark, or by zeros, which UTF-8 text has none of."""
+    return data.startswith(UTF_16_MARKS) or 4 <= len(data) <= 4 * data.count(0)
 
 
 def read_json(path: str | Path, *, error: Error = ValueError, most_bytes: int = MOST_BYTES) -> Any:
@@ -84,7 +90,11 @@ class _RepeatedKeyError(ValueError):
 
 
 def parse_json(
-    text: str, where: str | Path, *, error: Error = ValueError, second: str | None = None
+    text: str,
+    where: str | Path,
+    *,
+    error: Error = ValueError,
+    second: Mapping[str, str] | None = None,
 ) -> Any:
     """Parse JSON text; a key that an object has twice is refused.
 
@@ -97,7 +107,7 @@ def parse_json(
     error
         Exception class to raise.
     second
-        Suffix that is added to a key when an object has it for the second time; None: refused.
+        Names of keys that an object may have twice, for the second time; None: of none.
 
     Raises
     ------
@@ -111,17 +121,17 @@ def parse_json(
             return found
         found = {}
         for key, value in pairs:
-            name = key if key not in found or second is None else key + second
+            name = key if key not in found or second is None else second.get(key, key)
             if name in found:
-                raise _RepeatedKeyError(short(key))
+                times = "twice" if name == key else "more than twice"
+                raise _RepeatedKeyError(f"{short(key)} {times}")
             found[name] = value
         return found
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except _RepeatedKeyError as key:
-        times = "twice" if second is None else "more than twice"
-        raise error(f"{where}: an object has the key {key} {times}; keep one of them") from None
+        raise error(f"{where}: an object has the key {key}; keep one of them") from None
     except (ValueError, RecursionError) as said:
         # an integer of thousands of digits, and what is nested too deep, are refused here too
         raise error(f"{where}: is not JSON ({said}); correct the file") from None

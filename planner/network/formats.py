@@ -20,8 +20,9 @@ from planner.network.atomic import write_text
 from planner.network.csv_table import number_in, number_remedy, parse_csv
 from planner.network.error import NetworkError
 from planner.network.files import parse_json, read_text
+from planner.network.summaries import refuse_summary
 from planner.network.values import LARGEST, SMALLEST, sensible, short
-from planner.network.words import printable
+from planner.network.words import name_of, nearest, printable
 
 FORMAT = "planner.network"
 HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"
@@ -40,7 +41,13 @@ BANDWIDTH_COLUMNS = {
 }
 UNITS = LATENCY_COLUMNS | BANDWIDTH_COLUMNS
 ENDS = ("source", "destination")
+OTHER_NAMES = {
+    "source": ("from", "src", "sender", "sending_region", "origin", "client"),
+    "destination": ("to", "dst", "dest", "target", "receiver", "receiving_region", "server"),
+}
 NOT_MEASURED = ("", "-")
+ALIKE = 0.75
+"""Share of letters in which a column must be like a wanted one to be taken for it."""
 
 
 class Matrices(NamedTuple):
@@ -159,13 +166,13 @@ def from_frame(frame: Any) -> Matrices:
     """
     if not all(hasattr(frame, name) for name in ("astype", "notna", "columns")):
         raise NetworkError(f"frame must be a pandas frame, found {short(frame)}")
-    columns = [str(c).strip() for c in frame.columns]
-    if not {"source", "destination"} & set(columns) and columns == list(map(str, frame.index)):
+    columns = [name_of(c).strip() for c in frame.columns]
+    if columns and not set(ENDS) & set(columns) and columns == list(map(name_of, frame.index)):
         raise NetworkError(
             "frame is a matrix, with devices along both sides; give Network(latency_s, "
             "bandwidth_bytes_per_s) two such frames in SI units"
         )
-    _require_unique(columns)
+    require_unique(columns)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return from_rows(rows, columns=columns)
 
@@ -218,20 +225,24 @@ def _from_records(
 ) -> Matrices:
     """From records, each with its place for messages."""
     names = [str(c).strip() for c in columns]
-    _require_unique(names)
+    require_unique(names)
     latency_column = _one_of(names, LATENCY_COLUMNS, "latency")
     bandwidth_column = _one_of(names, BANDWIDTH_COLUMNS, "bandwidth")
     for column in ENDS:
         if column not in names:
             shown = ", ".join(map(printable, names)) or "none"
-            raise NetworkError(f"column {column!r} is missing; found {shown}")
+            raise NetworkError(
+                f"column {column!r} is missing; found {shown}{misnamed(names, [column])}"
+            )
     place: dict[str, int] = {}
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for where, raw in rows:
         row = {str(key).strip(): value for key, value in raw.items()}
-        ends = ["" if (name := row.get(c)) is None else str(name).strip() for c in ENDS]
+        ends = [name_of(row.get(c)).strip() for c in ENDS]
         if not all(ends):
             raise NetworkError(f"{where}: source and destination must both be given")
+        for column, name in zip(ENDS, ends, strict=True):
+            refuse_summary(name, f"{where}: {column}")
         i, j = (place.setdefault(name, len(place)) for name in ends)
         if i == j:
             continue
@@ -251,10 +262,26 @@ def _from_records(
     return Matrices(arrays[0], arrays[1], list(place))
 
 
-def _require_unique(names: Sequence[str]) -> None:
-    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
-    if twice is not None:
-        raise NetworkError(f"column {printable(twice)!r} is named twice; keep one of them")
+def require_unique(names: Sequence[str]) -> None:
+    """Refuse a column that is named twice, and one that is read and another in other letters."""
+    for k, name in enumerate(names):
+        if name in names[:k]:
+            raise NetworkError(f"column {printable(name)!r} is named twice; keep one of them")
+        other = next((one for one in names[:k] if one.lower() == name.lower()), None)
+        if other is not None and name.lower() in (*ENDS, *UNITS):
+            raise NetworkError(
+                f"columns {other!r} and {name!r} differ in capitals alone; keep one of them"
+            )
+
+
+def misnamed(names: Sequence[str], wanted: Iterable[str]) -> str:
+    """A hint at a column that probably is a wanted one under another name; empty if none is."""
+    for name in names:
+        plain = "_".join(name.lower().split())
+        meant = next((w for w in wanted if plain in OTHER_NAMES.get(w, ())), None)
+        if name not in (*ENDS, *UNITS) and (meant or (meant := nearest(plain, wanted, ALIKE))):
+            return f" ({name!r} is called {meant!r} here)"
+    return ""
 
 
 def _one_of(names: Sequence[str], known: Mapping[str, float], what: str) -> str:
@@ -262,8 +289,9 @@ def _one_of(names: Sequence[str], known: Mapping[str, float], what: str) -> str:
     if not present:
         found = ", ".join(map(printable, names)) or "nothing at all"
         raise NetworkError(
-            f"has no column of {what}, such as {list(known)[1]}, found {found}; measure it, or "
-            f"assume one, such as planner networks FILE {ASSUMED[what]} --out net.csv"
+            f"has no column of {what}, such as {list(known)[1]}, found {found}"
+            f"{misnamed(names, known)}; measure it, or assume one, such as planner networks FILE "
+            f"{ASSUMED[what]} --out net.csv"
         )
     if len(present) != 1:
         raise NetworkError(
@@ -504,11 +532,12 @@ def from_networkx(graph: Any) -> Matrices:
         values = []
         for known, what in ((LATENCY_COLUMNS, "latency"), (BANDWIDTH_COLUMNS, "bandwidth")):
             column = _one_of(names, known, what)
-            if data[column] is None:
+            value = data[column]
+            if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
                 raise NetworkError(
-                    f"{where}: {column} is None; give a number, or leave the edge out"
+                    f"{where}: {column} is {value}; give a number, or leave the edge out"
                 )
-            values.append(si_value(data[column], column, where))
+            values.append(si_value(value, column, where))
         ends = [(place[u], place[v])]
         if not graph.is_directed():
             ends.append((place[v], place[u]))
@@ -517,8 +546,8 @@ def from_networkx(graph: Any) -> Matrices:
         seen.update(ends)
         for i, j in ends:
             arrays[:, i, j] = values
-    regions = [str(graph.nodes[node].get("region", node)) for node in place]
-    return Matrices(arrays[0], arrays[1], [str(node) for node in place], regions)
+    regions = [name_of(graph.nodes[node].get("region", node)) for node in place]
+    return Matrices(arrays[0], arrays[1], [name_of(node) for node in place], regions)
 
 
 def to_networkx(network: Matrices) -> Any:

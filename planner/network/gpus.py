@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from planner.network.dtype import Dtype
-from planner.network.words import quantity
+from planner.network.values import short
+from planner.network.words import nearest, quantity
 
 USABLE = 0.95
 """Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""
@@ -115,19 +116,55 @@ GPUS: dict[str, Gpu] = {
         usd_per_hour=3.902,
         price_source=on_demand("p3dn.24xlarge, an eighth"),
     ),
+    "V100-PCIE": Gpu(
+        *(112e12, 14e12, 15.77 * GIB),
+        16,
+        "NVIDIA V100 data sheet (PCIe)",
+        f"{REPORTED}, as of V100-32GB",
+        has_bf16=False,
+    ),
+    "V100-PCIE-32GB": Gpu(
+        *(112e12, 14e12, 31.74 * GIB),
+        32,
+        "NVIDIA V100 data sheet (PCIe)",
+        f"{REPORTED}, as of V100-32GB",
+        has_bf16=False,
+    ),
     "A10": Gpu(
         *(125e12, 31.2e12, 22.0 * GIB),
         24,
         "NVIDIA A10 data sheet",
         "22.6 GiB in nvidia-smi, github.com/signalnine/q27/issues/1, less the driver's part",
         usd_per_hour=1.006,
-        price_source=on_demand("g5.xlarge, whose A10G is nearly the same"),
+        price_source=on_demand("g5.xlarge, which has an A10G"),
+    ),
+    "A10G": Gpu(
+        *(70e12, 31.52e12, 22.0 * GIB),
+        24,
+        "NVIDIA A10G data sheet for AWS, without sparsity",
+        f"{REPORTED} of an A10, 21.99 GiB, github.com/zai-org/CogVLM/issues/236",
+        usd_per_hour=1.006,
+        price_source=on_demand("g5.xlarge"),
     ),
     "A40": Gpu(
         *(149.7e12, 37.4e12, 44.4 * GIB),
         48,
         "NVIDIA A40 data sheet; DT-FM paper, section 10.5",
         f"{REPORTED} of an L40S, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205",
+    ),
+    "L40S": Gpu(
+        *(362e12, 91.6e12, 44.4 * GIB),
+        48,
+        "NVIDIA L40S data sheet, without sparsity",
+        f"{REPORTED}, 44.53 GiB, github.com/Wan-Video/Wan2.1/issues/205; others less",
+        usd_per_hour=1.861,
+        price_source=on_demand("g6e.xlarge"),
+    ),
+    "RTXA6000": Gpu(
+        *(154.8e12, 38.7e12, 47.5 * GIB),
+        48,
+        "NVIDIA RTX A6000 data sheet, half of the figure with sparsity",
+        "49140 MiB in nvidia-smi (48.0 GiB), less the driver's part",
     ),
     "L4": Gpu(
         *(121e12, 30.3e12, 22.0 * GIB),
@@ -161,11 +198,23 @@ GPUS: dict[str, Gpu] = {
         usd_per_hour=12.29,
         price_source=on_demand("p5.48xlarge, an eighth"),
     ),
+    "H100-PCIE": Gpu(
+        *(756e12, 51.2e12, 79.1 * GIB),
+        80,
+        "NVIDIA H100 PCIe data sheet, without sparsity",
+        "81559 MiB in nvidia-smi (79.6 GiB), less the driver's part",
+    ),
     "H200": Gpu(
         *(989e12, 66.9e12, 150.1e9),
         141,
         "NVIDIA H200 SXM data sheet, without sparsity",
         "torch.cuda.mem_get_info, benchmarks/results/gpu-check-2026-11-26.md",
+    ),
+    "B200": Gpu(
+        *(2250e12, 75e12, 178.35 * GIB),
+        180,
+        "NVIDIA HGX B200 data sheet, an eighth, without sparsity",
+        REPORTED,
     ),
     "RTX3090": Gpu(
         *(71e12, 35.6e12, 23.6 * GIB),
@@ -179,6 +228,12 @@ GPUS: dict[str, Gpu] = {
         "NVIDIA Ada white paper, FP32 accumulate",
         f"{REPORTED}, github.com/ali-vilab/VGen/issues/104",
     ),
+    "RTX5090": Gpu(
+        *(209.5e12, 104.8e12, 31.37 * GIB),
+        32,
+        "NVIDIA RTX Blackwell white paper, FP32 accumulate",
+        f"{REPORTED}, github.com/Wan-Video/Wan2.1/issues/465",
+    ),
 }
 
 DEFAULT_GPU = "A100"
@@ -188,17 +243,25 @@ CALLED = {
     "Tesla T4": "T4",
     "Tesla V100-SXM2-16GB": "V100",
     "Tesla V100-SXM2-32GB": "V100-32GB",
+    "Tesla V100-PCIE-16GB": "V100-PCIE",
+    "Tesla V100-PCIE-32GB": "V100-PCIE-32GB",
     "NVIDIA A10": "A10",
+    "NVIDIA A10G": "A10G",
     "NVIDIA A40": "A40",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA RTX A6000": "RTXA6000",
     "NVIDIA L4": "L4",
     "NVIDIA A100-SXM4-40GB": "A100",
     "NVIDIA A100-PCIE-40GB": "A100",
     "NVIDIA A100-SXM4-80GB": "A100-80GB",
     "NVIDIA A100 80GB PCIe": "A100-80GB",
     "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H100 PCIe": "H100-PCIE",
     "NVIDIA H200": "H200",
+    "NVIDIA B200": "B200",
     "NVIDIA GeForce RTX 3090": "RTX3090",
     "NVIDIA GeForce RTX 4090": "RTX4090",
+    "NVIDIA GeForce RTX 5090": "RTX5090",
 }
 """Names in the table by those that the driver gives; others of a family have other peaks."""
 
@@ -222,13 +285,29 @@ def find_gpu(name: str) -> str | None:
     known = {_plain(key): key for key in GPUS}
     known |= {_plain(called): key for called, key in CALLED.items()}
     for key, gpu in GPUS.items():
-        base = key.partition("-")[0]
-        known |= {_plain(f"{base}{gpu.sold_gb}{unit}"): key for unit in ("G", "GB", "GiB")}
+        units = ("G", "GB", "GiB")
+        known |= {_plain(f"{_family(key)}{gpu.sold_gb}{unit}"): key for unit in units}
     if plain in known:
         return known[plain]
     without = SXM.sub("", plain)
-    several = [key for key in GPUS if _plain(key.partition("-")[0]) == without]
+    several = [key for key in GPUS if _plain(_family(key)) == without]
     return known.get(without) if len(several) < 2 else None
+
+
+def unknown_gpu(name: object) -> str:
+    """What is said of a GPU that `find_gpu` does not know, with the nearest and the remedy."""
+    plain = {_plain(key): key for key in GPUS}
+    near = nearest(_plain(str(name)), plain)
+    hint = "" if near is None else f" (did you mean {plain[near]!r}?)"
+    return (
+        f"{short(name)} is no GPU in the table{hint}; choose one of {', '.join(GPUS)}, or give "
+        "tflops and memory_gb in a devices file"
+    )
+
+
+def _family(key: str) -> str:
+    """A name in the table without its memory."""
+    return re.sub(r"-\d+GB$", "", key)
 
 
 def _plain(name: str) -> str:

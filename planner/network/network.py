@@ -30,7 +30,7 @@ from planner.network.values import (
     sensible,
     several,
 )
-from planner.network.words import listed, some, span
+from planner.network.words import listed, name_of, some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8
@@ -305,8 +305,8 @@ class Network:
         """Raise `NetworkError` if a pair is missing."""
         if self.missing_pairs():
             raise NetworkError(
-                f"{self.missing_words()}; measure them, or plan without them: network.complete(), "
-                "--complete"
+                f"{self.missing_words()}; {self.missing_remedy()}, or plan without them: "
+                "network.complete(), --complete"
             )
 
     def missing_words(self) -> str:
@@ -323,8 +323,30 @@ class Network:
         names += ", ..." if len(devices) > MOST_NAMES else ""
         i, j = missing[0]
         return (
-            f"{len(missing)} ordered pairs are not measured, the first is {self.ids[i]!r} to "
-            f"{self.ids[j]!r}; without {names} ({len(devices)} of {len(self)}) none is missing"
+            f"{some(len(missing), 'ordered pair')} {'is' if len(missing) == 1 else 'are'} not "
+            f"measured, the first is {self.ids[i]!r} to {self.ids[j]!r}; without {names} "
+            f"({len(devices)} of {len(self)}) none is missing"
+        )
+
+    def missing_remedy(self, name: str = "FILE") -> str:
+        """What to do about missing pairs, in words.
+
+        Parameters
+        ----------
+        name
+            Of the network's file.
+
+        Returns
+        -------
+        str
+            Whether measured ones of the other direction can stand for them.
+        """
+        missing = set(self.missing_pairs())
+        if all((j, i) in missing for i, j in missing):
+            return "measure them"
+        return (
+            "measure them, or take the other direction's figures: planner networks "
+            f"{name} --both-ways --out net.csv"
         )
 
     def transfer_s(self, message_bytes: float) -> Floats:
@@ -493,7 +515,7 @@ class Network:
 
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(str(v) for v in several(field, values, error=NetworkError))
+    return tuple(map(name_of, several(field, values, error=NetworkError)))
 
 
 def _labels(**frames: Any) -> tuple[str, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.error import NetworkError
 from planner.network.network import Network
 from planner.network.values import mapping, real, several
-from planner.network.words import printable, some
+from planner.network.words import did_you_mean, listed, printable, some
 
 Floats = NDArray[np.float64]
 
@@ -69,13 +69,17 @@ class Prices:
         )
 
     @classmethod
-    def load(cls, path: str | Path, **others: float) -> Prices:
+    def load(
+        cls, path: str | Path, *, regions: Iterable[str] | None = None, **others: float
+    ) -> Prices:
         """From a CSV with columns ``from,to,usd_per_gb``.
 
         Parameters
         ----------
         path
             The file.
+        regions
+            Of the network, which rows must name; None: any.
         others
             Fields for regions that no row names.
 
@@ -96,7 +100,9 @@ class Prices:
                 f"{path}: must have the columns {', '.join(COLUMNS)}, found "
                 f"{', '.join(map(printable, header)) or 'none'}; correct the header"
             )
+        known = None if regions is None else {*regions, ANY}
         rules = []
+        lines: dict[tuple[str, str], int] = {}
         for line, row in table.rows:
             here, there, price = (row[column] for column in COLUMNS)
             try:
@@ -109,6 +115,18 @@ class Prices:
             if not here or not there:
                 raise NetworkError(
                     f"{path}, line {line}: from and to must name regions, or be {ANY!r}; correct it"
+                )
+            for region in (here, there):
+                if known is not None and region not in known:
+                    raise NetworkError(
+                        f"{path}, line {line}: {region!r} is no region of the network"
+                        f"{did_you_mean(region, known)}; name one of {listed(sorted(known))}, or "
+                        "take the row out"
+                    )
+            if lines.setdefault((here, there), line) != line:
+                raise NetworkError(
+                    f"{path}, line {line}: {here!r} to {there!r} has a price in line "
+                    f"{lines[here, there]} already; keep one"
                 )
             rules.append((here, there, value))
         return cls(rules=tuple(rules), **others)

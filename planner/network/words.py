@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -98,10 +99,10 @@ def listed(words: Iterable[str]) -> str:
     return ", ".join([*every[:MOST_SIZES], *["..."] * (len(every) > MOST_SIZES)])
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one most likely means, whatever its case."""
+def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The known name that a misspelt one most likely means, whatever its case, if so alike."""
     by_lower = {one.lower(): one for one in known}
-    near = get_close_matches(name.lower(), list(by_lower), 1)
+    near = get_close_matches(name.lower(), list(by_lower), 1, least)
     return by_lower[near[0]] if near else None
 
 
@@ -132,6 +133,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to put behind a misspelt name, with a blank before; empty if nothing is near."""
     near = nearest(name, known)
     return "" if near is None else f" (did you mean {near!r}?)"
+
+
+def name_of(value: Any) -> str:
+    """A device's name as text; whole floats, which pandas makes of numbers, without a point."""
+    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    return "" if value is None else str(int(value) if whole else value)
 
 
 def printable(name: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from planner.network.csv_table import number_in, number_remedy, read_csv
+from planner.network.error import NetworkError
 from planner.network.network import Network
+from planner.network.words import did_you_mean, listed
 from planner.problems import AveragingProblem, ProblemError
 
 MBIT = 1e6 / 8
@@ -68,8 +70,15 @@ class Peers:
         """
         pairs = None
         if links is not None:
+            stranger = next((name for name in links.ids if name not in self.names), None)
+            if stranger is not None:
+                raise NetworkError(
+                    f"{stranger!r} is no peer{did_you_mean(stranger, self.names)}; the peers are "
+                    f"{listed(self.names)}: name it among them, or take it out"
+                )
             mine = links.subset(self.names)
-            mine.require_complete()
+            if missing := mine.missing_words():
+                raise NetworkError(f"{missing}; {mine.missing_remedy()}")
             pairs = mine.bandwidth_bytes_per_s
         return AveragingProblem(
             self.samples_per_s,
@@ -104,17 +113,17 @@ def load_peers(path: str | Path) -> Peers:
     """
     table = read_csv(path, error=ProblemError)
     columns, rows = table.columns, table.rows
+    unknown = [c for c in columns if c not in (*REQUIRED, *OPTIONAL)]
+    if unknown:
+        hint = did_you_mean(unknown[0], [c for c in (*REQUIRED, *OPTIONAL) if c not in columns])
+        raise ProblemError(
+            f"{path}: column {unknown[0]!r} is unknown{hint}; give {','.join(REQUIRED)} and, if "
+            f"need be, {','.join(OPTIONAL)}"
+        )
     missing = [c for c in REQUIRED if c not in columns]
     if missing or not rows:
         what = f"column {missing[0]!r} is missing" if missing else "has no rows"
         raise ProblemError(f"{path}: {what}; give {','.join(REQUIRED)} and one row a peer")
-
-    unknown = [c for c in columns if c not in (*REQUIRED, *OPTIONAL)]
-    if unknown:
-        raise ProblemError(
-            f"{path}: column {unknown[0]!r} is unknown; give {','.join(REQUIRED)} and, if need be, "
-            f"{','.join(OPTIONAL)}"
-        )
 
     def number(column: str, least: float) -> tuple[float, ...]:
         found = []

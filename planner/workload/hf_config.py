@@ -46,8 +46,8 @@ SAYS_NOTHING = re.compile(
 
 NOTHING_AT_0 = re.compile(r"n(um)?_shared_experts|shared_expert_.*|num_nextn_predict_layers")
 """Numbers of parts that a model has not, where they are 0."""
-LANGUAGE_MODEL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
-"""Classes with a head over the vocabulary, and no other; with images, too."""
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""What the name of a class adds to its ``model_type`` if its head is over the vocabulary alone."""
 DEFAULT_SEQUENCE = 8192
 """Tokens per sample at most, unless a longer sequence is asked for."""
 
@@ -155,12 +155,14 @@ def architecture_of(config: dict[str, Any], path: str | Path) -> Architecture:
 def _require_language_model(config: dict[str, Any], path: str | Path) -> None:
     """Refuse a class without a head over the vocabulary, which is priced, or with another one."""
     named = config.get("architectures")
-    for name in named if isinstance(named, list) else [named]:
-        if isinstance(name, str) and not LANGUAGE_MODEL.fullmatch(name):
+    stem = config["model_type"].removesuffix("_text").replace("_", "")
+    known = {f"{stem}{head}".lower() for head in LANGUAGE_MODELS}
+    for name in named if isinstance(named, list) else [] if named is None else [named]:
+        if str(name).lower() not in known:
             raise ValueError(
                 f"{path}: architectures is {short(name)}, whose head is not over the vocabulary "
-                "alone, or missing; give the config.json of a language model, such as one that "
-                "ends in ForCausalLM"
+                f"alone, or missing; give the config.json of a language model, such as {stem}'s "
+                "that ends in ForCausalLM"
             )
 
 

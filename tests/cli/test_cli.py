@@ -668,6 +668,13 @@ def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "8 devices of office have no site: each is assumed to have a line of its own" in out
     assert "8 samples of 8,192 tokens" in out
     assert "Samples have 8,192 tokens, though the model has 131,072 positions; --sequence" in out
+    assert "A100" not in out
+    (tmp_path / "d.csv").write_text("name,count,site\noffice,8,here\ncloud,1,there\n")
+    assert main([*command, "--gpu", "L4", "--memory-gb", "3"]) == 0
+    assert (
+        "Each device is what the devices file says of it, else L4: 48.4 TFLOP/s attained (40% of "
+        "its peak), 3 GB, 0.805 $ an hour." in unwrapped(capsys.readouterr().out)
+    )
     (tmp_path / "d.csv").write_text(
         "name,count,gpu,site,usd_per_hour\noffice,8,A10,here,1\ncloud,1,A10,there,1\n"
     )
@@ -696,7 +703,13 @@ def test_devices_that_are_dropped_are_named(
     rows = [f"{a},{b},1,1" for a in "abcd" for b in "abcd" if a != b and {a, b} != {"c", "d"}]
     net, out = tmp_path / "net.csv", tmp_path / "plan.json"
     net.write_text("\n".join(["source,destination,latency_ms,bandwidth_gbps", *rows]) + "\n")
-    words = "--workload gpt2-tiny --sequence 64 --batch-samples 8 --effort 0.1 --complete"
+    words = "--workload gpt2-tiny --sequence 64 --batch-samples 8 --effort 0.1"
+    assert main(["plan", "--network", str(net), *words.split(), "--out", str(out)]) == 2
+    assert (
+        f"{net}: 2 ordered pairs are not measured, the first is 'c' to 'd'; without 'c' (1 of 4) "
+        "none is missing; measure them, or leave devices out with --complete\n"
+    ) in capsys.readouterr().err
+    words += " --complete"
     extra = "--no-pictures --no-compare"
     assert (
         main(["plan", "--network", str(net), *words.split(), *extra.split(), "--out", str(out)])

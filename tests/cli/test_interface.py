@@ -112,7 +112,27 @@ def test_completion_without_its_extra(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "zsh"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "planner[completion]" in error
+    assert error.count("\n") == 1 and "needs shtab, which is not installed;" in error
+
+
+def test_lines_fit_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of networks, of the price of a plan and of its check, also where names are long."""
+    from planner.training_plan.file import save_plan
+    from tests.conftest import make_plan
+
+    plan, pairs = tmp_path / "plan.json", tmp_path / "pairs.csv"
+    save_plan(make_plan([[0, 1]]), plan)
+    pairs.write_text("source,destination,rtt_ms\nthe first machine,another machine,10\n")
+    for words in (
+        ["networks"],
+        ["networks", str(pairs), "--bandwidth-gbps", "1"],
+        ["simulate", str(plan)],
+        ["check", str(plan)],
+    ):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) > 1
+        assert [line for line in lines if len(line) > 80 and str(tmp_path) not in line] == []
 
 
 class Terminal(io.StringIO):
@@ -299,7 +319,7 @@ def test_a_missing_pair_is_one_line(options: list[str], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "1 ordered pairs are not measured, the first is 'B' to 'A'" in done.stderr
+    assert "1 ordered pair is not measured, the first is 'B' to 'A'" in done.stderr
 
 
 def test_a_table_of_one_direction_is_told_what_to_do(

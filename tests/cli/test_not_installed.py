@@ -1,8 +1,10 @@
-"""Commands in a checkout that is not installed, and ranks on GPUs."""
+"""Commands in a checkout or with packages that are not installed whole, and ranks on GPUs."""
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +36,30 @@ def test_ranks_on_gpus(monkeypatch: pytest.MonkeyPatch, available: bool) -> None
     assert _on_gpus("auto") is available
     assert _on_gpus("cuda") is available
     assert not _on_gpus("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('raise OSError("libcudart.so.12: cannot open shared object file")', "libcudart.so.12: "),
+        ('raise ImportError("undefined symbol:\\n_ZN3c10")', "undefined symbol: _ZN3c10"),
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("raise ValueError", "ValueError"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded(
+    text: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line with its own words; no fault of the output or of the input."""
+    (tmp_path / "shtab").mkdir()
+    (tmp_path / "shtab/__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shtab", raising=False)
+    assert main(["completion", "bash"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"planner completion: needs shtab, which cannot be loaded ({said}")
+    assert line.endswith("); install it again: pip install shtab\n") and line.count("\n") == 1

@@ -223,7 +223,8 @@ def test_hidden_folders_are_left_out(tmp_path: Path) -> None:
     ("data", "said"),
     [
         ("naïve".encode("latin-1"), "is not UTF-8 text (byte 2)"),
-        ("text".encode("utf-16"), "is not UTF-8 text (byte 0)"),
+        ("text".encode("utf-16"), "is not UTF-8 text but UTF-16 (byte 0)"),
+        ("text".encode("utf-16-le"), "is not UTF-8 text but UTF-16 (byte 0)"),
         (b"text\0text", "has a byte of 0 and is no text (byte 4)"),
         (b"a\n" * 50_000 + b"\xff", "is not UTF-8 text (byte 100000)"),
     ],

@@ -101,7 +101,7 @@ def test_a_gpu_counts_once_and_an_unknown_one_ends_it(monkeypatch: pytest.Monkey
     h100, a100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
     assert peak([[h100, "u"], [a100, "v"]]) == pytest.approx(66.9e12 + 19.5e12)
     assert peak([[h100, "w"], [a100, "v"]]) == pytest.approx(2 * 66.9e12 + 19.5e12)
-    assert peak([["NVIDIA H100 PCIe", "w"], [a100, "v"]]) is None
+    assert peak([["NVIDIA H100 NVL", "w"], [a100, "v"]]) is None
     assert peak([["", ""], [a100, "v"]]) is None
     assert set(CALLED.values()) == set(GPUS)
 

@@ -65,9 +65,10 @@ def test_rows_columns_and_separators(tmp_path: Path, name: str) -> None:
         assert str(caught.value).count(str(path)) == 1
     assert first
     for mark in ("utf-16", "utf-16-be"):
-        path.write_bytes(("\ufeff" * (mark != "utf-16") + header + row).encode(mark))
-        with pytest.raises(ValueError, match="is not UTF-8 text but UTF-16; save it as UTF-8"):
-            load(path)
+        for first in ("\ufeff" * (mark != "utf-16"), ""):
+            path.write_bytes((first + header + row).encode(mark))
+            with pytest.raises(ValueError, match="is not UTF-8 text but UTF-16; save it as UTF-8"):
+                load(path)
 
 
 def test_case_03_decimal_commas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +82,20 @@ def test_case_03_decimal_commas(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == (
         f"planner plan: {path}: line 2 has 6 cells, the header 4; write decimals with a point\n"
     )
+
+
+def test_what_to_do_with_cells_that_are_too_many() -> None:
+    """Decimal commas are named where numbers are split; spreadsheets' first line is left out."""
+    for row, said in (
+        ("Oslo,12,5", "write decimals with a point"),
+        ("Oslo,12,", "take out the comma at its end"),
+        ("Oslo,12,x", "take out what is too much, and put a cell that has a comma in quotes"),
+        ("Oslo, Norway,12", "take out what is too much"),
+    ):
+        with pytest.raises(ValueError, match=f"line 2 has 3 cells, the header 2; {said}"):
+            parse_csv(f"name,upload_mbps\n{row}\n")
+    table = parse_csv("sep=,\na,b\n1,2\n")
+    assert table.columns == ("a", "b") and table.rows == ((3, {"a": "1", "b": "2"}),)
 
 
 def test_blanks_empty_columns_and_lines() -> None:
@@ -105,7 +120,17 @@ def test_numbers_and_what_to_write_instead() -> None:
         assert number_in(text) != number_in(text)
     for text in ("12,5", "1.234,5", "1,234"):
         assert "write decimals with a point" in number_remedy(text, "")
-    for text in ("12.3 ms", "1.2 Gbit/s", "5%", "100Mbps", "3 µs"):
+    for text in (
+        "12.3 ms",
+        "1.2 Gbit/s",
+        "5%",
+        "100Mbps",
+        "3 µs",
+        "2 /s",
+        "0.05 $",
+        "€ 3",
+        "1 $/GB",
+    ):
         assert "give the number alone" in number_remedy(text, "")
     assert number_remedy("fast", "give a number") == "give a number"
 

@@ -10,6 +10,7 @@ import pytest
 import planner as pl
 from planner.cli.main import main
 from planner.network.devices_file import load_devices
+from planner.network.dtype import Dtype
 from planner.network.link import Link
 from tests.conftest import tiny_workload
 
@@ -74,6 +75,15 @@ def test_count_replicates_a_place(tmp_path: Path) -> None:
     assert cluster.flops[0] == cluster.flops[1] != cluster.flops[2]
     with pytest.raises(pl.NetworkError, match="nothing says how devices of one place are linked"):
         load_devices(path, network)
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    """Its devices are in the network that it names, and compute in bf16."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = readme.partition("\nname,count,gpu")[2].partition("```")[0]
+    path = written(tmp_path, f"name,count,gpu{rows}")
+    cluster = load_devices(path, pl.load_network("aws8_dtfm_worldwide_2022"), inside=INSIDE)
+    assert len(cluster.network) == 6 and cluster.lacks(Dtype.BF16) == []
 
 
 def test_count_of_one_is_the_device_itself(tmp_path: Path) -> None:
@@ -149,8 +159,10 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
     [
         ("gpu\nT4\n", "column 'name' is missing"),
         ("name,colour\nn/0,red\n", "column 'colour' is unknown"),
+        ("name,memory\nn/0,9\n", r"column 'memory' is unknown \(did you mean 'memory_gb'\?\)"),
+        ("name\nn/0\nSouht\n", r"line 3: 'Souht' is no device .* \(did you mean 'south'\?\)"),
         ("name\n", "no rows"),
-        ("name,gpu\nn/0,Z80\n", "line 2: gpu is 'Z80'; choose one of"),
+        ("name,gpu\nn/0,Z80\n", "line 2: gpu 'Z80' is no GPU in the table; choose one of"),
         ("name,tflops\nn/0,fast\n", "line 2: tflops is 'fast'; give a number > 0"),
         ("name,count\nn/0,1.5\n", "line 2: count is '1.5'; give a whole number"),
         ("name,memory_gb\nn/0,-1\n", "line 2: memory_gb is '-1'"),
@@ -160,16 +172,19 @@ def test_sites_share_a_line(tmp_path: Path) -> None:
         ("name,upload_mbps\nn/0,nan\n", "line 2: upload_mbps is 'nan'"),
         ("name,can_compute\nn/0,maybe\n", "line 2: can_compute is 'maybe'; give yes or no"),
         ("name\nn/0\nn/0\n", "line 3: 'n/0' is listed twice"),
-        ("name\nnorth\nn/0\n", "device 'n/0' is named by two rows"),
+        ("name\nnorth\nn/0\n", "line 3: device 'n/0' has a row in line 2 already"),
         ("name\nwest\n", "'west' is no device and no region of the network"),
-        ("name,count\nnorth,3\n", "count of 'north' is 3, the network has 2 devices there"),
+        ("name,count\nnorth,3\n", "line 2: count of 'north' is 3, the network has 2 devices there"),
         ("name,tflops\nn/0,1,2\n", "line 2 has 3 cells, the header 2"),
-        ("name,site_upload_mbps\nn/0,1\n", "has a limit of its site but no site"),
+        (
+            "name,site_upload_mbps\nn/0,1\n",
+            "line 2: 'n/0' has site_upload_mbps, a limit of",
+        ),
         ("name,tflops,peak_tflops\nn/0,9,3\n", "line 2: peak_tflops is 3, less than the 9"),
         ("name,interface\nn/0,eth1;ls\n", "devices.interfaces has 'eth1;ls'; give at most 15"),
         (
             "name,site,site_upload_mbps\nn/0,lab,1\nn/1,lab,2\n",
-            "site 'lab' has two different limits",
+            "line 3: site_upload_mbps of site 'lab' is 2, in line 2 1; give one",
         ),
     ],
 )

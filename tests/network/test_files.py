@@ -77,6 +77,11 @@ def test_frames_whose_devices_are_numbers() -> None:
     )
     network = Network.from_pandas(pairs)
     assert network.ids == ("0", "7") and network.latency_s[0, 1] == 0.005
+    # pandas makes floats of a column with a gap, and of a matrix with labels of both kinds
+    pairs["destination"] = [7.0, 0.0]
+    assert Network.from_pandas(pairs).ids == ("0", "7")
+    floats = pandas.DataFrame([[0, 1], [2, 0]], index=[3.0, 7.0], columns=[3, 7])
+    assert Network(floats, floats).ids == ("3", "7")
     latency = pandas.DataFrame([[0, 1], [2, 0]], index=[3, 7], columns=[3, 7])
     assert Network(latency, latency).ids == ("3", "7")
     assert Network(latency, latency.to_numpy(), ["3", "7"]).ids == ("3", "7")
@@ -89,6 +94,8 @@ def test_frames_whose_devices_are_numbers() -> None:
         Network(latency[[7, 3]], latency)
     with pytest.raises(NetworkError, match="ids are a, b, the frames' labels 3, 7"):
         Network(latency, latency, ["a", "b"])
+    with pytest.raises(NetworkError, match=r"has no column of latency, .* found nothing at all"):
+        Network.from_pandas(pandas.DataFrame())
     twice = pairs.rename(columns={"bandwidth_gbps": "rtt_ms"})
     with pytest.raises(NetworkError, match="column 'rtt_ms' is named twice"):
         Network.from_pandas(twice)
@@ -103,6 +110,7 @@ def test_frames_whose_devices_are_numbers() -> None:
     [
         ("12.3 ms", "edge 'a' to 'b': rtt_ms is '12.3 ms'; give the number alone"),
         (None, "edge 'a' to 'b': rtt_ms is None; give a number, or leave the edge out"),
+        (float("nan"), "edge 'a' to 'b': rtt_ms is nan; give a number, or leave the edge out"),
         (True, "edge 'a' to 'b': rtt_ms is True"),
         ([1], "rtt_ms is .1."),
         (-10, "rtt_ms is -10; it must be >= 0"),
@@ -129,6 +137,22 @@ def test_parallel_edges_and_what_is_no_graph(kind: type) -> None:
     for thing in ({"a": 1}, None, [("a", "b")], networkx.Graph):
         with pytest.raises(NetworkError, match="graph must be a NetworkX graph, found"):
             Network.from_networkx(thing)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source,target,rtt_ms,bandwidth_mbps", "'destination' is missing.* .'target' is called"),
+        ("source,destination,RTT_MS,bandwidth_mbps", "no column of latency.* .'RTT_MS' is called"),
+        ("source,destination,rtt_ms,bandwith_mbps", "'bandwith_mbps' is called 'bandwidth_mbps' h"),
+        ("source,destination,rtt_ms,RTT_ms,bandwidth_mbps", "'rtt_ms' and 'RTT_ms' differ in"),
+        ("source,destination,rtt_ms,bandwidth_mbps\nAll,a,1,1", "line 2: source 'All' is a figure"),
+    ],
+)
+def test_columns_and_names_that_are_not_read(text: str, said: str) -> None:
+    """What a column probably should be called is said."""
+    with pytest.raises(NetworkError, match=said):
+        formats.from_csv_text(f"{text}\n")
 
 
 @pytest.mark.parametrize(

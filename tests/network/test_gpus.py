@@ -27,12 +27,15 @@ from planner.network.gpus import CALLED, GPUS, find_gpu
         ("V100 16GB", "V100"),
         ("T4-16GiB", "T4"),
         ("h200 141gb", "H200"),
+        ("H100 SXM", "H100"),
+        ("H100 PCIe 80GB", "H100-PCIE"),
+        ("V100-PCIE-16GB", "V100-PCIE"),
+        ("RTX A6000", "RTXA6000"),
         # of two in the table, or of another peak or memory than the table's
         ("A100 SXM4", None),
-        ("H100 PCIe", None),
         ("H100-96GB", None),
-        ("A10G", None),
-        ("L40S", None),
+        ("H100 NVL", None),
+        ("Tesla V100S-PCIE-32GB", None),
         ("RTX 4090 Ti", None),
         ("NVIDIA", None),
         ("", None),
@@ -46,7 +49,7 @@ def test_names_of_gpus(name: str, found: str | None) -> None:
 def test_where_a_gpu_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In Python, in a devices file and on the command line; near ones are offered."""
     assert pl.Devices.of_gpu("rtx 4090") == pl.Devices.of_gpu("RTX4090")
-    with pytest.raises(ValueError, match=r"no GPU 'A1000' in the table \(did you mean 'A100'\?\)"):
+    with pytest.raises(ValueError, match=r"'A1000' is no GPU in the table \(did you mean 'A100'"):
         pl.Devices.of_gpu("A1000")
     network = pl.Network([[0, 1], [1, 0]], [[0, 1], [1, 0]], ["a", "b"])
     path = tmp_path / "devices.csv"
@@ -55,11 +58,17 @@ def test_where_a_gpu_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert np.asarray(devices.memory_bytes).tolist() == [
         GPUS[name].memory_bytes for name in ("A100-80GB", "H100")
     ]
-    path.write_text("name,gpu\na,H100 PCIe\n")
-    with pytest.raises(pl.NetworkError, match=r"line 2: gpu is 'H100 PCIe'.*; choose one of T4"):
+    path.write_text("name,gpu\na,Tesla V100S-PCIE-32GB\n")
+    with pytest.raises(
+        pl.NetworkError,
+        match=r"line 2: gpu 'Tesla V100S-PCIE-32GB' is no GPU in the table \(did you mean "
+        r"'V100-PCIE-32GB'\?\); choose one of T4, .*, or give tflops and memory_gb in a devices",
+    ):
         pl.load_devices(path, network)
     words = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt2-tiny", "--gpu"]
     with pytest.raises(SystemExit):
         main([*words, "A1000"])
-    assert "invalid choice: 'A1000'" in (said := capsys.readouterr().err)
-    assert "(did you mean 'A100'?); see planner plan --help\n" in said
+    assert "--gpu: 'A1000' is no GPU in the table (did you mean 'A100'?); choose one of T4," in (
+        said := capsys.readouterr().err
+    )
+    assert "or give tflops and memory_gb in a devices file; see planner plan --help\n" in said

@@ -76,7 +76,17 @@ def test_nccl_tests() -> None:
     for ends in (("node-a", "b"), ("b", "node-a")):
         assert found.latency_s[ends] == pytest.approx(34.24e-6)
         assert found.bandwidth_bytes_per_s[ends] == pytest.approx(2.23e9)
-    for tag in ("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] ", "0: ", "12: ", "[j@1,0]<stdout>: "):
+    for tag in (
+        *("[1,0]<stdout>:", "[1,0]<stdout>: ", "[0] ", "0: ", "12: ", "[j@1,0]<stdout>: "),
+        *(
+            "[0]: ",
+            "[default0]:",
+            "node-1: ",
+            "2026-05-01T10:00:00.125Z ",
+            "May  1 10:00:00 ",
+            "[2026-05-01 10:00:00] ",
+        ),
+    ):
         tagged = "".join(f"{tag}{line}" for line in text.splitlines(keepends=True))
         assert read_nccl_tests(tagged, {"node-b": "b"}) == found
     before = "PING b (10.0.0.2) 56(84) bytes of data.\nrtt min/avg/max/mdev = 1/1/1/0 ms\n"
@@ -94,9 +104,14 @@ def test_nccl_tests() -> None:
             "#   Rank  1 Pid   1321 on        x1 device  0 [0x00] V100",
             "#       size         count      type     time   algbw   busbw  error     time   algbw",
             "    36777216      37748744     uint8    11732    3.22    3.25  0e+00    11698    3.23",
+            "# Out of bounds values : 0 OK",
         ]
     )
-    assert read_nccl_tests(older, {}).bandwidth_bytes_per_s[("x0", "x1")] == 3.25e9
+    found = read_nccl_tests(older, {})
+    # a large message's time is no latency
+    assert found.bandwidth_bytes_per_s[("x0", "x1")] == 3.25e9 and not found.latency_s
+    ending = text.replace("   134217728      33554432 ", "        2048           512 ")
+    assert not read_nccl_tests(ending, {}).bandwidth_bytes_per_s
 
 
 def test_nccl_tests_of_ranks_that_did_not_connect() -> None:
@@ -118,6 +133,16 @@ def test_nccl_tests_of_ranks_that_did_not_connect() -> None:
         (text + text, "rank 0 more than once; give each run a file of its own"),
         (nothing, "has rows of size 0 only, for which NCCL sends nothing"),
         (text + "\n# Out of bounds values : 3 FAILED\n", "3 values that arrived were wrong"),
+        (
+            text.replace("0.03      0", "0.03      5"),
+            r"size 1024: values that arrived were wrong \(#",
+        ),
+        (text.partition("# Out")[0], "ends before the line '# Out of bounds values'"),
+        (
+            f"{text}beta: Test NCCL failure common.cu:401 'remote process exited'\n",
+            "is of a run that failed: .beta: Test NCCL failure common.cu:401",
+        ),
+        (f"{text} .. beta pid 5678: Test failure common.cu:590\n", "is of a run that failed"),
     ):
         with pytest.raises(NetworkError, match=said):
             read_nccl_tests(bad, {})
@@ -135,7 +160,11 @@ def test_rows_and_columns_of_a_matrix_are_the_same_devices() -> None:
         with pytest.raises(NetworkError, match=said):
             read_table(text)
     assert read_table("rtt_ms,max-1,Maxwell\nmax-1,,1\nMaxwell,1,\n").latency_s
-    for name in ("Median", "TOTAL", "avg", "Std Dev", "Mean (ms)", "Avg. RTT", "p95"):
+    assert read_table("source,destination,rtt_ms\nmax-1,All-in,1\n").latency_s
+    for name in (
+        *("Median", "TOTAL", "avg", "Std Dev", "Mean (ms)", "Avg. RTT", "p95", "p99 latency"),
+        *("Average ping", "90th percentile", "Mean to others", "All", "jitter"),
+    ):
         with pytest.raises(NetworkError, match=re.escape(f"column '{name}' is a figure over")):
             read_table(f"rtt_ms,A,B,{name}\nA,,1,1\nB,1,,1\n")
 
@@ -147,12 +176,18 @@ def test_half_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     wanted = {("a", "b"): 0.005, ("a", "c"): 0.01, ("b", "c"): 0.015}
     wanted |= {(b, a): value for (a, b), value in wanted.items()}
     assert read_table(upper).latency_s == read_table(lower).latency_s == wanted
+    # as numpy.triu and numpy.tril write it
+    zeros = upper.replace(",,", ",0,").replace(",,", ",0,").replace(",\n", ",0.0\n")
+    assert zeros.count("0,0") and read_table(zeros).latency_s == wanted
+    assert read_table(lower.replace(",,", ",0,").replace(",\n", ",0\n")).latency_s == wanted
+    pair = read_table("bandwidth_mbps,a,b\na,0,8\nb,0,0\n").bandwidth_bytes_per_s
+    assert pair == {("a", "b"): 1e6}
     # with one more figure it is a matrix with gaps
     assert len(read_table(upper.replace("b,,,", "b,11,,")).latency_s) == 4
     path = tmp_path / "half.csv"
     path.write_text(upper)
     assert main(["networks", str(path), "--bandwidth-gbps", "1"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "3 latencies and 0 bandwidths were measured, 3 taken from the other direction" in said
 
 
@@ -218,6 +253,51 @@ def test_latencies_of_other_tools(tmp_path: Path) -> None:
     path.write_text(json.dumps(MTR).replace('"host": "192.0.2.7"', '"host": "???"'))
     with pytest.raises(NetworkError, match=r"cloud\.example\.org did not answer mtr"):
         read_measured([path], bandwidth_bytes_per_s=1.0)
+
+
+def test_what_launchers_and_options_add(tmp_path: Path) -> None:
+    """Lines before and after JSON, mtr with addresses and networks, and a unit that is given."""
+    pair = {("home", "cloud.example.org"): 0.004}
+    hop = "cloud.example.org          0.0%"
+    for text in (
+        f"srun: job 7 queued\nWarning: Permanently added 'b'.\n{json.dumps(MTR)}\nbye\n",
+        MTR_REPORT.replace(hop, "cloud.example.org (192.0.2.7)  0.0%"),
+        MTR_REPORT.replace("  2.|-- ", "  2. AS64500 ").replace("  1.|-- ", "  1. AS???   "),
+    ):
+        for name in ("a.json", "a.txt", "slurm-1.out", "a.csv"):
+            path = tmp_path / name
+            path.write_text(text)
+            found = read_measured([path], bandwidth_bytes_per_s=1.0).network
+            assert {(found.ids[1], found.ids[0]): found.latency_s[1, 0]} == pair
+    path = tmp_path / "a.json"
+    for text in (json.dumps(CLOUDPING), json.dumps(CLOUDPING_BEFORE)):
+        path.write_text(text)
+        for unit, seconds in (("latency_ms", 0.068), ("rtt_ms", 0.034), ("bandwidth_mbps", 0.034)):
+            found = read_measured([path], unit=unit, bandwidth_bytes_per_s=1.0).network
+            there = found.index_of("us-east-1"), found.index_of("eu-west-1")
+            assert found.latency_s[there] == pytest.approx(seconds)
+    path = tmp_path / "a.csv"
+    path.write_text(
+        (DATA / "sendrecv.txt")
+        .read_text()
+        .replace("  8    ", "9999    ")
+        .replace(" 1024 ", " 9998 ")
+    )
+    with pytest.raises(
+        NetworkError, match=r"no latency was measured; give .* nccl-tests from -b 8"
+    ):
+        read_measured([path])
+
+
+def test_records_with_other_columns(tmp_path: Path) -> None:
+    """The columns of all records count; names may be numbers."""
+    path = tmp_path / "a.json"
+    path.write_text(
+        '[{"source": 1, "destination": 2, "rtt_ms": 10},'
+        ' {"source": 2.0, "destination": 1, "rtt_ms": 12, "bandwidth_mbps": 8}]'
+    )
+    found = read_measured([path], both_ways=True).network
+    assert found.ids == ("1", "2") and found.bandwidth_bytes_per_s[0, 1] == 1e6
 
 
 def test_a_plan_reads_what_networks_reads(tmp_path: Path) -> None:
@@ -288,7 +368,6 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("a.csv", "", "is empty"),
-        ("a.csv", "x,a,b\na,,1\n", "unit in its corner"),
         ("a.csv", "rtt_ms,a,b\na,1\n", "line 2 has 2 cells"),
         ("a.csv", "rtt_ms;a;b\na;;1\n", "separate cells by commas"),
         ("a.csv", "source,destination,rtt_ms\na,b\n", "line 2 has 2 cells"),
@@ -318,7 +397,96 @@ def test_one_direction_stands_for_both(tmp_path: Path) -> None:
         ("a.json", iperf3("err"), "iperf3 failed: unable to connect"),
         ("a.json", iperf3("fwd").replace('"TCP"', '"UDP"'), "over TCP"),
         ("a.json", iperf3("fwd").replace("tokyo.example.org", "oregon"), "to itself"),
-        ("a.txt", "", "is of 0 ranks"),
+        ("a.txt", "", "is none of the outputs read here, found ''"),
+        (
+            "a.txt",
+            "hello\nworld\n",
+            "is none of the outputs read here, found 'hello'; give that of",
+        ),
+        ("slurm-1.out", "hello\n", "is none of the outputs read here, found 'hello'"),
+        ("a.json", "hello\n", "is none of the outputs read here, found 'hello'"),
+        ("a.txt", "10.0.0.2 is alive (12.5 ms)\n", "is what fping prints"),
+        (
+            "a.txt",
+            " 1?: [LOCALHOST]    pmtu 1500\n 1:  gw  0.5ms\n     Resume: pmtu 1500\n",
+            "is what traceroute prints",
+        ),
+        ("a.txt", "tcp_lat:\n    latency  =  24 us\n", "is what qperf or sockperf prints"),
+        ("a.txt", "sockperf: ====> avg-latency=12.3\n", "is what qperf or sockperf prints"),
+        ("a.txt", "MIGRATED TCP STREAM TEST from 0.0.0.0 to b\n", "is what netperf prints"),
+        ("a.txt", "h 0 10.0.0.1\np 0 1234\n", "is what mtr --raw or --csv prints"),
+        (
+            "a.csv",
+            "Mtr_Version,Start_Time,Status,Host,Hop,Ip,Loss%, ,\nMTR.0.95,1,OK,b,1,gw,0.00\n",
+            "is what mtr --raw or --csv prints",
+        ),
+        ("a.txt", "# Size          Latency (us)\n0    1.23\n", "is what an OSU"),
+        ("a.txt", "Server listening on 5201 (test #1)\n", "is what iperf3 prints for people"),
+        (
+            "a.txt",
+            "Server listening on TCP port 5001\n",
+            "is what iperf 2 prints; run iperf3 --json",
+        ),
+        (
+            "a.json",
+            "Client connecting to b, TCP port 5001\n[ ID] Interval       Transfer\n",
+            "is what iperf 2 prints",
+        ),
+        ("a.csv", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
+        (
+            "a.json",
+            '{"event":"start","data":{}}\n{"event":"end","data":{}}\n',
+            "iperf3 --json-stream",
+        ),
+        (
+            "a.json",
+            f"{iperf3('fwd').strip()}{iperf3('rev')}",
+            "several documents of JSON; give each run",
+        ),
+        (
+            "a.json",
+            iperf3("fwd").replace('"tcp_mss_default"', '"connecting_to": {}, "tcp_mss_default"'),
+            "the key 'connecting_to' twice",
+        ),
+        (
+            "a.json",
+            iperf3("fwd").replace('"sum_received"', '"sum_received": {}, "sum_received"'),
+            "has sum_received twice, but was not measured with --bidir",
+        ),
+        ("a.csv", "rtt_ms,a,b,c\na,0,1,2\nb,1,0,0\nc,2,0,0\n", "line 3, column 'c': rtt_ms is '0'"),
+        (
+            "a.json",
+            '{"metadata": {"unit": "ms"}, "data": {"a": {"b": 1, "c": 0}, "b": {"c": 2}}}',
+            "'a' to 'c': rtt_ms is 0, between two",
+        ),
+        (
+            "a.json",
+            '{"metadata": {"unit": "ms"}, "data": {"a": {"All": 2}, "All": {"a": 2}}}',
+            "'All' is a figure over all devices",
+        ),
+        (
+            "a.csv",
+            "source,destination,rtt_ms\na,b,1\nMean,a,2\n",
+            "line 3: source 'Mean' is a figure",
+        ),
+        ("a.csv", "source,destination,rtt_ms,RTT_ms\na,b,1,2\n", "'rtt_ms' and 'RTT_ms' differ in"),
+        (
+            "a.json",
+            '[{"source": "a", "destination": "b", "rtt_ms": 1}, {"latency_ms": 1}]',
+            "has several columns of latency",
+        ),
+        (
+            "a.csv",
+            "Source,Destination,RTT_ms\na,b,1\n",
+            "('Source' is called 'source' here) ('Destination' is called 'destination' here)",
+        ),
+        (
+            "a.csv",
+            "sending_region,receiving_region,milliseconds\na,b,1\n",
+            "('receiving_region' is called 'destination' here)",
+        ),
+        ("a.csv", "source,target,rtt_ms\na,b,1\n", "'target' is called 'destination' here"),
+        ("a.csv", "x,a,b\na,,1\n", "or say it with --unit"),
         ("a.txt", "PING b (10.0.0.2) 56(84) bytes of data.\n", "is what ping prints"),
         ("a.txt", (DATA / "sendrecv.txt").read_text().split("# ", 4)[-1], "ranks"),
         ("a.toml", "", "unknown kind"),
@@ -388,7 +556,12 @@ def test_names(tmp_path: Path) -> None:
     path = tmp_path / "names.csv"
     path.write_text("address, name\n10.0.0.1, a\n10.0.0.2, b\n")
     assert load_names(path) == {"10.0.0.1": "a", "10.0.0.2": "b"}
-    for text, said in (("address,name\nx,a\nx,b\n", "two names"), ("a,b\n", "has no names")):
+    for text, said in (
+        ("address,name\nx,a\nx,b\n", "two names"),
+        ("a,b\n", "column 'address' is missing"),
+        ("addr,name\nx,a\n", "column 'address' is missing, found addr, name; give"),
+        ("address,name\n", "has no names"),
+    ):
         path.write_text(text)
         with pytest.raises(NetworkError, match=said):
             load_names(path)

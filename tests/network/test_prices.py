@@ -43,6 +43,9 @@ def test_a_file(tmp_path: Path) -> None:
     path.write_text("from,to,usd_per_gb\nTokyo, *, 0.09\n*,Tokyo ,0.08\n")
     rules = (("Tokyo", "*", 0.09), ("*", "Tokyo", 0.08))
     assert Prices.load(path, between_regions=0.1) == Prices(0.1, rules=rules)
+    assert Prices.load(path, regions=["Tokyo"]).rules == rules
+    with pytest.raises(pl.NetworkError, match=r"line 2: 'Tokyo' is no region .*mean 'tokyo'"):
+        Prices.load(path, regions=["tokyo", "Oregon"])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,8 @@ def test_a_file(tmp_path: Path) -> None:
             "from,to,usd_per_gb\nTokyo,*,0,09\n",
             "line 2 has 4 cells, the header 3; write decimals with a point",
         ),
+        ("from,to,usd_per_gb\na,b,0.05 $\n", "found '0.05 [$]'; give the number alone"),
+        ("from,to,usd_per_gb\na,b,1\na,b,2\n", "line 3: 'a' to 'b' has a price in line 2 already"),
         ("from,to,to,usd_per_gb\na,b,c,1\n", "column 'to' is named twice"),
         ("from,to,usd_per_gb\n,b,1\n", "line 2: from and to must name regions"),
     ],

@@ -25,6 +25,7 @@ def test_text_without_its_mark(tmp_path: Path) -> None:
     ("data", "said"),
     [
         (b"\xff\xfe", "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16-le"), "not UTF-8 text but UTF-16"),
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"9" * 5000, "not JSON"),
@@ -46,9 +47,9 @@ def test_a_key_given_twice_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(NetworkError, match="an object has the key 'a' twice; keep one of them"):
         read_json(path, error=NetworkError)
-    assert parse_json('{"a": 1, "a": 2}', "x", second="_2") == {"a": 1, "a_2": 2}
+    assert parse_json('{"a": 1, "a": 2}', "x", second={"a": "a_2"}) == {"a": 1, "a_2": 2}
     with pytest.raises(ValueError, match="x: an object has the key 'a' more than twice"):
-        parse_json('{"a": 1, "a": 2, "a": 3}', "x", second="_2")
+        parse_json('{"a": 1, "a": 2, "a": 3}', "x", second={"a": "a_2"})
 
 
 def test_every_json_reader_refuses_a_key_given_twice(

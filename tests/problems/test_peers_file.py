@@ -55,12 +55,27 @@ def test_pair_limits_come_from_a_network(
     assert main([*argv, "--links", str(links)]) == 0
     assert json.loads(capsys.readouterr().out)["objective"] < free
     assert main([*argv, "--links", "aws4_dtfm_regional_2022"]) == 2
+    capsys.readouterr()
+    for text, said in (
+        (rows.replace("d", "dd"), "'dd' is no peer (did you mean 'd'?); the peers are a, b, c, d:"),
+        (
+            rows.replace("b,a,1,0.05\n", ""),
+            "1 ordered pair is not measured, the first is 'b' to 'a'; without 'a' (1 of 4) none is "
+            "missing; measure them, or take the other direction's figures: planner networks FILE "
+            "--both-ways --out net.csv",
+        ),
+    ):
+        links.write_text("source,destination,latency_ms,bandwidth_gbps\n" + text)
+        assert main([*argv, "--links", str(links)]) == 2
+        assert f"{links}: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("name,upload_mbps\n", "column 'samples_per_s' is missing"),
+        ("name,samples_per_s,upload_mpbs,download_mbps\na,1,1,1\n", "mean 'upload_mbps'?); give"),
+        (HEADER + "a,2 /s,1,1,,\n", "samples_per_s is '2 /s'; give the number alone"),
         (HEADER, "has no rows"),
         (HEADER + "a,x,1,1,,\n", "line 2: samples_per_s is 'x'"),
         (HEADER + "a,nan,1,1,,\n", "give a finite number"),

@@ -253,14 +253,15 @@ def test_published_fields_that_change_nothing(
             "MistralForTokenClassification",
             "MistralForTextEncoding",
         ),
+        *("EagleMistralForCausalLM", "MedusaMistralForCausalLM", "RewardForCausalLM", 5),
     ],
 )
-def test_models_without_a_head_over_the_vocabulary(name: str, tmp_path: Path) -> None:
+def test_models_without_a_head_over_the_vocabulary(name: object, tmp_path: Path) -> None:
     """Not counted with one that they do not have."""
     for given in ([name], name, ["MistralForCausalLM", name]):
-        with pytest.raises(ValueError, match=f"architectures is '{name}', whose head is not over"):
+        with pytest.raises(ValueError, match=f"architectures is {name!r}, whose head is not over"):
             workload_of(MISTRAL | {"architectures": given}, tmp_path)
-    for given in (None, [], ["MistralForCausalLM"]):
+    for given in (None, [], ["MistralForCausalLM"], "MistralForCausalLM"):
         assert workload_of(MISTRAL | {"architectures": given}, tmp_path).parameters > 7e9
 
 

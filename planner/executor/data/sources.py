@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.executor.data.tokenizer import Bytes, Tokenizer
+from planner.network.files import is_utf_16
 
 Place = tuple[int, int]
 """Where a piece begins: number of the file and byte in it, or number of the item and 0."""
@@ -165,6 +166,8 @@ def require_text(text: bytes, path: Path, offset: int) -> None:
     except UnicodeDecodeError as error:
         if not 0 <= at < error.start:
             at, what = error.start, "is not UTF-8 text"
+    if offset == 0 and is_utf_16(text):
+        at, what = 0, "is not UTF-8 text but UTF-16"
     if at >= 0:
         raise DataError(
             f"{path}: {what} (byte {offset + at}); save it as UTF-8, or take it out of the data"

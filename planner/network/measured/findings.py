@@ -59,7 +59,7 @@ class Findings:
             self.set_bandwidth(a, b, rate)
 
     def mirror_half(self, names: Sequence[str]) -> None:
-        """Complete a matrix of which exactly one triangle was written."""
+        """Complete a matrix of which exactly one triangle has values."""
         upper = set(combinations(names, 2))
         lower = {(b, a) for a, b in upper}
         for values in (self.latency_s, self.bandwidth_bytes_per_s):

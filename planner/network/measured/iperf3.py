@@ -15,8 +15,8 @@ from planner.network.files import parse_json
 from planner.network.measured.findings import Findings
 from planner.network.values import real
 
-REVERSE = "_bidir_reverse"
-"""What releases after 3.10 add to the keys of the server's direction."""
+REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_received")}
+"""Keys of the client's direction, and what releases after 3.10 call those of the server's."""
 
 
 def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
@@ -57,7 +57,13 @@ def read_iperf3(text: str, names: Mapping[str, str]) -> Findings:
             raise NetworkError(f"was measured over {test['protocol']}; run it over TCP")
         client = _first(names, (*system[1:2], local)) or (system[1] if len(system) > 1 else local)
         server = _first(names, (asked, remote)) or asked
-        there, back = _rate(end["sum_received"]), end.get("sum_received" + REVERSE)
+        twice = next((key for key, second in REVERSE.items() if second in end), None)
+        if twice and len(start["connected"]) != 2 * test["num_streams"]:
+            raise NetworkError(
+                f"has {twice} twice, but was not measured with --bidir; give each run a file of "
+                "its own"
+            )
+        there, back = _rate(end["sum_received"]), end.get(REVERSE["sum_received"])
         found = Findings()
         ways = (server, client) if test.get("reverse") else (client, server)
         found.set_bandwidth(*ways, there)

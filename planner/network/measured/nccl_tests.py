@@ -8,16 +8,19 @@ from typing import NamedTuple
 
 from planner.network.error import NetworkError
 from planner.network.measured.findings import Findings
-from planner.network.measured.other_tools import refuse_known, without_tags
+from planner.network.measured.other_tools import without_tags
 
 RANK = re.compile(
     r"^#\s+Rank\s+(?P<rank>\d+)\s.*\bPid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)",
     re.M,
 )
 ROW = re.compile(r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]\w*)\s+(?P<rest>.*)$", re.M)
-WRONG = re.compile(r"^#\s*Out of bounds values\s*:\s*(?P<count>\d+)\s+FAILED", re.M | re.I)
+FOOTER = re.compile(r"^#\s*Out of bounds values\s*:\s*(?P<count>\d+)(?P<wrong>\s+FAILED)?", re.M)
+FAILED = re.compile(r"^.*\bTest (?:\w+ )?failure\b.*$", re.M)
 COLUMNS = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.M)
 MICRO, GIGA = 1e-6, 1e9
+LARGEST_FOR_LATENCY, SMALLEST_FOR_BANDWIDTH = 4096, 2**20
+"""Bytes of a message that takes little longer than an empty one, and of one that fills a link."""
 
 
 class _Row(NamedTuple):
@@ -26,6 +29,7 @@ class _Row(NamedTuple):
     size: int
     took_s: float
     bytes_per_s: float
+    wrong: bool
 
 
 def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
@@ -42,20 +46,21 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
     Returns
     -------
     Findings
-        Latency: seconds of the smallest message, out of place. Bandwidth: the bus bandwidth of the
-        largest one; both ranks send at the same time, and each gets it. Rows of size 0, for which
-        NCCL sends nothing, do not count.
+        Latency: seconds of the smallest message, out of place, if it is small. Bandwidth: the bus
+        bandwidth of the largest one, if it is large; both ranks send at the same time, and each
+        gets it. Rows of size 0, for which NCCL sends nothing, do not count.
 
     Raises
     ------
     NetworkError
-        It is none, of other than two ranks, of ranks that did not connect, or with wrong results.
+        It is none, of other than two ranks, of ranks that did not connect, of a run that failed or
+        was cut off, or with wrong results.
     """
     text = without_tags(text)
     lines = list(RANK.finditer(text))
     ranks = [(m["host"], f"{m['host']}/{m['device']}") for m in lines]
-    if not lines:
-        refuse_known(text)
+    if failed := FAILED.search(text):
+        raise NetworkError(f"is of a run that failed: {failed[0].strip()[:120]!r}; run it again")
     numbers = [int(m["rank"]) for m in lines]
     if len(lines) > 1 and not any(numbers):
         raise NetworkError(
@@ -83,15 +88,34 @@ def read_nccl_tests(text: str, names: Mapping[str, str]) -> Findings:
         raise NetworkError(
             "has rows of size 0 only, for which NCCL sends nothing; run it with -b 8 -e 128M"
         )
-    if wrong := WRONG.search(text):
+    footers = list(FOOTER.finditer(text))
+    if wrong := next((one for one in footers if one["wrong"]), None):
         raise NetworkError(
             f"{wrong['count']} values that arrived were wrong (out of bounds); run the test again"
+        )
+    for row in rows:
+        if row.wrong:
+            raise NetworkError(
+                f"size {row.size}: values that arrived were wrong (#wrong); run the test again"
+            )
+    if not footers:
+        raise NetworkError(
+            "ends before the line '# Out of bounds values': the run did not end, or its output is "
+            "cut off; give all that the test printed"
         )
     small, large = min(rows), max(rows)
     found = Findings()
     for source, destination in ((one, two), (two, one)):
-        found.set_latency(source, destination, small.took_s)
-        found.set_bandwidth(source, destination, large.bytes_per_s)
+        if small.size <= LARGEST_FOR_LATENCY:
+            found.set_latency(source, destination, small.took_s)
+        if large.size >= SMALLEST_FOR_BANDWIDTH:
+            found.set_bandwidth(source, destination, large.bytes_per_s)
+    if small.size > LARGEST_FOR_LATENCY and large.size < SMALLEST_FOR_BANDWIDTH:
+        raise NetworkError(
+            f"has sizes from {small.size} to {large.size}, of which none says a latency (up to "
+            f"{LARGEST_FOR_LATENCY}) or a bandwidth (from {SMALLEST_FOR_BANDWIDTH}); run it with "
+            "-b 8 -e 128M"
+        )
     return found
 
 
@@ -107,4 +131,9 @@ def _row(found: re.Match[str], columns: str) -> _Row:
             f"size {found['size']}: cells are not those of the header, with time and busbw; give "
             "all that the test printed"
         ) from None
-    return _Row(int(found["size"]), took * MICRO, rate * GIGA)
+    wrong = any(
+        cell not in ("0", "N/A")
+        for name, cell in zip(names, cells, strict=True)
+        if name == "#wrong"
+    )
+    return _Row(int(found["size"]), took * MICRO, rate * GIGA, wrong)

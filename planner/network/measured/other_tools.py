@@ -1,8 +1,8 @@
 """Output of other measuring tools: recognized, and read where it says between which hosts.
 
 mtr names both ends. A matrix of a site such as cloudping.co names all of them. ping, OSU
-micro-benchmarks, perftest and nvidia-smi do not say which hosts they ran between, so their output
-is refused by name.
+micro-benchmarks, perftest, nvidia-smi and others do not say which hosts they ran between, so their
+output is refused by name.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.error import NetworkError
-from planner.network.formats import ENDS, LATENCY_COLUMNS, UNITS, si_value
+from planner.network.formats import ENDS, UNITS, si_value
 from planner.network.measured.findings import Findings
-from planner.network.measured.tables import read_records, require_devices
+from planner.network.measured.tables import Cell, read_cells, read_records, require_devices
 
 TAG = re.compile(
-    r"^(?:\[(?P<mpi>[^\]\s]*?(?:\d+,)?\d+)\](?:<\w+>:?)? ?|[ \t]*(?P<srun>\d+): ?)", re.MULTILINE
+    r"^(?:\[(?P<mpi>[^\]\s]*?(?:\d+,)?\d+)\](?:<\w+>)?:? ?|[ \t]*(?P<srun>\d+): ?)", re.MULTILINE
 )
-"""Put before each line: ``[1,0]<stdout>:`` by Open MPI and PRRTE, ``[0]`` by MPICH, ``0: `` by
-``srun --label``."""
-DOCUMENT = re.compile(r'\s*(\{|\[\s*[\[{"\]])')
+"""Put before each line: ``[1,0]<stdout>:`` by Open MPI and PRRTE, ``[0]`` by MPICH, ``[0]:`` by
+torchrun, ``0: `` by ``srun --label``."""
+TIME = re.compile(
+    r"^\[?(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d[\d.,]*"
+    r"(?:Z|[+-]\d\d:?\d\d)?\]?:? ?",
+    re.M,
+)
+HOST = re.compile(r"^(?!sockperf)[\w.-]+: ?", re.M)
+"""Put before each line, by log collectors and by pdsh."""
+DOCUMENT = re.compile(r'^\s*(\{|\[\s*[\[{"\]])', re.M)
 """The beginning of JSON without tags."""
+SEVERAL = re.compile(r"\}\s*\{")
+"""Where one document ends and another begins; objects of a list have a comma between."""
 PAIR_TABLE = "write its figures into a .csv with source,destination and"
 REFUSED = (
     (
@@ -32,15 +41,31 @@ REFUSED = (
         ),
     ),
     (
-        re.compile(r"^\S+ +: (xmt/rcv/%loss|\[\d+\]|(\d+\.\d+|-)( (\d+\.\d+|-))*$)", re.M),
+        re.compile(
+            r"^\S+ +: (xmt/rcv/%loss|\[\d+\]|(\d+\.\d+|-)( (\d+\.\d+|-))*$)"
+            r"|^\S+ is (alive|unreachable)\b",
+            re.M,
+        ),
         f"fping prints, which does not say from where; {PAIR_TABLE} rtt_ms",
     ),
     (
-        re.compile(r"^(traceroute to|Tracing route to) ", re.M),
-        f"traceroute prints, which does not say from where; {PAIR_TABLE} rtt_ms",
+        re.compile(r"^(traceroute to|Tracing route to) |\bpmtu \d+", re.M),
+        f"traceroute prints (or tracepath), which does not say from where; {PAIR_TABLE} rtt_ms",
     ),
     (
-        re.compile(r"^# OSU ", re.M),
+        re.compile(r"^([hxpdt] \d+ \S+|Mtr_Version,|MTR\.\d)", re.M),
+        "mtr --raw or --csv prints, which does not say from where; run mtr --json or --report",
+    ),
+    (
+        re.compile(r"^((tcp|udp|sctp|rc|uc|ud|rds|sdp|xrc)_\w+:\s*$|sockperf\b)", re.M),
+        f"qperf or sockperf prints, which names no host; {PAIR_TABLE} latency_ms or bandwidth_mbps",
+    ),
+    (
+        re.compile(r"^(MIGRATED )?(TCP|UDP|SCTP)[ _]\w+.* TEST\b|^Recv +Send +Send\b", re.M),
+        f"netperf prints, which does not say from where; {PAIR_TABLE} rtt_ms or bandwidth_mbps",
+    ),
+    (
+        re.compile(r"^# (OSU |Size +(Latency|Bandwidth|Avg Latency))", re.M),
         f"an OSU micro-benchmark prints, which names no host; {PAIR_TABLE} latency_ms or "
         "bandwidth_mbps",
     ),
@@ -56,13 +81,29 @@ REFUSED = (
         "of planner plan",
     ),
     (
-        re.compile(r"^\[ *ID\] +Interval|^Connecting to host ", re.M),
+        re.compile(
+            r"^(Client connecting to .*|Server listening on) (TCP|UDP) port |^(TCP|UDP) window size"
+            r"|^\d{14}(\.\d+)?,[\w.:]*,\d+,[\w.:]*,\d+,",
+            re.M,
+        ),
+        f"iperf 2 prints; run iperf3 --json instead, or {PAIR_TABLE} bandwidth_mbps",
+    ),
+    (
+        re.compile(r"^(\[ *ID\] +Interval|(Connecting to host|Server listening on) )", re.M),
         "iperf3 prints for people; run it with --json",
+    ),
+    (
+        re.compile(r'^\s*\{"event": ?"', re.M),
+        "iperf3 --json-stream writes; run it with --json alone",
     ),
 )
 """What cannot become a part of a network: a pattern, and what the line says of it."""
 MTR_HEADER = re.compile(r"^HOST: +(?P<host>\S+) +(?P<columns>Loss%.*)$", re.M)
-MTR_HOP = re.compile(r"^ *\d+\.(?:\|--)? +(?P<host>\S+) +(?P<cells>[\d.]+%?( +[\d.]+)*) *$", re.M)
+MTR_HOP = re.compile(
+    r"^ *\d+\.(?:\|--)? +(?:AS[\d?]+ +)?(?P<host>\S+)(?: \((?P<address>[\w.:]+)\))? +"
+    r"(?P<cells>[\d.]+%?( +[\d.]+)*) *$",
+    re.M,
+)
 MILLISECONDS = ("ms", "millisecond", "milliseconds")
 
 
@@ -76,6 +117,9 @@ def without_tags(text: str) -> str:
     """
     if DOCUMENT.match(text):
         return text
+    text = TIME.sub("", text)
+    if all(HOST.match(line) for line in text.splitlines() if line.strip()):
+        text = HOST.sub("", text)
     documents = {
         found["mpi"] or found["srun"]
         for found in TAG.finditer(text)
@@ -105,6 +149,7 @@ def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
     if not hops or "Avg" not in columns:
         raise NetworkError("lacks hops or the column Avg; give all that mtr --report printed")
     last = hops[-1]
+    target = last["address"] if last["address"] in names else last["host"]
     cells = last["cells"].split()
     if len(cells) != len(columns):
         raise NetworkError(
@@ -112,7 +157,7 @@ def read_mtr_report(text: str, names: Mapping[str, str]) -> Findings | None:
             "that mtr --report printed"
         )
     hop = dict(zip(columns, cells, strict=True))
-    return _mtr(header["host"], last["host"], last["host"], hop, names)
+    return _mtr(header["host"], target, last["host"], hop, names)
 
 
 def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Findings | None:
@@ -133,16 +178,17 @@ def read_json_data(data: Any, names: Mapping[str, str], unit: str | None) -> Fin
     if isinstance(data, dict) and isinstance(about := data.get("metadata"), dict):
         # cloudping.co's averages are round trips
         matrix, told = data.get("data"), str(about.get("unit", "")).lower()
-        unit = "rtt_ms" if told in MILLISECONDS else unit
+        if told in MILLISECONDS and unit != "latency_ms":
+            unit = "rtt_ms"
     elif isinstance(data, list) and data and all(_is_cloudping_row(row) for row in data):
         # as its API was before
-        unit = "rtt_ms"
+        unit = "latency_ms" if unit == "latency_ms" else "rtt_ms"
         matrix = {
             row["region"]: {cell["regionTo"]: cell["average"] for cell in row["averages"]}
             for row in data
         }
     records = isinstance(data, list) and bool(data) and all(isinstance(row, dict) for row in data)
-    if records and all(end in data[0] for end in ENDS):
+    if records and any(all(end in row for end in ENDS) for row in data):
         return read_records(data).renamed(names)
     if not _is_matrix(matrix):
         return None
@@ -188,15 +234,11 @@ def _is_matrix(data: Any) -> bool:
 
 def _nested(matrix: Mapping[str, Mapping[str, Any]], unit: str) -> Findings:
     columns = list(dict.fromkeys(name for row in matrix.values() for name in row))
-    require_devices([*matrix, *(name for name in columns if name not in matrix)], columns)
-    found = Findings()
-    for source, row in matrix.items():
-        for target, value in row.items():
-            if source == target or value is None:
-                continue
-            number = si_value(value, unit, f"{source!r} to {target!r}")
-            if unit in LATENCY_COLUMNS:
-                found.set_latency(source, target, number)
-            else:
-                found.set_bandwidth(source, target, number)
-    return found
+    names = [*matrix, *(name for name in columns if name not in matrix)]
+    require_devices(names, columns)
+    cells = [
+        Cell(source, target, value, f"{source!r} to {target!r}")
+        for source, row in matrix.items()
+        for target, value in row.items()
+    ]
+    return read_cells(cells, names, unit)

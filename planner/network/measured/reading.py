@@ -17,21 +17,25 @@ from planner.network.files import parse_json, read_text
 from planner.network.formats import ASSUMED, FORMAT, from_json_text
 from planner.network.measured.findings import Findings, Pair
 from planner.network.measured.iperf3 import REVERSE, read_iperf3
-from planner.network.measured.nccl_tests import read_nccl_tests
+from planner.network.measured.nccl_tests import COLUMNS, RANK, read_nccl_tests
 from planner.network.measured.other_tools import (
+    DOCUMENT,
+    SEVERAL,
     read_json_data,
     read_mtr_report,
+    refuse_known,
     without_tags,
 )
 from planner.network.measured.tables import read_table
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
+from planner.network.words import printable
 
 Floats = NDArray[np.float64]
-KINDS = (".csv", ".json", ".txt", ".log")
+KINDS = (".csv", ".json", ".txt", ".log", ".out")
 REMEDIES = {
-    "latency": ("a ping table", (1e3, "ms")),
-    "bandwidth": ("iperf3's files", (8e-9, "Gb/s")),
+    "latency": ("a ping table, or nccl-tests from -b 8 on,", (1e3, "ms")),
+    "bandwidth": ("iperf3's files, or nccl-tests up to -e 128M,", (8e-9, "Gb/s")),
 }
 """What measures it, and how it is written."""
 NAME_COLUMNS = ("address", "name")
@@ -76,9 +80,9 @@ def read_measured(
     ----------
     paths
         ``.csv`` tables of latencies, bandwidths or both, by pair or as a matrix; ``.json`` of
-        ``iperf3 --json``, ``mtr --json``, cloudping.co or a matrix as nested objects; ``.txt`` or
-        ``.log`` of nccl-tests with two ranks or ``mtr --report``; ``.jsonl`` of a probe.
-        A folder stands for all such files in it.
+        ``iperf3 --json``, ``mtr --json``, cloudping.co or a matrix as nested objects; ``.txt``,
+        ``.log`` or ``.out`` of nccl-tests with two ranks or ``mtr --report``; ``.jsonl`` of a
+        probe. A folder stands for all such files in it.
     names
         Of devices, by address or host, for iperf3 and nccl-tests.
     unit
@@ -179,8 +183,15 @@ def load_names(path: str | Path) -> dict[str, str]:
     """
     table = read_csv(path, error=NetworkError)
     found: dict[str, str] = {}
+    missing = next((column for column in NAME_COLUMNS if column not in table.columns), None)
+    if missing is not None:
+        shown = ", ".join(map(printable, table.columns)) or "none"
+        raise NetworkError(
+            f"{path}: column {missing!r} is missing, found {shown}; give a CSV with the columns "
+            "address,name"
+        )
     for line, row in table.rows:
-        address, name = (row.get(column, "") for column in NAME_COLUMNS)
+        address, name = (row[column] for column in NAME_COLUMNS)
         if not address or not name:
             raise NetworkError(f"{path}, line {line}: address and name must both be given")
         if found.setdefault(address, name) != name:
@@ -216,19 +227,51 @@ def _read(path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
         raise NetworkError(f"{path}: cannot be read (no such file or folder); check the path")
     if kind not in KINDS:
         raise NetworkError(
-            f"unknown kind {path.suffix!r}; give a .csv table, .json of iperf3 or mtr, .txt or "
-            ".log of nccl-tests or mtr, or a probe's .jsonl"
+            f"unknown kind {path.suffix!r}; give a .csv table, .json of iperf3 or mtr, .txt, .log "
+            "or .out of nccl-tests or mtr, or a probe's .jsonl"
         )
     text = read_text(path, error=NetworkError)
-    if kind == ".csv":
+    if kind != ".csv":
+        found = _read_output(text, path, names, unit)
+        if found is None:
+            first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+            raise NetworkError(
+                f"is none of the outputs read here, found {first[:60]!r}; give that of iperf3 "
+                "--json, mtr --json or --report, or nccl-tests of two ranks, or a table as .csv"
+            )
+        return found
+    try:
         return read_table(text, unit).renamed(names)
-    if kind == ".json" or without_tags(text).lstrip().startswith("{"):
-        return _read_json(without_tags(text), path, names, unit)
-    report = read_mtr_report(without_tags(text), names)
-    return read_nccl_tests(text, names) if report is None else report
+    except NetworkError:
+        # what a tool printed may be called so
+        found = _read_output(text, path, names, unit)
+        if found is None:
+            raise
+        return found
+
+
+def _read_output(
+    text: str, path: Path, names: Mapping[str, str], unit: str | None
+) -> Findings | None:
+    """What a tool printed, by its contents; None: it is of no tool that is known here."""
+    text = without_tags(text)
+    report = read_mtr_report(text, names)
+    if report is not None:
+        return report
+    if RANK.search(text) or COLUMNS.search(text):
+        return read_nccl_tests(text, names)
+    if begin := DOCUMENT.search(text):
+        # launchers write lines before and after it
+        end = max(text.rfind("}"), text.rfind("]")) + 1
+        return _read_json(text[begin.start() : end or None], path, names, unit)
+    refuse_known(text)
+    return None
 
 
 def _read_json(text: str, path: Path, names: Mapping[str, str], unit: str | None) -> Findings:
+    if SEVERAL.search(text):
+        refuse_known(text)
+        raise NetworkError("has several documents of JSON; give each run a file of its own")
     of_iperf3 = parse_json(text, path, error=NetworkError, second=REVERSE)
     if isinstance(of_iperf3, dict) and "start" in of_iperf3:
         return read_iperf3(text, names)

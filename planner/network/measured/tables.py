@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
-from planner.network.csv_table import CsvTable, parse_csv
+from planner.network.csv_table import CsvTable, number_in, parse_csv
 from planner.network.error import NetworkError
 from planner.network.formats import (
     BANDWIDTH_COLUMNS,
     ENDS,
     LATENCY_COLUMNS,
     UNITS,
+    misnamed,
+    require_unique,
     si_value,
 )
 from planner.network.measured.findings import Findings
-
-SUMMARIES = {
-    *("mean", "average", "avg", "median", "total", "sum", "min", "max", "minimum", "maximum"),
-    *("std", "stdev", "stddev", "deviation", "variance", "overall", "percentile"),
-}
-BESIDE = {"row", "column", "rtt", "latency", "bandwidth", "dev", "standard", "of", "all", "grand"}
-UNIT_WORDS = {"ms", "s", "us", "gbps", "mbps"}
-"""Rows and columns that sum others up are called by words of these, one of the first at least."""
+from planner.network.summaries import refuse_summary
+from planner.network.values import short
+from planner.network.words import listed, name_of
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:
@@ -52,28 +49,41 @@ def read_table(text: str, unit: str | None = None) -> Findings:
     table = parse_csv(text, error=NetworkError)
     if not table.columns:
         raise NetworkError("is empty; give a header and a row a pair, or a matrix")
-    if all(end in table.columns for end in ENDS):
+    missing = [end for end in ENDS if end not in table.columns]
+    if not missing:
         return _pairs(table.columns, ((f"line {line}", row) for line, row in table.rows))
+    hints = [misnamed(table.columns, [end]) for end in missing]
+    if all(hints) and table.columns[0] not in UNITS:
+        raise NetworkError(
+            f"has no column {' and '.join(missing)}{''.join(hints)}; correct the header"
+        )
     return _matrix(table, unit)
 
 
 def read_records(records: Sequence[Mapping[str, Any]]) -> Findings:
     """A row a pair, as objects of JSON with the columns of a CSV file."""
-    return _pairs(list(records[0]), ((f"record {k}", row) for k, row in enumerate(records, 1)))
+    names = list(dict.fromkeys(name for row in records for name in row))
+    return _pairs(names, ((f"record {k}", row) for k, row in enumerate(records, 1)))
 
 
 def _pairs(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Findings:
     found = Findings()
+    require_unique(names)
     columns = [name for name in names if name in UNITS]
     for kind, known in (("latency", LATENCY_COLUMNS), ("bandwidth", BANDWIDTH_COLUMNS)):
         if len([name for name in columns if name in known]) > 1:
             raise NetworkError(f"has several columns of {kind}; keep one of {', '.join(known)}")
     if not columns:
-        raise NetworkError(f"has no column of numbers; name one of {', '.join(UNITS)}")
+        raise NetworkError(
+            f"has no column of numbers, found {listed(names)}{misnamed(names, UNITS)}; name one of "
+            f"{', '.join(UNITS)}"
+        )
     for where, row in rows:
-        ends = ["" if (end := row.get(name)) is None else str(end) for name in ENDS]
+        ends = [name_of(row.get(name)) for name in ENDS]
+        for end, name in zip(ENDS, ends, strict=True):
+            refuse_summary(name, f"{where}: {end}")
         for column in columns:
-            _set(found, column, ends[0], ends[1], row.get(column), where)
+            _set(found, column, Cell(ends[0], ends[1], row.get(column), where))
     return found
 
 
@@ -88,37 +98,58 @@ def _matrix(table: CsvTable, unit: str | None) -> Findings:
     if unit not in UNITS:
         raise NetworkError(
             f"has neither columns source and destination nor a unit in its corner, found "
-            f"{corner!r}; write one of {', '.join(UNITS)} there"
+            f"{corner!r}; write one of {', '.join(UNITS)} there, or say it with --unit"
         )
     sources = [row.cells[corner] for row in table.rows]
     require_devices(names, sources)
+    cells = [
+        Cell(row[corner], name, row[name], f"line {line}, column {name!r}")
+        for line, row in table.rows
+        for name in names
+    ]
+    return read_cells(cells, names, unit)
+
+
+class Cell(NamedTuple):
+    """A cell of a matrix, and its place for messages."""
+
+    source: str
+    destination: str
+    value: Any
+    where: str
+
+
+def read_cells(cells: Sequence[Cell], names: Sequence[str], unit: str) -> Findings:
+    """A matrix of some devices, of which one triangle may be empty, or zeros as NumPy writes it."""
     found = Findings()
-    for line, row in table.rows:
-        for name in names:
-            if name != row[corner]:
-                _set(found, unit, row[corner], name, row[name], f"line {line}, column {name!r}")
-    if len(names) > 2 and sorted(sources) == sorted(names):
+    zeros = {(c.source, c.destination) for c in cells if c.source != c.destination and _is_0(c)}
+    upper = set(combinations(names, 2))
+    half = zeros if zeros in (upper, {(b, a) for a, b in upper}) else set()
+    for cell in cells:
+        pair = (cell.source, cell.destination)
+        if cell.source == cell.destination or pair in half:
+            continue
+        if pair in zeros and unit in LATENCY_COLUMNS:
+            raise NetworkError(
+                f"{cell.where}: {unit} is {short(cell.value)}, between two devices; leave it empty "
+                "if it was not measured"
+            )
+        _set(found, unit, cell)
+    if len(names) > 2:
         found.mirror_half(names)
     return found
 
 
-def _is_summary(name: str) -> bool:
-    words = set(re.findall(r"[^\W\d_]+", name.lower()))
-    if re.fullmatch(r"p\d\d(\.\d+)?", name.lower()):
-        return True
-    digits = any(letter.isdigit() for letter in name)
-    return bool(words & SUMMARIES) and words <= SUMMARIES | BESIDE | UNIT_WORDS and not digits
+def _is_0(cell: Cell) -> bool:
+    value = number_in(cell.value) if isinstance(cell.value, str) else cell.value
+    return isinstance(value, (int, float)) and value == 0
 
 
 def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
     """Refuse a matrix whose rows and columns are not the same devices, or have a summary."""
     for what, names in (("column", columns), ("row", rows)):
-        summary = next((name for name in names if _is_summary(name)), None)
-        if summary is not None:
-            raise NetworkError(
-                f"{what} {summary!r} is a figure over all devices and no device; take it out, or "
-                "rename the device"
-            )
+        for name in names:
+            refuse_summary(name, what)
     twice = next((name for k, name in enumerate(rows) if name in rows[:k]), None)
     if twice is not None:
         raise NetworkError(f"row {twice!r} is given twice; keep one of them")
@@ -132,14 +163,14 @@ def require_devices(columns: Sequence[str], rows: Sequence[str]) -> None:
         )
 
 
-def _set(found: Findings, unit: str, source: str, destination: str, cell: Any, where: str) -> None:
-    value = si_value(cell, unit, where)
+def _set(found: Findings, unit: str, cell: Cell) -> None:
+    value = si_value(cell.value, unit, cell.where)
     if math.isnan(value):
         return
     try:
         if unit in LATENCY_COLUMNS:
-            found.set_latency(source, destination, value)
+            found.set_latency(cell.source, cell.destination, value)
         else:
-            found.set_bandwidth(source, destination, value)
+            found.set_bandwidth(cell.source, cell.destination, value)
     except NetworkError as error:
-        raise NetworkError(f"{where}: {error}") from None
+        raise NetworkError(f"{cell.where}: {error}") from None

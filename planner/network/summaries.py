@@ -1,0 +1,32 @@
+"""Names of rows and columns that sum others up, such as ``Mean``, and are no devices."""
+
+from __future__ import annotations
+
+import re
+
+from planner.network.error import NetworkError
+
+SUMMARIES = {
+    *("mean", "average", "avg", "median", "total", "sum", "min", "max", "minimum", "maximum"),
+    *("std", "stdev", "stddev", "deviation", "variance", "overall", "percentile", "quantile"),
+    *("all", "jitter", "mdev", "count", "best", "worst", "wrst", "loss"),
+}
+BESIDE = {
+    *("row", "column", "rtt", "latency", "bandwidth", "throughput", "ping", "delay", "packet"),
+    *("dev", "standard", "grand", "round", "trip", "time", "value", "values", "of", "to", "from"),
+    *("the", "per", "over", "across", "every", "each", "other", "others", "nodes", "devices"),
+    *("regions", "hosts", "servers", "peers", "sites", "pairs", "links"),
+    *("ms", "s", "us", "gbps", "mbps"),
+}
+"""What summaries are called: words of both, one of the first at least."""
+PERCENTILE = re.compile(r"\bp\d\d(\.\d+)?\b|\b\d+(\.\d+)?(st|nd|rd|th)?[ _-]*percentile\b")
+
+
+def refuse_summary(name: str, what: str) -> None:
+    """Refuse a figure over all devices where a device should be."""
+    words = set(re.findall(r"[^\W_]+", PERCENTILE.sub("percentile", name.lower())))
+    if words & SUMMARIES and words <= SUMMARIES | BESIDE:
+        raise NetworkError(
+            f"{what} {name!r} is a figure over all devices and no device; take it out, or rename "
+            "the device"
+        )
