@@ -7,7 +7,13 @@ import math
 
 from planner.exports.options import ExportOptions
 from planner.exports.trainer_plan import DTYPES, TrainerPlan
-from planner.exports.trainer_script import Launch, launch_script, prediction
+from planner.exports.trainer_script import (
+    Launch,
+    launch_script,
+    order_name,
+    pipeline_files,
+    prediction,
+)
 from planner.network.dtype import Dtype
 from planner.training_plan.model import TrainingPlan
 
@@ -46,27 +52,16 @@ def nemo_script(plan: TrainingPlan, options: ExportOptions) -> str:
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=True)
-    files = {"plan.yaml": _yaml(trainer)}
-    rank_options = {}
-    name = "without pipelines"
-    if trainer.stages > 1:
-        name = "in this order of operations"
-        orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
-        names = [f"order{orders.index(one)}.csv" for one in orders]
-        files |= dict(zip(names, orders, strict=True))
-        option = "--distributed.pipeline.pp_schedule_csv"
-        rank_options = {
-            one.rank: f'{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks
-        }
+    orders, rank_options = pipeline_files(trainer, "distributed.pipeline.pp_schedule_csv")
     return launch_script(
         trainer,
         options,
         Launch(
             NEMO,
-            prediction(step_s, plan.predicted.step_s, name),
+            prediction(step_s, plan.predicted.step_s, order_name(trainer)),
             TRAIN,
             ['"$run_dir/plan.yaml"'],
-            files=files,
+            files={"plan.yaml": _yaml(trainer)} | orders,
             # without it the command would start ranks of its own
             variables={"TORCHELASTIC_RUN_ID": options.run_id},
             rank_options=rank_options,
@@ -90,7 +85,10 @@ def _yaml(trainer: TrainerPlan) -> str:
     local = trainer.pipeline_samples if trainer.stages > 1 else microbatch
     pipeline = ""
     if trainer.stages > 1:
-        rows = "".join(f"      - {json.dumps(part)}\n" for part in _module_fqns(trainer))
+        # all stages compute rotary positions
+        named = trainer.modules("model.embed_tokens", "model.layers", "model.norm")
+        parts = [[*part, "model.rotary_emb"] for part in named]
+        rows = "".join(f"      - {json.dumps(part)}\n" for part in parts)
         pipeline = (
             "  pipeline:\n"
             "    pp_schedule: 1f1b\n"
@@ -136,13 +134,13 @@ model:
     num_attention_heads: {arch.heads}
     num_key_value_heads: {arch.kv_heads}
     max_position_embeddings: {arch.position_rows}
-    rms_norm_eps: {arch.norm_eps:.8f}
-    rope_theta: {arch.rope_theta:.1f}
+    rms_norm_eps: {_float(arch.norm_eps)}
+    rope_theta: {_float(arch.rope_theta)}
     tie_word_embeddings: {json.dumps(arch.tied)}
     use_cache: false
 
 clip_grad_norm:
-  max_norm: {".inf" if plan.clip is None else plan.clip}
+  max_norm: {".inf" if plan.clip is None else _float(plan.clip)}
 
 loss_fn:
   _target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy
@@ -163,9 +161,7 @@ dataloader:
 """
 
 
-def _module_fqns(trainer: TrainerPlan) -> list[list[str]]:
-    """Names of the modules of each stage; all compute rotary positions."""
-    parts = [[f"model.layers.{k}" for k in range(*ends)] for ends in trainer.plan.stage_layers]
-    parts[0].insert(0, "model.embed_tokens")
-    parts[-1] += ["model.norm", "lm_head"]
-    return [[*part, "model.rotary_emb"] for part in parts]
+def _float(value: float) -> str:
+    """As YAML 1.1 reads it: with a point also before an exponent."""
+    text = repr(float(value))
+    return text if "." in text else text.replace("e", ".0e")

@@ -112,6 +112,7 @@ class ExportOptions:
         ids = plan.cluster.network.ids
         if not self.hosts:
             return ids
+        hosts = {device: _plain(host) for device, host in self.hosts.items()}
         unknown = [name for name in self.hosts if name not in {*ids, *plan.left_out}]
         if unknown:
             raise ExportError(
@@ -121,7 +122,7 @@ class ExportOptions:
         missing = [name for name in ids if name not in self.hosts]
         if missing:
             raise ExportError(f"hosts: device {missing[0]!r} has no host; add a row for it")
-        return tuple(self.hosts[name] for name in ids)
+        return tuple(hosts[name] for name in ids)
 
 
 def is_ipv6(host: str) -> bool:
@@ -129,6 +130,12 @@ def is_ipv6(host: str) -> bool:
     with suppress(ValueError):
         return "%" not in host and ipaddress.ip_address(host).version == 6
     return False
+
+
+def _plain(host: str) -> str:
+    """An IPv6 address in its one short form, without brackets; other hosts as they are."""
+    bare = host.removeprefix("[").removesuffix("]")
+    return str(ipaddress.ip_address(bare)) if is_ipv6(bare) else host
 
 
 def require_host(host: str) -> None:
@@ -157,6 +164,8 @@ def require_name(what: str, name: str) -> None:
     ExportError
         It has other characters.
     """
+    if what == "host" and is_ipv6(name):
+        raise ExportError(f"host is {name!r}; this format takes no IPv6 addresses, give a name")
     if not NAME.fullmatch(name):
         raise ExportError(
             f"{what} is {name!r}; give letters, digits, '.', '_' and '-'"
@@ -195,9 +204,7 @@ def load_hosts(path: str | Path) -> dict[str, str]:
             raise ExportError(
                 f"{path}: line {line}: device {cells['device']!r} is listed twice; keep one row"
             )
-        host = cells["host"]
-        bare = host.removeprefix("[").removesuffix("]")
-        hosts[cells["device"]] = bare if is_ipv6(bare) else host
+        hosts[cells["device"]] = _plain(cells["host"])
     return hosts
 
 

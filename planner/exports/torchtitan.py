@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 
-from planner.exports.options import ExportOptions
+from planner.exports.error import ExportError
+from planner.exports.options import PORTS, ExportOptions, endpoint
 from planner.exports.trainer_plan import DTYPES, TrainerPlan
-from planner.exports.trainer_script import Launch, launch_script, option_lines, prediction
+from planner.exports.trainer_script import (
+    Launch,
+    launch_script,
+    option_lines,
+    order_name,
+    pipeline_files,
+    prediction,
+)
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.sync import OuterOptimizer
 from planner.workload.layers import Architecture
@@ -17,6 +25,7 @@ DILOCO = OuterOptimizer()
 """The outer step that torchtitan's trainer for torchft has built in: SGD 0.7, Nesterov 0.9."""
 MODULE = "plan_model"
 TRAIN = ("python", "-m", "torchtitan.train")
+SCHEDULE_CSV = "parallelism.pipeline_parallel_schedule_csv"
 
 
 def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
@@ -47,13 +56,13 @@ def torchtitan_script(plan: TrainingPlan, options: ExportOptions) -> str:
         "parallelism.data_parallel_replicate_degree": trainer.replicas,
         "parallelism.data_parallel_shard_degree": 1,
     }
-    files, rank_options = _pipeline_files(trainer)
+    files, rank_options = pipeline_files(trainer, SCHEDULE_CSV)
     return launch_script(
         trainer,
         options,
         Launch(
             TORCHTITAN,
-            prediction(step_s, plan.predicted.step_s, _order_name(trainer)),
+            prediction(step_s, plan.predicted.step_s, order_name(trainer)),
             TRAIN,
             _options(trainer, parallelism, "inf" if plan.clip is None else f"{plan.clip:g}"),
             files=_model_file(trainer, fault_tolerant=False) | files,
@@ -85,6 +94,11 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
     """
     trainer = TrainerPlan.of(plan, "torchft", options, local_steps=True)
     method = _semi_sync_method(trainer)
+    if options.port + trainer.replicas > PORTS:
+        raise ExportError(
+            f"port is {options.port}, and {trainer.replicas} pipelines meet on those after it; "
+            f"give {PORTS - trainer.replicas} at most"
+        )
     order = trainer.planned_order()
     trainer.require_memory(order, lambda _: 1)
     step_s = trainer.predicted_step_s(order, waits_for_norm=False)
@@ -101,7 +115,7 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
         "fault_tolerance.process_group_timeout_ms": 1000
         * _timeout_s(60, plan.predicted.averaging_s),
     }
-    files, rank_options = _pipeline_files(trainer)
+    files, rank_options = pipeline_files(trainer, SCHEDULE_CSV)
     lighthouse = trainer.ranks[0].host
     heads = {one.pipeline: one.host for one in trainer.ranks if one.stage == 0}
     return launch_script(
@@ -109,13 +123,13 @@ def torchft_script(plan: TrainingPlan, options: ExportOptions) -> str:
         options,
         Launch(
             TORCHFT,
-            prediction(step_s, plan.predicted.step_s, _order_name(trainer)),
+            prediction(step_s, plan.predicted.step_s, order_name(trainer)),
             TRAIN,
             _options(trainer, parallelism, "inf"),
             files=_model_file(trainer, fault_tolerant=True) | files,
             variables={
                 "WORLD_SIZE": str(trainer.stages),
-                "TORCHFT_LIGHTHOUSE": f"http://{lighthouse}:{options.port}",
+                "TORCHFT_LIGHTHOUSE": f"http://{endpoint(lighthouse, options.port)}",
             },
             rank_options={
                 one.rank: " ".join(
@@ -184,7 +198,9 @@ def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str
         }
     )
     if stages > 1:
-        parts = " ".join(",".join(part) for part in _module_fqns(trainer))
+        parts = " ".join(
+            ",".join(part) for part in trainer.modules("tok_embeddings", "layers", "norm")
+        )
         lines += option_lines(
             {
                 "training.disable_cuda_graphs": True,
@@ -196,27 +212,6 @@ def _options(trainer: TrainerPlan, parallelism: dict[str, object], max_norm: str
     return lines
 
 
-def _module_fqns(trainer: TrainerPlan) -> list[list[str]]:
-    """Names of the modules of each stage."""
-    parts = [[f"layers.{k}" for k in range(*ends)] for ends in trainer.plan.stage_layers]
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "lm_head"]
-    return parts
-
-
-def _pipeline_files(trainer: TrainerPlan) -> tuple[dict[str, str], dict[int, str]]:
-    """The order of each pipeline, and the option of each rank that names it."""
-    if trainer.stages == 1:
-        return {}, {}
-    orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
-    names = [f"order{orders.index(order)}.csv" for order in orders]
-    option = "--parallelism.pipeline_parallel_schedule_csv"
-    return (
-        dict(zip(names, orders, strict=True)),
-        {one.rank: f'{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks},
-    )
-
-
 def _timeout_s(least: int, predicted_s: float) -> int:
     """Ten times what is predicted, since defaults are for data centres."""
     return max(least, math.ceil(10 * predicted_s))
@@ -224,10 +219,6 @@ def _timeout_s(least: int, predicted_s: float) -> int:
 
 def _own(options: dict[int, str], rank: int) -> list[str]:
     return [options[rank]] if rank in options else []
-
-
-def _order_name(trainer: TrainerPlan) -> str:
-    return "in this order of operations" if trainer.stages > 1 else "without pipelines"
 
 
 def _model_file(trainer: TrainerPlan, *, fault_tolerant: bool) -> dict[str, str]:

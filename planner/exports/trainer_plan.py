@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from planner.clock.simulator import predict
 from planner.exports.error import ExportError
-from planner.exports.options import ExportOptions, require_name
+from planner.exports.options import ExportOptions, require_host
 from planner.exports.ranks import nodes_of
 from planner.exports.straight import Pipelines, first_schedule, require_trainable
 from planner.network.dtype import Dtype
@@ -181,6 +181,13 @@ class TrainerPlan:
         )
         return "".join(f"{row}\n" for row in rows)
 
+    def modules(self, embedding: str, layers: str, norm: str) -> list[list[str]]:
+        """Names of the modules of each stage, the head's ``lm_head``."""
+        parts = [[f"{layers}.{k}" for k in range(*ends)] for ends in self.plan.stage_layers]
+        parts[0].insert(0, embedding)
+        parts[-1] += [norm, "lm_head"]
+        return parts
+
     def planned_order(self) -> Schedule:
         """The plan's order with the loss computed right after the last forward pass."""
         schedule = first_schedule(self.plan)
@@ -255,7 +262,7 @@ def _ranks(
     """Processes in the order of their ranks."""
     where: dict[int, tuple[str, int]] = {}
     for host, devices in nodes_of(plan, options).items():
-        require_name("host", host)
+        require_host(host)
         where |= {d: (host, local) for local, d in enumerate(devices)}
     planned = plan.cluster.devices.interfaces
     found: list[TrainerRank] = []

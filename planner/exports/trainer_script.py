@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.exports.options import ExportOptions
 from planner.exports.trainer_plan import TrainerPlan, TrainerRank
+from planner.network.words import printable
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ def launch_script(trainer: TrainerPlan, options: ExportOptions, launch: Launch) 
 {_head(trainer, launch)}set -euo pipefail
 host=${{1:-$(hostname)}}
 shift $(( $# > 0 ))
-run_dir={options.run_id}.$host
+case "$host" in
+  {"|".join(dict.fromkeys(one.host for one in trainer.ranks))}) ;;
+  *) echo "the plan has no host $host" >&2; exit 2 ;;
+esac
+run_dir={options.run_id}.${{host//:/_}}
 mkdir -p "$run_dir"
 export {exports}
 {path}{files}options=(
@@ -112,8 +117,7 @@ rank() {{  # NAME=VALUE ... [-- OPTION ...]
 }}
 user=("$@")
 case "$host" in
-{_cases(trainer, launch)}  *) echo "the plan has no host $host" >&2; exit 2 ;;
-esac
+{_cases(trainer, launch)}esac
 for _ in "${{pids[@]}}"; do wait -n; done
 """
 
@@ -138,7 +142,7 @@ def _head(trainer: TrainerPlan, launch: Launch) -> str:
             f"{one.rank}  {one.host}  {one.local_rank}  {ids[one.device]}  {one.stage}  "
             f"{one.pipeline}  {start}-{stop - 1}"
         )
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
 
 
 def _cases(trainer: TrainerPlan, launch: Launch) -> str:
@@ -161,6 +165,23 @@ def _rank_line(one: TrainerRank, launch: Launch) -> str:
     line = " ".join(["rank", *words])
     more = launch.rank_options.get(one.rank)
     return line if more is None else f"{line} -- {more}"
+
+
+def pipeline_files(trainer: TrainerPlan, option: str) -> tuple[dict[str, str], dict[int, str]]:
+    """The order of each pipeline as CSV, and the option of each rank that names its file."""
+    if trainer.stages == 1:
+        return {}, {}
+    orders = [trainer.csv_order(pipeline) for pipeline in range(trainer.replicas)]
+    names = [f"order{orders.index(order)}.csv" for order in orders]
+    return (
+        dict(zip(names, orders, strict=True)),
+        {one.rank: f'--{option} "$run_dir/{names[one.pipeline]}"' for one in trainer.ranks},
+    )
+
+
+def order_name(trainer: TrainerPlan) -> str:
+    """What a predicted step is of."""
+    return "in this order of operations" if trainer.stages > 1 else "without pipelines"
 
 
 def prediction(step_s: float, planned_s: float, order: str) -> str:

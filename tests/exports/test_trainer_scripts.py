@@ -232,3 +232,35 @@ def test_orders_that_need_more_memory_than_there_is(plan: TrainingPlan) -> None:
     small = plan.replace(cluster=Cluster(random_network(6), Devices(1e12, 1e4)))
     with pytest.raises(ExportError, match="its order keeps 3 microbatches"):
         export_plan(small, "megatron")
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_addresses_and_texts_of_a_plan_are_no_commands(
+    plan: TrainingPlan, to: str, tmp_path: Path
+) -> None:
+    """Ranks of IPv6 hosts; what a plan file says stays in comments; an unknown host leaves none."""
+    hosts = {name: "fd00::1" if host == "red" else "FD00::2" for name, host in HOSTS.items()}
+    evil = of(plan, to).replace(package_version="1\ntouch broken")
+    script = export_plan(evil, to, hosts=hosts)
+    done = start(script, "fd00::2", tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads(one.read_text())[0] for one in tmp_path.glob("seen.*")]
+    ranks = {int(one["RANK"]) for one in seen}
+    # a replica group of torchft counts its own
+    assert ranks == ({0, 1, 2} if to == "torchft" else {1, 3, 5})
+    assert {one["MASTER_ADDR"] for one in seen} == {"fd00::2" if to == "torchft" else "fd00::1"}
+    if to == "torchft":
+        assert "TORCHFT_LIGHTHOUSE='http://[fd00::1]:29500'" in script
+    assert not (tmp_path / "broken").exists()
+    before = sorted(tmp_path.iterdir())
+    assert start(script, "--training.steps", tmp_path).returncode == 2
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_ports_and_floats_that_their_readers_take(plan: TrainingPlan) -> None:
+    """Ports of all pipelines exist; YAML 1.1 reads small numbers as numbers."""
+    with pytest.raises(ExportError, match=r"port is 65534, and 2 pipelines .*; give 65533"):
+        export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65534)
+    assert export_plan(of(plan, "torchft"), "torchft", hosts=HOSTS, port=65533)
+    text = written(export_plan(plan.replace(clip=1e-5), "nemo", hosts=HOSTS), "plan.yaml")
+    assert "max_norm: 1.0e-05\n" in text and "rms_norm_eps: 1.0e-05\n" in text
