@@ -4,7 +4,14 @@ Needs numpy and torch only. ``python -m planner.executor plan.json --devices ...
 process group under torchrun; ``planner run`` starts it for all devices on one machine.
 """
 
+import importlib.util
 import os
+import sys
 
 # what the store's own log says of a run that ends, its one line says too
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+# Python runs this file before the module of -m, whose imports would end in a traceback
+if sys.argv[0] == "-m" and importlib.util.find_spec("torch") is None:
+    sys.stderr.write("planner.executor: needs torch, which is not installed; pip install torch\n")
+    sys.exit(2)

@@ -161,6 +161,11 @@ class _Files:
         known = {self._name(part) for several in parts for part in several}
         if arch.tied:
             known.add(HEAD)  # written twice by some
+        elif HEAD not in self._file_of and bare:
+            raise WeightsError(
+                f"{folder}: has no {HEAD!r}: it is of a model without a language-model head, which "
+                "the plan's model needs; take weights of the model with its head"
+            )
         more = sorted(n for n in set(self._file_of) - known if not NO_WEIGHTS.fullmatch(n))
         if more:
             raise WeightsError(

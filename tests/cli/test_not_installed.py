@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -63,3 +64,16 @@ def test_a_package_that_cannot_be_loaded(
     line = capsys.readouterr().err
     assert line.startswith(f"planner completion: needs shtab, which cannot be loaded ({said}")
     assert line.endswith("); install it again: pip install shtab\n") and line.count("\n") == 1
+
+
+def test_a_rank_without_pytorch() -> None:
+    """One line, before anything imports what is not there."""
+    code = (
+        "import sys, importlib.util as u; sys.argv = ['-m']; u.find_spec = lambda name: None; "
+        "import planner.executor"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    line = "planner.executor: needs torch, which is not installed; pip install torch\n"
+    assert (done.returncode, done.stderr) == (2, line)

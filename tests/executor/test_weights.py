@@ -549,3 +549,20 @@ def test_a_tied_model_with_a_head_in_its_file(
     assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_model_without_a_head_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Saved by the class without one, untied: the folder is complete, and is another model's."""
+    from planner.executor.tensor_file import read_places, read_tensor, write_tensors
+
+    folder = saved("llama", tmp_path / "model")
+    path = folder / "model.safetensors"
+    tensors = {name: read_tensor(path, place) for name, place in read_places(path).items()}
+    bare = {k.removeprefix("model."): v for k, v in tensors.items() if k != "lm_head.weight"}
+    write_tensors(path, bare)
+    save_plan(plan_for(folder, [[0, 1]]), tmp_path / "plan.json")
+    assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "it is of a model without a language-model head" in error and error.count("\n") == 1
