@@ -563,6 +563,7 @@ def test_a_model_without_a_head_is_named(
     bare = {k.removeprefix("model."): v for k, v in tensors.items() if k != "lm_head.weight"}
     write_tensors(path, bare)
     save_plan(plan_for(folder, [[0, 1]]), tmp_path / "plan.json")
+    capsys.readouterr()
     assert main(["run", str(tmp_path / "plan.json"), "--weights", str(folder), "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert "it is of a model without a language-model head" in error and error.count("\n") == 1
