@@ -374,5 +374,5 @@ def _least_of_shapes(
     found = step.result(exhausted=best.stop_reason)
     assert found.plan is not None
     instead = found.plan.replace(alternatives=others(found.plan, table))
-    several = tuple(table) if len(table) > 1 else ()
+    several = tuple(table) if question.request.stages == "auto" else ()
     return _with_certificates(replace(found, plan=instead, candidates=several), parts)
