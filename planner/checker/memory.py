@@ -73,24 +73,44 @@ def stage_memory(
 
 
 def _gradients(workload: Workload) -> float:
-    """Elements of a token in the backward pass of one layer, its attention or feed-forward part."""
+    """Elements of a token alive at the worst moment of the backward pass of one layer.
+
+    Counted tensor by tensor, in the feed-forward part and in attention.
+    """
     arch = workload.architecture
     assert arch is not None
-    heads = arch.attention_size * arch.heads
-    widest = float(arch.ffn)
-    if arch.experts is not None:
-        routed = arch.experts.active * arch.experts.ffn + arch.experts.shared_ffn
-        widest = max(widest, float(routed))
-    gated = arch.kind is not Family.GPT2
-    around = 4 * widest + 2 * arch.hidden if gated else 2 * widest + 3 * arch.hidden
-    return float(max(around, 6 * heads + 3 * arch.hidden))
+    hidden, query = [arch.hidden], [arch.attention_size * arch.heads]
+    inner = [_feed_forward_width(workload)]
+    # what GELU took in and its gradient; the layer's gradient, the norm's and the residual
+    gelu = inner * 2 + hidden * 3
+    # gate, up and a gradient of each; the layer's gradient and the residual
+    swiglu = inner * 4 + hidden * 2
+    # queries, keys and values and a gradient of each, keys and values repeated for all heads
+    attention = query * 3 + query * 3 + hidden * 3
+    feed_forward = gelu if arch.kind is Family.GPT2 else swiglu
+    return float(max(sum(feed_forward), sum(attention)))
+
+
+def _feed_forward_width(workload: Workload) -> int:
+    """Of one token in one layer: that of all experts it goes to, or of the dense one."""
+    arch = workload.architecture
+    assert arch is not None
+    if arch.experts is None:
+        return arch.ffn
+    experts = [arch.experts.ffn] * arch.experts.active + [arch.experts.shared_ffn]
+    return max(arch.ffn, sum(experts))
 
 
 def _matrix(workload: Workload) -> float:
-    """Elements of the largest weight of a layer."""
+    """Elements of the largest weight of a layer: rows by columns of each."""
     arch = workload.architecture
     assert arch is not None
-    widths = [arch.ffn, arch.attention_size * (arch.heads + 2 * arch.kv_heads)]
+    size, hidden = arch.attention_size, arch.hidden
+    shapes = [
+        (hidden, size * arch.heads + size * arch.kv_heads + size * arch.kv_heads),
+        (size * arch.heads, hidden),
+        (hidden, arch.ffn),
+    ]
     if arch.experts is not None:
-        widths += [arch.experts.ffn, arch.experts.shared_ffn]
-    return float(arch.hidden * max(widths))
+        shapes += [(hidden, arch.experts.ffn), (hidden, arch.experts.shared_ffn)]
+    return float(max(rows * columns for rows, columns in shapes))
