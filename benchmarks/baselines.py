@@ -33,6 +33,7 @@ MODELS = {
     "70B": (80, 8192, 64, 8, 28672, 128256),
 }
 """Layers, hidden size, heads, key-value heads, feed-forward size and vocabulary."""
+PACKAGES = ("planner", "numpy", "numba", "ortools")
 KINDS = ((24.0, 20.0), (40.0, 120.0), (80.0, 400.0), (140.0, 400.0), (640.0, 3200.0))
 """GB and TFLOP/s that training attains."""
 
@@ -79,6 +80,10 @@ def best_straight_s(cluster: pl.Cluster, workload: pl.Workload, effort: float) -
     return min(found)
 
 
+def _or_none(value: float) -> str:
+    return f"{value:.3f}" if 0 < value < float("inf") else "none"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan all instances and write a table; exit code 1 if a plan is slower than a baseline."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -88,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     lines = [
-        "| instance | plan s | bound s | gap | best baseline s | plan / baseline | straight s |",
+        "| instance | plan s | bound s | gap | best baseline s | plan / fastest | straight s |",
         "|---|---|---|---|---|---|---|",
     ]
     slower = 0
@@ -112,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         bound = result.bound or float("nan")
         lines.append(
             f"| {number}: {words} | {result.objective:.3f} | {bound:.3f} | "
-            f"{result.objective / bound - 1:.1%} | {baseline:.3f} | "
-            f"{result.objective / baseline:.3f} | {straight:.3f} |"
+            f"{result.objective / bound - 1:.1%} | {_or_none(baseline)} | "
+            f"{_or_none(result.objective / least)} | {_or_none(straight)} |"
             + (f" INVALID {problems[0]}" if problems else "")
         )
         print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
@@ -121,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         [
             f"# Plans of random clusters and their baselines, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Python {platform.python_version()}, planner {metadata.version('planner')}. "
+            f"Python {platform.python_version()}, "
+            + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+            + ". "
             f"Regenerate with `python -m benchmarks.baselines --instances {args.instances} "
             f"--seed {args.seed} --effort {args.effort:g}`. Steps on the clock; baselines "
             "have twenty times the effort of the search.",
