@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.clock.event_queue import EventQueue
 from planner.clock.links import MOST_SHARED, NONE, Ints
 from planner.clock.pairs import Pairs
 from planner.clock.program import KINDS, Program, Work
 from planner.clock.rounds import Rounds
-from planner.clock.state import IDLE, Averaging, Devices, Flows, Rules, Times
+from planner.clock.state import IDLE, Averaging, Devices, Flows, Processors, Rules, Times
 from planner.training_plan.schedule import Operation
 
 
@@ -118,7 +119,11 @@ class Run:
         times = _times(len(rules.steps), rules.recorded, ops, n, groups)
         flows = _flows(pairs, len(devices.there))
         averaging = _averaging(rounds, len(pairs.capacity), len(rules.steps))
-        run(pairs, work, rounds, rules, devices, flows, averaging, times)
+        processors = _processors(n)
+        # what is announced at a time: of each device, message and group, and the forecasts
+        slots = len(pairs.source) + groups + 1
+        queue = EventQueue.of(2 * n + groups + len(devices.there) + slots, slots)
+        run(pairs, work, rounds, rules, devices, flows, averaging, times, processors, queue)
         stuck, d = None, int(times.stuck[0])
         if d != NONE:
             stuck = (d, int(rules.steps[devices.step[d]]), int(devices.place[d]))
@@ -196,9 +201,9 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
         np.zeros(count),
         np.zeros(count),
         np.zeros(count),
-        np.zeros(count, dtype=np.int64),
         np.zeros(int(pairs.first[-1]), dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
+        np.zeros(resources),
         np.zeros((count, MOST_SHARED), dtype=np.int64),
         np.zeros(count, dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
@@ -207,6 +212,7 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
         np.zeros(resources, dtype=np.int64),
         np.zeros(resources),
         np.zeros(resources, dtype=np.int64),
+        np.zeros(resources),
         np.zeros(messages),
         np.zeros(1, dtype=np.int64),
     )
@@ -227,10 +233,14 @@ def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
         np.zeros(resources),
         np.zeros(resources, dtype=np.int64),
         np.zeros(groups, dtype=np.int64),
-        np.zeros(groups, dtype=np.int64),
         np.zeros(steps, dtype=np.int64),
         np.zeros(steps),
     )
+
+
+def _processors(n: int) -> Processors:
+    number, event = (np.zeros(n, dtype=np.int64) for _ in range(2))
+    return Processors(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(3))
 
 
 def _no_rounds(n: int) -> Rounds:

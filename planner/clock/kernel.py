@@ -11,33 +11,33 @@ them.
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
 import numpy as np
 
-from planner.clock.compiled import njit
+from planner.clock.compiled import inlined, kernel
+from planner.clock.event_queue import announce, forecast, take
 from planner.clock.links import MOST_SHARED, NONE
-from planner.clock.state import AVERAGING, IDLE, UPDATE, Processors, Queue
+from planner.clock.state import AVERAGING, IDLE, UPDATE
 
 COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED, PROCESSOR = range(9)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
 has sent its last byte, and is over; a device knows the norm; an optimizer step is done; the first
 of the operations that share processors is done."""
+KINDS = 16
+"""An event is ``KINDS * subject + kind``."""
 
 ROUNDING = 1e-9
 """Relative, of rates that are compared."""
 KEPT = 2.0**21 + 1
 """Leaves 32 binary places of a number."""
+ONE: Any = np.int64(1)
+"""No literal, for which numba would compile once more."""
 SETTLED = -1
 """Of a pair whose rate is known, where others have the number of the look."""
 
-compiled = njit(cache=True, nogil=True)
-within = njit(cache=True, nogil=True, inline="always")
-"""For what is done at every event: handing over this many arrays takes longer than the work."""
 
-
-@compiled
+@kernel
 def _kept(x: float) -> float:
     """The nearest number of 32 binary places.
 
@@ -48,30 +48,20 @@ def _kept(x: float) -> float:
     return wide - (wide - x)
 
 
-@compiled
-def _push(queue: Any, time: float, kind: int, subject: int, version: int) -> None:
-    queue.number[0] += 1
-    heapq.heappush(queue.heap, (time, queue.number[0], kind, subject, version))
-
-
-@compiled
+@inlined
 def _binds(pairs: Any, flows: Any, r: int) -> bool:
     """Whether a resource's active pairs together could use more than it has."""
-    most, active = pairs.most, flows.active
-    first = pairs.first[r]
-    total = 0.0
-    for a in range(first, first + flows.users[r]):
-        total += most[active[a]]
-    return bool(total > pairs.capacity[r] * (1 + ROUNDING))
+    return bool(flows.wanted[r] > pairs.capacity[r] * (1 + ROUNDING))
 
 
-@compiled
+@kernel
 def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
     """Extend ``found`` pairs by all that are connected with them through resources that bind."""
-    # arrays by themselves: taking one from a tuple counts references each time
+    # arrays by themselves: taking one from a tuple takes time
     shared, begin = pairs.shared, pairs.first
     looked, scarce, active, users = flows.found, flows.full, flows.active, flows.users
-    seen_resource, seen_pair = flows.seen_resource, flows.seen_pair
+    seen_resource, seen_pair, capacity = flows.seen_resource, flows.seen_pair, pairs.capacity
+    room, load, level = flows.room, flows.load, flows.level
     full = 0
     stamp = flows.stamp[0]
     k = 0
@@ -87,6 +77,7 @@ def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
                 continue
             scarce[full] = r
             full += 1
+            room[r], load[r], level[r] = capacity[r], users[r], capacity[r] / users[r]
             for a in range(begin[r], begin[r] + users[r]):
                 q = active[a]
                 if seen_pair[q] != stamp:
@@ -96,18 +87,17 @@ def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
     return found, full
 
 
-@compiled
+@kernel
 def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
     flows.to_go[p] = max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0)
     flows.since[p] = now
     flows.rate[p] = rate
-    flows.version[p] += 1
     flows.moved[0] = 1
-    _push(queue, now + flows.to_go[p] / rate, LEFT, p, flows.version[p])
+    forecast(queue, p, now + flows.to_go[p] / rate, KINDS * p + LEFT)
 
 
-@within
-def _settle(shared: Any, room: Any, load: Any, seen: Any, p: int, rate: float) -> None:
+@inlined
+def _settle(shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, rate: float) -> None:
     """A pair no longer rises: its resources have that much less for the others."""
     seen[p] = SETTLED
     for place in range(MOST_SHARED):
@@ -115,9 +105,11 @@ def _settle(shared: Any, room: Any, load: Any, seen: Any, p: int, rate: float) -
         if r != NONE and load[r] > 0:
             room[r] -= rate
             load[r] -= 1
+            if load[r] > 0:
+                levels[r] = room[r] / load[r]
 
 
-@compiled
+@kernel
 def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
     """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
 
@@ -125,18 +117,14 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
     is no longer marked as seen.
     """
     found, full = _spread(pairs, flows, found)
-    # arrays by themselves: taking one from a tuple counts references each time
-    capacity, most, shared, users_first = pairs.capacity, pairs.most, pairs.shared, pairs.first
+    most, shared, users_first = pairs.most, pairs.shared, pairs.first
     looked, scarce_ones, active, users = flows.found, flows.full, flows.active, flows.users
-    room, load, seen, rates = flows.room, flows.load, flows.seen_pair, flows.rate
+    room, load, levels = flows.room, flows.load, flows.level
+    seen, rates = flows.seen_pair, flows.rate
     stamp = flows.stamp[0]
     lowest = np.inf
     for k in range(found):
         lowest = min(lowest, most[looked[k]])
-    for k in range(full):
-        r = scarce_ones[k]
-        room[r] = capacity[r]
-        load[r] = users[r]
     level = 0.0
     while lowest < np.inf:
         scarce, left = np.inf, 0
@@ -145,7 +133,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
             if load[r] > 0:
                 scarce_ones[left] = r
                 left += 1
-                scarce = min(scarce, room[r] / load[r])
+                scarce = min(scarce, levels[r])
         full = left
         level = max(level, min(lowest, scarce))
         upto = level * (1 + ROUNDING)
@@ -160,7 +148,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                         rate = _kept(min(level, most[p]))
                         if rates[p] != rate:
                             _set_rate(flows, queue, p, rate, now)
-                        _settle(shared, room, load, seen, p, rate)
+                        _settle(shared, room, load, levels, seen, p, rate)
         if lowest <= upto or full == 0:
             # by their own bandwidth; the next lowest of those that rise on
             lowest, left = np.inf, 0
@@ -172,7 +160,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                     rate = _kept(most[p])
                     if rates[p] != rate:
                         _set_rate(flows, queue, p, rate, now)
-                    _settle(shared, room, load, seen, p, rate)
+                    _settle(shared, room, load, levels, seen, p, rate)
                     continue
                 looked[left] = p
                 left += 1
@@ -180,7 +168,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
             found = left
 
 
-@compiled
+@kernel
 def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     """A pair becomes active: its queue was empty."""
     for place in range(MOST_SHARED):
@@ -189,15 +177,16 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             flows.place[p, place] = flows.users[r]
             flows.active[pairs.first[r] + flows.users[r]] = p
             flows.users[r] += 1
+            flows.wanted[r] += _kept(pairs.most[p])
     flows.rate[p] = 0.0
     flows.since[p] = now
     flows.stamp[0] += 1
     flows.seen_pair[p] = flows.stamp[0]
     flows.found[0] = p
-    _share(pairs, flows, queue, 1, now)
+    _share(pairs, flows, queue, ONE, now)
 
 
-@compiled
+@kernel
 def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     """A pair's queue is empty: those that shared what was scarce get more."""
     flows.stamp[0] += 1
@@ -218,6 +207,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             if pairs.shared[last, other] == r:
                 flows.place[last, other] = flows.place[p, place]
         flows.users[r] -= 1
+        flows.wanted[r] -= _kept(pairs.most[p])
         if not scarce:
             continue
         for a in range(first, first + flows.users[r]):
@@ -229,7 +219,7 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     _share(pairs, flows, queue, found, now)
 
 
-@compiled
+@kernel
 def _unsent(flows: Any, p: int, now: float) -> float:
     """Bytes of a pair's queue that have not left."""
     if flows.head[p] == NONE:
@@ -239,13 +229,13 @@ def _unsent(flows: Any, p: int, now: float) -> float:
     )
 
 
-@within
+@inlined
 def _asked(rounds: Any, alone_s: float, k: int) -> float:
     """Bytes per second of a round over a resource, if it is the only one."""
     return float(_kept(rounds.need[k] / alone_s)) if alone_s > 0.0 else 0.0
 
 
-@compiled
+@kernel
 def _begin_round(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, g: int, now: float
 ) -> None:
@@ -282,11 +272,10 @@ def _begin_round(
     averaging.place[g] = averaging.groups[0]
     averaging.running[averaging.groups[0]] = g
     averaging.groups[0] += 1
-    averaging.version[g] += 1
-    _push(queue, now + longest, FLOWN, g, averaging.version[g])
+    forecast(queue, len(pairs.most) + g, now + longest, KINDS * g + FLOWN)
 
 
-@compiled
+@kernel
 def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
     """The round's last byte has left."""
     for k in range(rounds.need_first[g], rounds.need_first[g + 1]):
@@ -301,7 +290,7 @@ def _end_round(rounds: Any, flows: Any, averaging: Any, g: int) -> None:
     averaging.place[last] = averaging.place[g]
 
 
-@compiled
+@kernel
 def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> float:
     """How fast a round goes, as a part of its speed alone.
 
@@ -324,7 +313,7 @@ def _round_rate(pairs: Any, rounds: Any, flows: Any, averaging: Any, g: int) -> 
     return rate
 
 
-@compiled
+@kernel
 def _renew_rounds(
     pairs: Any, rounds: Any, flows: Any, averaging: Any, queue: Any, now: float
 ) -> None:
@@ -338,52 +327,88 @@ def _renew_rounds(
         averaging.done[g] += averaging.rate[g] * (now - averaging.since[g])
         averaging.since[g] = now
         averaging.rate[g] = rate
-        averaging.version[g] += 1
+        over = np.inf
         if rate > 0.0:
-            rest = max(averaging.alone_s[g] - averaging.done[g], 0.0)
-            _push(queue, now + rest / rate, FLOWN, g, averaging.version[g])
+            over = now + max(averaging.alone_s[g] - averaging.done[g], 0.0) / rate
+        forecast(queue, len(pairs.most) + g, over, KINDS * g + FLOWN)
 
 
-@compiled
+@kernel
 def _processor_rate(cores: float, state: Any) -> float:
     return float(min(1.0, cores / max(state[2], 1.0)))
 
 
-@compiled
-def _forecast(processors: Any, queue: Any, cores: float, now: float) -> None:
-    """The next end of an operation, as long as none comes or goes."""
-    processors.version[0] += 1
-    if len(processors.heap) > 0:
-        rest = max(processors.heap[0][0] - processors.state[0], 0.0)
+@kernel
+def _first(processors: Any) -> int:
+    """Place of the operation that is done first, of equals the one that began first."""
+    first = 0
+    for k in range(1, processors.size[0]):
+        if processors.until[k] < processors.until[first] or (
+            processors.until[k] == processors.until[first]
+            and processors.number[k] < processors.number[first]
+        ):
+            first = k
+    return first
+
+
+@kernel
+def _next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
+    """When the next operation ends, as long as none comes or goes."""
+    slot = len(queue.at) - 1
+    if processors.size[0] > 0:
+        rest = max(processors.until[_first(processors)] - processors.state[0], 0.0)
         rate = _processor_rate(cores, processors.state)
-        _push(queue, now + rest / rate, PROCESSOR, 0, processors.version[0])
+        forecast(queue, slot, now + rest / rate, PROCESSOR)
 
 
-@compiled
+@kernel
 def _advance(processors: Any, cores: float, now: float) -> None:
     state = processors.state
     state[0] += (now - state[1]) * _processor_rate(cores, state)
     state[1] = now
 
 
-@within
+@kernel
+def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> None:
+    """One more operation that shares processors."""
+    queue.announced[0] += 1
+    k = processors.size[0]
+    processors.size[0] = k + 1
+    processors.until[k] = processors.state[0] + seconds
+    processors.number[k] = queue.announced[0]
+    processors.event[k] = event
+    processors.state[2] += 1
+
+
+@kernel
+def _end_shared(processors: Any) -> Any:
+    """The event of the operation that is done first, which no longer shares processors."""
+    first = _first(processors)
+    event = processors.event[first]
+    processors.state[0] = processors.until[first]
+    processors.state[2] -= 1
+    processors.size[0] -= 1
+    last = processors.size[0]
+    processors.until[first] = processors.until[last]
+    processors.number[first] = processors.number[last]
+    processors.event[first] = processors.event[last]
+    return event
+
+
+@inlined
 def _begin(
     rules: Any, processors: Any, queue: Any, d: int, seconds: float, kind: int, now: float
 ) -> None:
     """A device starts to work for so many seconds of a processor of its own."""
     if rules.cores == 0:
-        _push(queue, now + seconds, kind, d, 0)
+        announce(queue, now + seconds, KINDS * d + kind)
         return
     _advance(processors, rules.cores, now)
-    queue.number[0] += 1
-    heapq.heappush(
-        processors.heap, (processors.state[0] + seconds, queue.number[0], 2 * d + (kind == UPDATED))
-    )
-    processors.state[2] += 1
-    _forecast(processors, queue, rules.cores, now)
+    _begin_shared(processors, queue, KINDS * d + kind, seconds)
+    _next_end(processors, queue, rules.cores, now)
 
 
-@within
+@inlined
 def _touch(devices: Any, touched: int, d: int) -> int:
     if devices.mark[d]:
         return touched
@@ -392,7 +417,7 @@ def _touch(devices: Any, touched: int, d: int) -> int:
     return touched + 1
 
 
-@within
+@inlined
 def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
     """What an operation waited for is there; ``message`` numbers it over all steps."""
     devices.there[message] = True
@@ -408,7 +433,7 @@ def _make_ready(work: Any, rules: Any, devices: Any, message: int) -> None:
     devices.last[d, kind] = message
 
 
-@within
+@inlined
 def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int:
     """With free choice: B before H before F, first come first served; -1: nothing can begin."""
     for kind in range(3):
@@ -422,7 +447,7 @@ def _next_chosen(work: Any, rules: Any, devices: Any, times: Any, d: int) -> int
     return NONE
 
 
-@within
+@inlined
 def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
     """The next operation in the planned order, -1 while what it needs is not there."""
     total = len(work.device)
@@ -434,13 +459,13 @@ def _next_planned(work: Any, rules: Any, devices: Any, d: int) -> int:
     return NONE
 
 
-@within
+@inlined
 def _has_more(work: Any, rules: Any, devices: Any, d: int) -> bool:
     row = rules.steps[devices.step[d]] * len(work.update_s) + d
     return bool(devices.place[d] < work.first[row + 1] - work.first[row])
 
 
-@within
+@inlined
 def _finish_step(
     work: Any, rules: Any, rounds: Any, devices: Any, times: Any, d: int, now: float
 ) -> None:
@@ -454,7 +479,7 @@ def _finish_step(
     devices.doing[d] = IDLE
 
 
-@compiled
+@kernel
 def _join(
     pairs: Any,
     rounds: Any,
@@ -480,10 +505,10 @@ def _join(
     if rounds.size[g] > 1:
         _begin_round(pairs, rounds, flows, averaging, queue, g, now)
     else:
-        _push(queue, now, AVERAGED, g, 0)
+        announce(queue, now, KINDS * g + AVERAGED)
 
 
-@compiled
+@kernel
 def _join_norm(
     rounds: Any,
     rules: Any,
@@ -500,7 +525,7 @@ def _join_norm(
     if t < rules.recorded:
         times.round_begin[t, g] = times.round_end[t, g] = now
     if averaging.told[t] == rounds.tellers:
-        _push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), NORMED, d, 0)
+        announce(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORMED)
     elif rounds.tells_s[d] >= 0.0:
         averaging.told[t] += 1
         averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
@@ -511,10 +536,10 @@ def _join_norm(
             k = rounds.of_first[other] + devices.round[other]
             waits = devices.doing[other] == AVERAGING and devices.step[other] == t
             if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
-                _push(queue, averaging.added_s[t] + rounds.told_s[other], NORMED, other, 0)
+                announce(queue, averaging.added_s[t] + rounds.told_s[other], KINDS * other + NORMED)
 
 
-@compiled
+@kernel
 def _go_on_beside(
     pairs: Any,
     work: Any,
@@ -547,7 +572,7 @@ def _go_on_beside(
         _join(pairs, rounds, rules, devices, flows, averaging, queue, times, g, step, now)
 
 
-@within
+@inlined
 def _go_on(
     pairs: Any,
     work: Any,
@@ -607,7 +632,7 @@ def _go_on(
             _finish_step(work, rules, rounds, devices, times, d, now)
 
 
-@within
+@inlined
 def _hand_over(
     pairs: Any,
     work: Any,
@@ -628,7 +653,8 @@ def _hand_over(
         if t < rules.recorded:
             times.leaves[t, o] = now
             times.left[t, o] = now + size / pairs.most[p]
-        _push(queue, now + pairs.latency_s[p] + size / pairs.most[p], ARRIVED, message, 0)
+        arrives = now + pairs.latency_s[p] + size / pairs.most[p]
+        announce(queue, arrives, KINDS * message + ARRIVED)
         return
     flows.follow[message] = NONE
     flows.handed[message] = now
@@ -646,7 +672,7 @@ def _hand_over(
         flows.behind[p] += size
 
 
-@within
+@inlined
 def _leave(
     pairs: Any, work: Any, rules: Any, flows: Any, queue: Any, times: Any, p: int, now: float
 ) -> None:
@@ -656,7 +682,7 @@ def _leave(
     t, o = message // total, message % total
     if t < rules.recorded:
         times.left[t, o] = now
-    _push(queue, now + pairs.latency_s[p], ARRIVED, message, 0)
+    announce(queue, now + pairs.latency_s[p], KINDS * message + ARRIVED)
     after = flows.follow[message]
     flows.head[p] = after
     flows.moved[0] = 1
@@ -667,13 +693,12 @@ def _leave(
     flows.to_go[p] = work.size[o]
     flows.behind[p] = max(flows.behind[p] - work.size[o], 0.0)
     flows.since[p] = now
-    flows.version[p] += 1
     if t < rules.recorded:
         times.leaves[t, o] = now
-    _push(queue, now + flows.to_go[p] / flows.rate[p], LEFT, p, flows.version[p])
+    forecast(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + LEFT)
 
 
-@within
+@inlined
 def _computed(
     work: Any, rules: Any, devices: Any, queue: Any, times: Any, d: int, now: float
 ) -> int:
@@ -690,12 +715,12 @@ def _computed(
         _make_ready(work, rules, devices, message - o + work.after[o])
         return NONE
     if rules.message_s > 0:
-        _push(queue, now + rules.message_s, HANDED, message, 0)
+        announce(queue, now + rules.message_s, KINDS * message + HANDED)
         return NONE
     return int(message)
 
 
-@compiled
+@kernel
 def run(
     pairs: Any,
     work: Any,
@@ -705,13 +730,11 @@ def run(
     flows: Any,
     averaging: Any,
     times: Any,
+    processors: Any,
+    queue: Any,
 ) -> None:
     """Let the clock run until nothing more can happen; ``times`` is filled in place."""
     total, n = len(work.device), len(work.update_s)
-    queue = Queue([(0.0, 0, 0, 0, 0)], np.zeros(1, np.int64))
-    queue.heap.pop()
-    processors = Processors([(0.0, 0, 0)], np.zeros(3), np.zeros(1, np.int64))
-    processors.heap.pop()
     for t in range(len(rules.steps)):
         for row in range(rules.steps[t] * n, (rules.steps[t] + 1) * n):
             for k in range(work.first[row], work.first[row + 1]):
@@ -746,20 +769,16 @@ def run(
         if flows.moved[0] > 0:
             # rounds that have begun
             _renew_rounds(pairs, rounds, flows, averaging, queue, now)
-        if len(queue.heap) == 0:
+        if queue.size[0] == 0 or queue.time[0] == np.inf:
             break
-        now, touched = queue.heap[0][0], 0
-        while len(queue.heap) > 0 and queue.heap[0][0] == now:
-            _, _, kind, subject, version = heapq.heappop(queue.heap)
-            if kind == PROCESSOR:
-                if version != processors.version[0]:
-                    continue
+        now, touched = queue.time[0], 0
+        while queue.size[0] > 0 and queue.time[0] == now:
+            event = take(queue)
+            if event == PROCESSOR:
                 _advance(processors, rules.cores, now)
-                done, _, code = heapq.heappop(processors.heap)
-                processors.state[0] = done
-                processors.state[2] -= 1
-                _forecast(processors, queue, rules.cores, now)
-                kind, subject = (UPDATED, code // 2) if code % 2 else (COMPUTED, code // 2)
+                event = _end_shared(processors)
+                _next_end(processors, queue, rules.cores, now)
+            kind, subject = event % KINDS, event // KINDS
             if kind == COMPUTED:
                 # what stays on the device is there now
                 touched = _touch(devices, touched, subject)
@@ -770,8 +789,7 @@ def run(
             if kind == HANDED:
                 _hand_over(pairs, work, rules, flows, queue, times, subject, now)
             elif kind == LEFT:
-                if version == flows.version[subject] and flows.head[subject] != NONE:
-                    _leave(pairs, work, rules, flows, queue, times, subject, now)
+                _leave(pairs, work, rules, flows, queue, times, subject, now)
             elif kind == ARRIVED:
                 t, o = subject // total, subject % total
                 if t < rules.recorded:
@@ -779,12 +797,11 @@ def run(
                 _make_ready(work, rules, devices, t * total + work.after[o])
                 touched = _touch(devices, touched, work.device[work.after[o]])
             elif kind == FLOWN:
-                if version == averaging.version[subject]:
-                    _end_round(rounds, flows, averaging, subject)
-                    t, over = averaging.step[subject], now + rounds.return_s[subject]
-                    if t < rules.recorded:
-                        times.round_end[t, subject] = over
-                    _push(queue, over, AVERAGED, subject, 0)
+                _end_round(rounds, flows, averaging, subject)
+                t, over = averaging.step[subject], now + rounds.return_s[subject]
+                if t < rules.recorded:
+                    times.round_end[t, subject] = over
+                announce(queue, over, KINDS * subject + AVERAGED)
             elif kind == AVERAGED:
                 for d in range(n):
                     first = rounds.of_first[d] + devices.round[d]

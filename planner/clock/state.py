@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,17 +99,17 @@ class Flows(NamedTuple):
         ``float[P]``: bytes of the first message at ``since``, and bytes per second from then.
     behind
         ``float[P]``: bytes of the messages after the first.
-    version
-        ``int[P]``: changes with every new rate and message, so that old events are known as such.
     active, users, place
         Active pairs of each resource: resource r's are ``active[first[r] : first[r] + users[r]]``;
         ``place[p, k]`` is where pair p is in the list of its k-th resource.
+    wanted
+        ``float[R]``: bytes per second that a resource's active pairs could use together.
     seen_pair, seen_resource, stamp
         For one look at connected pairs.
     found, full
         Pairs and resources of that look.
-    room, load
-        ``float[R]``, ``int[R]``: what is left of a resource, and for how many pairs.
+    room, load, level
+        ``[R]``: what is left of a resource, for how many pairs, and for each of them.
     handed
         ``float[messages]``: when each joined its queue.
     moved
@@ -123,9 +123,9 @@ class Flows(NamedTuple):
     rate: Floats
     since: Floats
     behind: Floats
-    version: Ints
     active: Ints
     users: Ints
+    wanted: Floats
     place: Ints
     seen_pair: Ints
     seen_resource: Ints
@@ -134,6 +134,7 @@ class Flows(NamedTuple):
     full: Ints
     room: Floats
     load: Ints
+    level: Floats
     handed: Floats
     moved: Ints
 
@@ -157,8 +158,6 @@ class Averaging(NamedTuple):
         resource if they had it for themselves, and how many use it.
     step
         ``int[G]``: the step it belongs to.
-    version
-        ``int[G]``: changes with every new rate, so that old events are known as such.
     told, added_s
         ``int[T]``, ``float[T]``: how many parts of a step's norm were told, and when the last of
         them is there.
@@ -176,16 +175,8 @@ class Averaging(NamedTuple):
     asked: Floats
     users: Ints
     step: Ints
-    version: Ints
     told: Ints
     added_s: Floats
-
-
-class Queue(NamedTuple):
-    """Events to come, as a heap of ``(time, number, kind, subject, version)``."""
-
-    heap: Any
-    number: Ints
 
 
 class Devices(NamedTuple):
@@ -238,14 +229,17 @@ class Processors(NamedTuple):
 
     Attributes
     ----------
-    heap
-        ``(work done by each at the end, number, device)``.
+    until, number, event
+        ``[N]``, of which the first ``size[0]``: work done by each at an operation's end, the order
+        in which they began, and the event of that end.
+    size
+        ``int[1]``.
     state
         ``float[3]``: work that each has done so far, when, and how many there are.
-    version
-        ``int[1]``.
     """
 
-    heap: Any
+    until: Floats
+    number: Ints
+    event: Ints
+    size: Ints
     state: Floats
-    version: Ints

@@ -21,7 +21,8 @@ from planner.search.rng import next_below, next_unit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-jit = njit(cache=True, nogil=True)
+jit = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+allocating = njit(cache=True, nogil=True)
 
 IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
@@ -126,6 +127,8 @@ class Links(NamedTuple):
     equal: bool
     usd_per_s: Floats
     usd_per_byte: Floats
+    used: Ints
+    away: Floats
 
 
 class State(NamedTuple):
@@ -313,7 +316,12 @@ def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float)
     """
     members, least, pair, back_s, slowest = 0, np.inf, np.inf, 0.0, -1
     summing, clients = 0, False
-    used: Any = np.flatnonzero(row)
+    count = 0
+    for c in range(len(row)):
+        if row[c] > 0:
+            links.used[count] = c
+            count += 1
+    used = links.used[:count]
     for c in used:
         members += row[c]
         summing += row[c] if links.sums[c] else 0
@@ -487,9 +495,11 @@ def _boundary_period(
     left, sites = 1.0, len(links.line)
     for _ in range(TRIALS):
         left, delay, paid = 1.0, 0.0, 0.0
-        scratch.crossing[j] = 0.0
-        scratch.left[0] = scratch.share[j]
-        scratch.left[1] = scratch.share[j + 1]
+        for q in range(sites):
+            scratch.crossing[j, q] = 0.0
+        for c in range(places):
+            scratch.left[0, c] = scratch.share[j, c]
+            scratch.left[1, c] = scratch.share[j + 1, c]
         for k in range(pairs):
             c, d = scratch.pairs[k] // places, scratch.pairs[k] % places
             if scratch.left[0, c] <= 0.0 or scratch.left[1, d] <= 0.0:
@@ -596,7 +606,8 @@ def _averaged_parameters(model: Any, state: Any, j: int) -> float:
 @jit
 def _join_ends(state: Any, scratch: Any) -> None:
     """Devices of first and last stage by place."""
-    scratch.some[:] = state.counts[0] + state.counts[state.stages[0] - 1]
+    for c in range(state.counts.shape[1]):
+        scratch.some[c] = state.counts[0, c] + state.counts[state.stages[0] - 1, c]
 
 
 @jit
@@ -606,7 +617,8 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
     A stage recomputes where what must be in flight does not fit otherwise, if it may.
     """
     stages = state.stages[0]
-    state.recompute[:] = model.recompute
+    for q in range(len(model.recompute)):
+        state.recompute[q] = model.recompute[q]
     period, most_period = 0.0, min(most / model.microbatches, 1e300)
     for _ in range(stages + 1):
         period = 0.0
@@ -694,11 +706,28 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
 
 
 @jit
+def _row(counts: Any, source: int, target: int) -> None:
+    for c in range(counts.shape[1]):
+        counts[target, c] = counts[source, c]
+
+
+@jit
+def _members(state: Any, j: int) -> int:
+    total = 0
+    for c in range(state.counts.shape[1]):
+        total += state.counts[j, c]
+    return total
+
+
+@jit
 def _copy(source: Any, target: Any) -> None:
     target.stages[0] = source.stages[0]
-    target.counts[:] = source.counts
-    target.cuts[:] = source.cuts
-    target.recompute[:] = source.recompute
+    for j in range(source.counts.shape[0]):
+        target.cuts[j] = source.cuts[j]
+        target.recompute[j] = source.recompute[j]
+        for c in range(source.counts.shape[1]):
+            target.counts[j, c] = source.counts[j, c]
+    target.cuts[len(source.cuts) - 1] = source.cuts[len(source.cuts) - 1]
 
 
 @jit
@@ -734,7 +763,12 @@ def _move_devices(model: Any, links: Any, state: Any, random: Any) -> bool:
     i, j = next_below(random, stages + 1) - 1, next_below(random, stages + 1) - 1
     if i == j:
         return False
-    have = state.counts[i, c] if i >= 0 else links.size[c] - state.counts[:stages, c].sum()
+    have = links.size[c]
+    if i >= 0:
+        have = state.counts[i, c]
+    else:
+        for q in range(stages):
+            have -= state.counts[q, c]
     if have <= 0:
         return False
     k = have if next_unit(random) < 0.4 else next_below(random, have) + 1
@@ -818,28 +852,39 @@ def _split(model: Any, links: Any, state: Any, random: Any) -> bool:
     stages = state.stages[0]
     j = next_below(random, stages)
     a, b = state.cuts[j], state.cuts[j + 1]
-    if stages == len(state.counts) or b - a < 2 or state.counts[j].sum() == 0:
+    if stages == len(state.counts) or b - a < 2 or _members(state, j) == 0:
         return False
     for k in range(stages, j, -1):
-        state.counts[k] = state.counts[k - 1]
+        _row(state.counts, k - 1, k)
         state.cuts[k + 1] = state.cuts[k]
     state.stages[0] += 1
     here, there = state.counts[j], state.counts[j + 1]
-    used: Any = np.flatnonzero(here)
+    count = 0
+    for c in range(len(here)):
+        if here[c] > 0:
+            links.used[count] = c
+            count += 1
+    used = links.used[:count]
     if len(used) == 1 or next_unit(random) < 0.2:
         for c in used:
             here[c] //= 2
             there[c] -= here[c]
     else:
         first = used[next_below(random, len(used))]
-        size, away = 2 * model.output_bytes[a], np.empty(len(used))
+        size, away = 2 * model.output_bytes[a], links.away[: len(used)]
         for k, c in enumerate(used):
             # places as near as each other come in any order
             both_s = links.there_and_back_s[first, c] + size / links.slower[first, c]
             away[k] = -1.0 if c == first else both_s * (1.0 + 0.2 * next_unit(random))
         near = next_below(random, len(used) - 1) + 1
         side = next_unit(random) < 0.5
-        for k, c in enumerate(used[np.argsort(away)]):
+        for k in range(1, len(used)):
+            x, u, q = away[k], used[k], k - 1
+            while q >= 0 and away[q] > x:
+                away[q + 1], used[q + 1] = away[q], used[q]
+                q -= 1
+            away[q + 1], used[q + 1] = x, u
+        for k, c in enumerate(used):
             if (k < near) == side:
                 there[c] = 0
             else:
@@ -859,12 +904,14 @@ def _merge(state: Any, random: Any) -> bool:
     if stages < 2:
         return False
     j = next_below(random, stages - 1)
-    state.counts[j] += state.counts[j + 1]
+    for c in range(state.counts.shape[1]):
+        state.counts[j, c] += state.counts[j + 1, c]
     for k in range(j + 1, stages - 1):
-        state.counts[k] = state.counts[k + 1]
+        _row(state.counts, k + 1, k)
     for k in range(j + 1, stages):
         state.cuts[k] = state.cuts[k + 1]
-    state.counts[stages - 1] = 0
+    for c in range(state.counts.shape[1]):
+        state.counts[stages - 1, c] = 0
     state.stages[0] -= 1
     return True
 
@@ -894,10 +941,11 @@ def _make(model: Any, links: Any, state: Any, random: Any) -> bool:
     for k in range(stages):
         state.counts[k, c] = 0
     for k in range(stages, j, -1):
-        state.counts[k] = state.counts[k - 1]
+        _row(state.counts, k - 1, k)
         state.cuts[k + 1] = state.cuts[k]
     state.cuts[j + 1] = state.cuts[j]
-    state.counts[j] = 0
+    for q in range(state.counts.shape[1]):
+        state.counts[j, q] = 0
     state.counts[j, c] = links.size[c]
     state.stages[0] += 1
     return bool(_shift(state, i + (i >= j), j, layers))

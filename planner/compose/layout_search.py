@@ -226,6 +226,8 @@ class LayoutSearch:
             self.given.equal,
             places.usd_per_s,
             places.usd_per_byte,
+            np.zeros(len(places), dtype=np.int64),
+            np.zeros(len(places)),
         )
         self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
