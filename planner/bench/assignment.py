@@ -326,8 +326,9 @@ def trajectory(
     """
     from planner.genetic.evolution import Evolution
     from planner.genetic.solve import EVOLUTIONS
-    from planner.genetic.tables import Ints, tables_of
+    from planner.genetic.tables import tables_of
     from planner.problems.assignment_method import Method
+    from planner.search.arrays import Ints
     from planner.search.incumbent import Incumbent
 
     run = MaxIterations(iterations).start()

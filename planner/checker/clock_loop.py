@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-try:
-    from numba import njit
-except ImportError:
-
-    def njit(*_: Any, **__: Any) -> Callable[[Any], Any]:  # type: ignore[no-redef]
-        """Leave a function as it is."""
-        return lambda function: function
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from planner.search.arrays import Bools, Floats, Ints, Ints2
+from planner.search.compiled import allocating, allocating_entry
 
 NOTHING = -1
 """No operation, no pair, no line."""
@@ -39,8 +28,6 @@ its last byte, is over; the norm is known to a device; an update ends."""
 
 NONE, READY, INSIDE = range(3)
 """Of a device, with what is averaged beside its operations: nothing, before a round, in one."""
-
-compiled = njit(cache=True, nogil=True)
 
 
 class Work(NamedTuple):
@@ -69,7 +56,7 @@ class Work(NamedTuple):
     after: Ints
     pair: Ints
     size: Floats
-    begins: NDArray[np.bool_]
+    begins: Bools
     order: Ints
     first: Ints
     update_s: Floats
@@ -91,7 +78,7 @@ class Links(NamedTuple):
 
     latency_s: Floats
     most: Floats
-    lines: Ints
+    lines: Ints2
     room: Floats
 
 
@@ -148,14 +135,14 @@ class Happened(NamedTuple):
     steps: Ints
 
 
-@compiled
+@allocating
 def _kept(x: float) -> float:
     """The nearest number of 32 binary places: sums of such come out the same in any order."""
     wide = x * KEPT
     return wide - (wide - x)
 
 
-@compiled
+@allocating
 def _level(using: Any, most: Any, settled: Any, left: float) -> float:
     """Where those pairs of a line that are not settled just fill what is left of it."""
     level, before = 0.0, -1
@@ -176,7 +163,7 @@ def _level(using: Any, most: Any, settled: Any, left: float) -> float:
         level = max(rest / over, 0.0)
 
 
-@compiled
+@allocating
 def _together(
     count: int,
     found: Any,
@@ -213,7 +200,7 @@ def _together(
     return count, full
 
 
-@compiled
+@allocating
 def _fair(
     count: int,
     full: int,
@@ -268,7 +255,7 @@ def _fair(
             fair[p] = _kept(most[p])
 
 
-@compiled
+@allocating
 def _queued(using: Any, to_go: Any, behind: Any, rate: Any, since: Any, now: float) -> float:
     """Bytes that the pairs of a line still have to send."""
     total = 0.0
@@ -277,7 +264,7 @@ def _queued(using: Any, to_go: Any, behind: Any, rate: Any, since: Any, now: flo
     return total
 
 
-@compiled
+@allocating
 def _noted(changed: Any, which: Any, count: int, line: int) -> int:
     """A line on which something has changed, if there is one, is in the list once."""
     if line != NOTHING and not changed[line]:
@@ -287,15 +274,15 @@ def _noted(changed: Any, which: Any, count: int, line: int) -> int:
     return count
 
 
-@compiled
+@allocating_entry
 def run(
     work: Work,
     links: Links,
     rounds: Rounds,
     steps: Ints,
-    averages: NDArray[np.bool_],
+    averages: Bools,
     happened: Happened,
-    delayed: bool = False,
+    delayed: bool,
 ) -> None:
     """Some steps from rest.
 

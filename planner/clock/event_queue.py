@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.clock.compiled import kernel
+from planner.search.arrays import Floats, Ints
+from planner.search.compiled import kernel
 
 # no literals: as arguments they are types of their own, for which numba compiles once more
 ABSENT: Any = np.int64(-1)
@@ -33,13 +33,13 @@ class EventQueue(NamedTuple):
         ``int[1]``: how many there are, and were announced.
     """
 
-    time: NDArray[np.float64]
-    number: NDArray[np.int64]
-    event: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    at: NDArray[np.int64]
-    size: NDArray[np.int64]
-    announced: NDArray[np.int64]
+    time: Floats
+    number: Ints
+    event: Ints
+    slot: Ints
+    at: Ints
+    size: Ints
+    announced: Ints
 
     @classmethod
     def of(cls, most: int, slots: int) -> EventQueue:

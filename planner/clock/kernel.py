@@ -15,10 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from planner.clock.compiled import inlined, kernel
-from planner.clock.event_queue import announce, forecast, take
+from planner.clock.event_queue import EventQueue, announce, forecast, take
 from planner.clock.links import MOST_SHARED, NONE
-from planner.clock.state import AVERAGING, IDLE, UPDATE
+from planner.clock.pairs import Pairs
+from planner.clock.program import Work
+from planner.clock.rounds import Rounds
+from planner.clock.state import (
+    AVERAGING,
+    IDLE,
+    UPDATE,
+    Averaging,
+    Devices,
+    Flows,
+    Processors,
+    Rules,
+    Times,
+)
+from planner.search.compiled import entry, inlined, kernel
 
 COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED, PROCESSOR = range(9)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
@@ -720,18 +733,18 @@ def _computed(
     return int(message)
 
 
-@kernel
+@entry
 def run(
-    pairs: Any,
-    work: Any,
-    rounds: Any,
-    rules: Any,
-    devices: Any,
-    flows: Any,
-    averaging: Any,
-    times: Any,
-    processors: Any,
-    queue: Any,
+    pairs: Pairs,
+    work: Work,
+    rounds: Rounds,
+    rules: Rules,
+    devices: Devices,
+    flows: Flows,
+    averaging: Averaging,
+    times: Times,
+    processors: Processors,
+    queue: EventQueue,
 ) -> None:
     """Let the clock run until nothing more can happen; ``times`` is filled in place."""
     total, n = len(work.device), len(work.update_s)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.clock.links import MOST_SHARED, NONE, Floats, Ints, Links
+from planner.search.arrays import Ints2
 
 
 class Pairs(NamedTuple):
@@ -33,7 +34,7 @@ class Pairs(NamedTuple):
     latency_s: Floats
     bandwidth: Floats
     most: Floats
-    shared: Ints
+    shared: Ints2
     capacity: Floats
     first: Ints
 

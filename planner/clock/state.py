@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from planner.clock.links import Floats, Ints
+from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2
 
 UPDATE, IDLE, AVERAGING = -1, -2, -3
 """What a device does where it does no operation."""
@@ -38,7 +35,7 @@ class Rules(NamedTuple):
     """
 
     steps: Ints
-    averages: NDArray[np.bool_]
+    averages: Bools
     delayed: bool
     message_s: float
     cores: float
@@ -70,17 +67,17 @@ class Times(NamedTuple):
     """
 
     step_end: Floats
-    begin: Floats
-    end: Floats
-    handed: Floats
-    leaves: Floats
-    left: Floats
-    arrived: Floats
-    ready: Floats
-    update_begin: Floats
-    update_end: Floats
-    round_begin: Floats
-    round_end: Floats
+    begin: Floats2
+    end: Floats2
+    handed: Floats2
+    leaves: Floats2
+    left: Floats2
+    arrived: Floats2
+    ready: Floats2
+    update_begin: Floats2
+    update_end: Floats2
+    round_begin: Floats2
+    round_end: Floats2
     chosen: Ints
     done: Ints
     stuck: Ints
@@ -126,7 +123,7 @@ class Flows(NamedTuple):
     active: Ints
     users: Ints
     wanted: Floats
-    place: Ints
+    place: Ints2
     seen_pair: Ints
     seen_resource: Ints
     stamp: Ints
@@ -213,15 +210,15 @@ class Devices(NamedTuple):
     doing: Ints
     round: Ints
     beside: Ints
-    joined: NDArray[np.bool_]
+    joined: Bools
     live: Ints
-    waiting: Ints
-    last: Ints
+    waiting: Ints2
+    last: Ints2
     behind: Ints
     present: Ints
-    there: NDArray[np.bool_]
+    there: Bools
     touched: Ints
-    mark: NDArray[np.bool_]
+    mark: Bools
 
 
 class Processors(NamedTuple):

@@ -7,14 +7,12 @@ plan carries out in advance: with proportions from a linear programme instead of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.clock.compiled import njit
+from planner.search.arrays import Floats, Floats2, Floats3, Ints, Ints2
+from planner.search.compiled import allocating_entry
 
-Floats = NDArray[np.float64]
 TINY = 1e-9
 
 
@@ -52,8 +50,8 @@ def mixed_paths(
     return tuple(zip(*columns, strict=True))
 
 
-@njit(cache=True)
-def _mix(begin: Any, onward: Any, arriving: Any, sizes: Any, places: Any) -> None:
+@allocating_entry
+def _mix(begin: Floats, onward: Floats3, arriving: Floats2, sizes: Ints, places: Ints2) -> None:
     """Fill ``int[M, S]`` with every microbatch's place in each group."""
     owed = np.zeros(len(begin))
     # what each pair, and each device after a boundary, has had too little of so far

@@ -13,16 +13,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
+from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2, Words
+from planner.search.compiled import entry, kernel
 from planner.search.rng import next_below, next_unit
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-jit = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-allocating = njit(cache=True, nogil=True)
 
 IN_FLIGHT = 2.0
 """Microbatches that must be in flight beyond a stage, as a multiple of rate times delay (Little's
@@ -108,14 +102,19 @@ class Model(NamedTuple):
     recompute: Bools
 
 
+FEW = 12
+"""Pairs in use are sorted rather than looked for among so many times as many."""
+
+
 class Links(NamedTuple):
-    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first;
-    ``equal``: shares must be; ``usd_per_s``, ``usd_per_byte``: of devices and of messages."""
+    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first,
+    ``rank`` the place of each in it; ``equal``: shares must be; ``usd_per_s``, ``usd_per_byte``:
+    of devices and of messages."""
 
     size: Ints
-    there_and_back_s: Floats
-    bandwidth: Floats
-    slower: Floats
+    there_and_back_s: Floats2
+    bandwidth: Floats2
+    slower: Floats2
     capacity: Floats
     flops: Floats
     memory_bytes: Floats
@@ -124,11 +123,10 @@ class Links(NamedTuple):
     line: Floats
     region: Ints
     order: Ints
+    rank: Ints
     equal: bool
     usd_per_s: Floats
-    usd_per_byte: Floats
-    used: Ints
-    away: Floats
+    usd_per_byte: Floats2
 
 
 class State(NamedTuple):
@@ -147,7 +145,7 @@ class State(NamedTuple):
     """
 
     stages: Ints
-    counts: Ints
+    counts: Ints2
     cuts: Ints
     recompute: Bools
 
@@ -156,25 +154,40 @@ class Scratch(NamedTuple):
     """Room to work in: shares of microbatches, what is left of them, shares of what is averaged by
     place; delays, compute, periods, rooms and dollars for a microbatch's messages by stage; by
     site, bytes of each stage's messages over its line, bytes of averaging, and a stage's devices;
-    some of a stage's devices by place, and all of them by region; pairs of places in use."""
+    some of a stage's devices by place, and all of them by region; pairs of places in use; places
+    that a stage uses, and others; how far they are away."""
 
-    share: Floats
-    left: Floats
+    share: Floats2
+    left: Floats2
     averaged: Floats
     delay_s: Floats
     own_s: Floats
     stage_s: Floats
     room: Floats
     paid: Floats
-    crossing: Floats
+    crossing: Floats2
     averaged_bytes: Floats
     held: Floats
     some: Ints
     by_region: Floats
     pairs: Ints
+    used: Ints
+    others: Ints
+    away: Floats
 
 
-@jit
+@kernel
+def _places_of(row: Any, used: Any) -> int:
+    """Put the places that have devices first in ``used``; returns how many."""
+    count = 0
+    for c in range(len(row)):
+        if row[c] > 0:
+            used[count] = c
+            count += 1
+    return count
+
+
+@kernel
 def _most_shared(
     row: Any, used: Any, links: Any, speed: float, members: int, none: int, share: Floats
 ) -> float:
@@ -208,25 +221,24 @@ def _most_shared(
     return total
 
 
-@jit
+@kernel
 def averaging_s(
     size: float,
     plain: float,
     row: Any,
     links: Any,
-    share: Floats,
-    held: Floats,
-    sent: Floats,
+    scratch: Any,
     enough: float,
 ) -> float:
     """Seconds in which a stage of such devices averages so many bytes on the wire.
 
     ``plain``: as many as they are within a site. In one round of all or, where sites' lines are
-    shared, in two levels if that is faster; see `planner.compose.levels`. ``sent``, by site, gets
-    the bytes over its line added. ``share`` and ``held`` are room to work in; nothing faster than
-    ``enough`` seconds is looked for.
+    shared, in two levels if that is faster; see `planner.compose.levels`. The bytes over each
+    site's line are added to ``scratch.averaged_bytes``. Nothing faster than ``enough`` seconds is
+    looked for.
     """
-    seconds = one_round_s(size, row, links, share, enough)
+    seconds = one_round_s(size, row, links, scratch, enough)
+    held, sent = scratch.held, scratch.averaged_bytes
     sites = len(links.line)
     if sites == 0:
         return seconds
@@ -263,7 +275,7 @@ def averaging_s(
     return float(min(seconds, levels))
 
 
-@jit
+@kernel
 def _summing(site: int, row: Any, links: Any) -> float:
     """Devices of a site that can sum for others."""
     found = 0.0
@@ -272,13 +284,13 @@ def _summing(site: int, row: Any, links: Any) -> float:
     return found
 
 
-@jit
+@kernel
 def _crossing(held: float, members: float, part: float) -> float:
     """Vectors over a site's line, each way, in one round: ``part`` is summed there."""
     return held * (1.0 - part) + part * (members - held)
 
 
-@jit
+@kernel
 def _two_levels_s(
     size: float, plain: float, row: Any, links: Any, held: Floats, used: int, least: float
 ) -> float:
@@ -305,23 +317,18 @@ def _two_levels_s(
     return float(2 * (within + near_s) + between + far_s)
 
 
-@jit
-def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float) -> float:
+@kernel
+def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) -> float:
     """The same in one round of all, whatever sites' lines.
 
     Equal shares or, where they are faster, such as the devices' own links and the pairs allow
     (eq. 6 of DeDLOC), with all places or without the one that has the slowest pair. Infinite where
-    nobody may sum. ``share`` is room to work in; nothing faster than ``enough`` seconds is looked
-    for.
+    nobody may sum. Nothing faster than ``enough`` seconds is looked for.
     """
     members, least, pair, back_s, slowest = 0, np.inf, np.inf, 0.0, -1
     summing, clients = 0, False
-    count = 0
-    for c in range(len(row)):
-        if row[c] > 0:
-            links.used[count] = c
-            count += 1
-    used = links.used[:count]
+    share = scratch.averaged
+    used = scratch.used[: _places_of(row, scratch.used)]
     for c in used:
         members += row[c]
         summing += row[c] if links.sums[c] else 0
@@ -358,7 +365,7 @@ def one_round_s(size: float, row: Any, links: Any, share: Floats, enough: float)
     return float(seconds + back_s)
 
 
-@jit
+@kernel
 def two_clocks_s(
     size: float, plain: float, row: Any, links: Any, scratch: Any, enough: float
 ) -> tuple[float, float]:
@@ -367,7 +374,7 @@ def two_clocks_s(
     See `planner.compose.two_clocks`; what sites' lines take beside is left aside. Nothing faster
     than ``enough`` seconds is looked for within a region.
     """
-    share, some, held = scratch.averaged, scratch.some, scratch.by_region
+    some, held = scratch.some, scratch.by_region
     places, used, least, within, spread = len(row), 0, np.inf, enough, 0.0
     held[:] = 0.0
     for c in range(places):
@@ -381,7 +388,7 @@ def two_clocks_s(
             some[c] = row[c] if links.region[c] == r else 0
             able += some[c] if links.sums[c] else 0
         least = min(least, able if held[r] > 1 else 1.0)
-        within = max(within, one_round_s(plain, some, links, share, within))
+        within = max(within, one_round_s(plain, some, links, scratch, within))
     if used == 1 or least == 0:
         return within, 0.0
     for c in range(places):
@@ -407,10 +414,10 @@ def two_clocks_s(
                 best = c
         if best >= 0:
             some[best] = 1
-    return within, one_round_s(size / least, some, links, share, 0.0) + spread
+    return within, one_round_s(size / least, some, links, scratch, 0.0) + spread
 
 
-@jit
+@kernel
 def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, float]:
     """Microbatches that a device of a place holds on a stage, without and with recomputation."""
     last = j == state.stages[0] - 1
@@ -436,7 +443,7 @@ def rooms(model: Any, links: Any, state: Any, j: int, c: int) -> tuple[float, fl
     return (plain if left >= scratch else 0.0), (few if again >= 0 else 0.0)
 
 
-@jit
+@kernel
 def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> float:
     """Period of stage j by itself, infinite if it is too full; sets shares, own seconds, room."""
     last = j == state.stages[0] - 1
@@ -477,7 +484,33 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
     return float(1.0 / rate)
 
 
-@jit
+@kernel
+def _pairs_in_use(here: Any, there: Any, links: Any, scratch: Any) -> int:
+    """Put pairs of places that both have devices first in ``scratch.pairs``, nearest first."""
+    places, found, pairs = len(here), scratch.pairs, 0
+    before, after = _places_of(here, scratch.used), _places_of(there, scratch.others)
+    count = before * after
+    if FEW * count > len(links.order):
+        for k in range(len(links.order)):
+            if here[links.order[k] // places] > 0 and there[links.order[k] % places] > 0:
+                found[pairs] = links.order[k]
+                pairs += 1
+        return pairs
+    for i in range(before):
+        for j in range(after):
+            # sorted as they come in
+            rank, k = links.rank[scratch.used[i] * places + scratch.others[j]], pairs
+            while k > 0 and found[k - 1] > rank:
+                found[k] = found[k - 1]
+                k -= 1
+            found[k] = rank
+            pairs += 1
+    for k in range(pairs):
+        found[k] = links.order[found[k]]
+    return pairs
+
+
+@kernel
 def _boundary_period(
     model: Any, links: Any, state: Any, scratch: Any, j: int, period: float, most: float
 ) -> float:
@@ -487,11 +520,8 @@ def _boundary_period(
     """
     size = model.output_bytes[state.cuts[j + 1] - 1]
     here, there = state.counts[j], state.counts[j + 1]
-    places, pairs = len(here), 0
-    for k in range(len(links.order)):
-        if here[links.order[k] // places] > 0 and there[links.order[k] % places] > 0:
-            scratch.pairs[pairs] = links.order[k]
-            pairs += 1
+    places = len(here)
+    pairs = _pairs_in_use(here, there, links, scratch)
     left, sites = 1.0, len(links.line)
     for _ in range(TRIALS):
         left, delay, paid = 1.0, 0.0, 0.0
@@ -526,8 +556,8 @@ def _boundary_period(
     return float(period * (1.0 + 2.0 * left))
 
 
-@jit
-def estimate(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
+@entry
+def estimate(model: Model, links: Links, state: State, scratch: Scratch, most: float) -> float:
     """Estimated seconds or dollars of a step; sets which stages recompute.
 
     Infinite where memory does not hold it, or where it is seen early that it is above ``most``: by
@@ -578,7 +608,7 @@ def estimate(model: Any, links: Any, state: Any, scratch: Any, most: float) -> f
     return float(seconds * each + messages)
 
 
-@jit
+@kernel
 def _stage_parameters(model: Any, state: Any, j: int) -> float:
     """With the head on the last stage."""
     parameters = model.parameters[state.cuts[j + 1]] - model.parameters[state.cuts[j]]
@@ -587,14 +617,14 @@ def _stage_parameters(model: Any, state: Any, j: int) -> float:
     return float(parameters)
 
 
-@jit
+@kernel
 def _averages_tied(model: Any, state: Any) -> bool:
     """Whether first and last stage average what embedding and head share, after all else."""
     apart = model.tied_parameters > 0 and state.stages[0] > 1
     return bool(apart and model.every == 1.0 and not model.delayed and not model.two_clocks)
 
 
-@jit
+@kernel
 def _averaged_parameters(model: Any, state: Any, j: int) -> float:
     """Of a stage, without what another one has too and averages with it."""
     parameters = _stage_parameters(model, state, j)
@@ -603,14 +633,14 @@ def _averaged_parameters(model: Any, state: Any, j: int) -> float:
     return float(parameters)
 
 
-@jit
+@kernel
 def _join_ends(state: Any, scratch: Any) -> None:
     """Devices of first and last stage by place."""
     for c in range(state.counts.shape[1]):
         scratch.some[c] = state.counts[0, c] + state.counts[state.stages[0] - 1, c]
 
 
-@jit
+@kernel
 def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> float:
     """Estimated seconds, infinite where it is seen early that they are more than ``most``.
 
@@ -664,7 +694,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
     for j in range(stages - 1, -1, -1):
         way += scratch.own_s[j] + scratch.delay_s[j]
         size = _averaged_parameters(model, state, j) * model.gradient_bytes
-        row, room, sent = state.counts[j], scratch.held, scratch.averaged_bytes
+        row = state.counts[j]
         plain, enough = size / model.wire_ratio, longest - way
         if tied and j == 0:
             enough = ends - way
@@ -673,7 +703,7 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             each = max(each, way + within)
             longest = max(longest, way + within + between)
             continue
-        seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
+        seconds = averaging_s(size, plain, row, links, scratch, enough)
         longest = max(longest, way + seconds)
         if j == 0 or j == stages - 1:
             ends = max(ends, way + seconds)
@@ -681,13 +711,9 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
             return np.inf
     if tied:
         _join_ends(state, scratch)
-        size, room, sent = (
-            model.tied_parameters * model.gradient_bytes,
-            scratch.held,
-            scratch.averaged_bytes,
-        )
+        size = model.tied_parameters * model.gradient_bytes
         plain, row, enough = size / model.wire_ratio, scratch.some, longest - ends
-        seconds = averaging_s(size, plain, row, links, scratch.averaged, room, sent, enough)
+        seconds = averaging_s(size, plain, row, links, scratch, enough)
         longest = max(longest, ends + seconds)
     for s in range(len(links.line)):
         # all stages average at about the same time
@@ -705,13 +731,13 @@ def _step_s(model: Any, links: Any, state: Any, scratch: Any, most: float) -> fl
     return float(alone + averages / model.every)
 
 
-@jit
+@kernel
 def _row(counts: Any, source: int, target: int) -> None:
     for c in range(counts.shape[1]):
         counts[target, c] = counts[source, c]
 
 
-@jit
+@kernel
 def _members(state: Any, j: int) -> int:
     total = 0
     for c in range(state.counts.shape[1]):
@@ -719,7 +745,7 @@ def _members(state: Any, j: int) -> int:
     return total
 
 
-@jit
+@kernel
 def _copy(source: Any, target: Any) -> None:
     target.stages[0] = source.stages[0]
     for j in range(source.counts.shape[0]):
@@ -730,7 +756,7 @@ def _copy(source: Any, target: Any) -> None:
     target.cuts[len(source.cuts) - 1] = source.cuts[len(source.cuts) - 1]
 
 
-@jit
+@kernel
 def _speed(links: Any, state: Any, j: int) -> float:
     """What a stage's devices compute a second."""
     found = 0.0
@@ -739,7 +765,7 @@ def _speed(links: Any, state: Any, j: int) -> float:
     return found
 
 
-@jit
+@kernel
 def _shift(state: Any, i: int, j: int, layers: int) -> bool:
     """So many layers from stage i to stage j, over those between; whether each keeps one."""
     for k in range(i + 1, j + 1):
@@ -752,7 +778,7 @@ def _shift(state: Any, i: int, j: int, layers: int) -> bool:
     return sound
 
 
-@jit
+@kernel
 def _move_devices(model: Any, links: Any, state: Any, random: Any) -> bool:
     """Some or all devices of a place, from one stage to another, or out, or in.
 
@@ -784,7 +810,7 @@ def _move_devices(model: Any, links: Any, state: Any, random: Any) -> bool:
     return True
 
 
-@jit
+@kernel
 def _swap_places(state: Any, random: Any) -> bool:
     """As many devices of one place against those of another between two stages."""
     stages, places = state.stages[0], state.counts.shape[1]
@@ -801,7 +827,7 @@ def _swap_places(state: Any, random: Any) -> bool:
     return True
 
 
-@jit
+@kernel
 def _shift_layers(state: Any, random: Any) -> bool:
     """A layer from one stage to a neighbour, or over the stages between to a distant one."""
     stages = state.stages[0]
@@ -812,7 +838,7 @@ def _shift_layers(state: Any, random: Any) -> bool:
     return 0 <= j < stages and i != j and bool(_shift(state, i, j, 1))
 
 
-@jit
+@kernel
 def _exchange(state: Any, i: int, j: int, along: bool) -> None:
     """Devices of two neighbouring stages, and their numbers of layers if ``along``."""
     for c in range(state.counts.shape[1]):
@@ -823,7 +849,7 @@ def _exchange(state: Any, i: int, j: int, along: bool) -> None:
         state.cuts[j] = state.cuts[i] + state.cuts[j + 1] - state.cuts[j]
 
 
-@jit
+@kernel
 def _reorder(model: Any, state: Any, random: Any) -> bool:
     """A stage to another place in the order, or a run of stages in reverse; half of the time
     with their layers."""
@@ -846,8 +872,8 @@ def _reorder(model: Any, state: Any, random: Any) -> bool:
     return True
 
 
-@jit
-def _split(model: Any, links: Any, state: Any, random: Any) -> bool:
+@kernel
+def _split(model: Any, links: Any, state: Any, scratch: Any, random: Any) -> bool:
     """A stage in two, with layers in proportion: half of every place, or those near one of them."""
     stages = state.stages[0]
     j = next_below(random, stages)
@@ -859,19 +885,14 @@ def _split(model: Any, links: Any, state: Any, random: Any) -> bool:
         state.cuts[k + 1] = state.cuts[k]
     state.stages[0] += 1
     here, there = state.counts[j], state.counts[j + 1]
-    count = 0
-    for c in range(len(here)):
-        if here[c] > 0:
-            links.used[count] = c
-            count += 1
-    used = links.used[:count]
+    used = scratch.used[: _places_of(here, scratch.used)]
     if len(used) == 1 or next_unit(random) < 0.2:
         for c in used:
             here[c] //= 2
             there[c] -= here[c]
     else:
         first = used[next_below(random, len(used))]
-        size, away = 2 * model.output_bytes[a], links.away[: len(used)]
+        size, away = 2 * model.output_bytes[a], scratch.away[: len(used)]
         for k, c in enumerate(used):
             # places as near as each other come in any order
             both_s = links.there_and_back_s[first, c] + size / links.slower[first, c]
@@ -897,7 +918,7 @@ def _split(model: Any, links: Any, state: Any, random: Any) -> bool:
     return True
 
 
-@jit
+@kernel
 def _merge(state: Any, random: Any) -> bool:
     """Two neighbouring stages in one."""
     stages = state.stages[0]
@@ -916,7 +937,7 @@ def _merge(state: Any, random: Any) -> bool:
     return True
 
 
-@jit
+@kernel
 def _make(model: Any, links: Any, state: Any, random: Any) -> bool:
     """A stage of all devices of a place, anywhere in the order.
 
@@ -951,8 +972,10 @@ def _make(model: Any, links: Any, state: Any, random: Any) -> bool:
     return bool(_shift(state, i + (i >= j), j, layers))
 
 
-@jit
-def change(model: Any, links: Any, state: Any, random: Any, fixed: bool) -> bool:
+@entry
+def change(
+    model: Model, links: Links, state: State, scratch: Scratch, random: Words, fixed: bool
+) -> bool:
     """One random change; whether there was one.
 
     ``fixed``: the number of stages stays; two are merged and another is split. Where layers are
@@ -968,23 +991,23 @@ def change(model: Any, links: Any, state: Any, random: Any, fixed: bool) -> bool
     if u < ORDER:
         return bool(_reorder(model, state, random))
     if fixed:
-        return bool(_merge(state, random)) and bool(_split(model, links, state, random))
+        return bool(_merge(state, random)) and bool(_split(model, links, state, scratch, random))
     if u < SPLIT:
-        return bool(_split(model, links, state, random))
+        return bool(_split(model, links, state, scratch, random))
     if u < MADE:
         return bool(_make(model, links, state, random))
     return bool(_merge(state, random))
 
 
-@jit
+@entry
 def anneal(
-    model: Any,
-    links: Any,
-    state: Any,
-    tried: Any,
-    best: Any,
-    scratch: Any,
-    random: Any,
+    model: Model,
+    links: Links,
+    state: State,
+    tried: State,
+    best: State,
+    scratch: Scratch,
+    random: Words,
     values: Floats,
     trials: int,
     warm: float,
@@ -997,7 +1020,7 @@ def anneal(
     """
     for k in range(trials):
         _copy(state, tried)
-        if not change(model, links, tried, random, fixed):
+        if not change(model, links, tried, scratch, random, fixed):
             continue
         heat = warm * (cold / warm) ** (k / trials) * values[0]
         most = values[0] - heat * math.log(max(next_unit(random), 1e-300))

@@ -223,11 +223,10 @@ class LayoutSearch:
             places.line,
             places.region,
             order,
+            np.argsort(order),
             self.given.equal,
             places.usd_per_s,
             places.usd_per_byte,
-            np.zeros(len(places), dtype=np.int64),
-            np.zeros(len(places)),
         )
         self.found: dict[tuple[int, Start], Estimated] = {}
         self._numpy = np.random.default_rng(seed)
@@ -249,6 +248,9 @@ class LayoutSearch:
             np.zeros(len(places), dtype=np.int64),
             np.zeros(len(places)),
             np.zeros(len(places) ** 2, dtype=np.int64),
+            np.zeros(len(places), dtype=np.int64),
+            np.zeros(len(places), dtype=np.int64),
+            np.zeros(len(places)),
         )
 
     @property
@@ -354,7 +356,7 @@ class LayoutSearch:
 
     def _change(self, state: State) -> bool:
         fixed = self.given.stages is not None
-        return bool(change(self.model, self.links, state, self._random, fixed))
+        return bool(change(self.model, self.links, state, self._scratch, self._random, fixed))
 
     def _estimate(self, state: State) -> float:
         """In full, however much it is."""

@@ -15,48 +15,15 @@ more: Metropolis' rule with the random number drawn first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numba.core.options import DefaultOptions
-from numpy.typing import NDArray
 
 from planner.genetic.arrangement import Arrangement, solve_boundary
-from planner.genetic.tables import Floats, Ints, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Floats, Floats2, Ints, Words
+from planner.search.compiled import allocating, allocating_entry, pasted
 from planner.search.rng import next_below, next_unit
-
-Word = NDArray[np.uint64]
-
-jit = njit(cache=True, nogil=True)
-
-Step = TypeVar("Step", bound=Callable[..., Any])
-
-
-def inlined(step: Step) -> Step:
-    """Compile a step of a move: pasted into its caller, without counting references to arrays.
-
-    Passing a state of ten arrays and counting references to them would take longer than the move
-    itself. What is compiled so may not make arrays.
-
-    Parameters
-    ----------
-    step
-        A function in the subset that numba compiles.
-
-    Returns
-    -------
-    Step
-        Callable from compiled code.
-    """
-    options: dict[str, Any] = {"forceinline": True}
-    # numba has no public name for leaving out its runtime, which counts the references; a release
-    # that drops this one refuses unknown options, and counts without it: slower, the same numbers
-    if hasattr(DefaultOptions, "_nrt"):
-        options["_nrt"] = False
-    compiled: Step = njit(cache=True, nogil=True, **options)(step)
-    return compiled
 
 
 class Stint(NamedTuple):
@@ -107,7 +74,7 @@ class State(NamedTuple):
     after: Ints
     before: Ints
     slot_of: Ints
-    load: Floats
+    load: Floats2
     group_max: Floats
     group_sum: Floats
     hop_at: Floats
@@ -136,13 +103,13 @@ class Change(NamedTuple):
     group_max: Floats
 
 
-@jit
+@allocating_entry
 def anneal(
     tables: Tables,
     arrangement: Arrangement,
     best: Ints,
     best_cost: float,
-    word: Word,
+    word: Words,
     stint: Stint,
 ) -> float:
     """Anneal in place; keep the best slots seen in ``best`` and return their cost.
@@ -191,7 +158,7 @@ def anneal(
     return best_cost
 
 
-@jit
+@allocating
 def _weighed(tables: Tables, arrangement: Arrangement) -> State:
     """The state of an arrangement, whose arrays it shares."""
     device_at, after, before = arrangement
@@ -213,7 +180,7 @@ def _weighed(tables: Tables, arrangement: Arrangement) -> State:
     return state
 
 
-@jit
+@allocating
 def _room(stages: int) -> Change:
     return Change(
         np.empty(4, dtype=np.int64),
@@ -225,13 +192,13 @@ def _room(stages: int) -> Change:
     )
 
 
-@inlined
+@pasted
 def _find_slots(state: State) -> None:
     for p in range(len(state.device_at)):
         state.slot_of[state.device_at[p]] = p
 
 
-@jit
+@allocating
 def _weigh(tables: Tables, state: State) -> None:
     """All sums and maxima from scratch."""
     n, stages = len(state.device_at), len(tables.sizes)
@@ -259,7 +226,7 @@ def _weigh(tables: Tables, state: State) -> None:
                 state.hop_sum[j] += state.hop_at[p]
 
 
-@inlined
+@pasted
 def _smoothed(tables: Tables, state: State, w: float) -> float:
     """The smoothed objective."""
     n = len(state.device_at)
@@ -270,7 +237,7 @@ def _smoothed(tables: Tables, state: State, w: float) -> float:
     return value
 
 
-@inlined
+@pasted
 def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
     """Smoothed data-parallel cost: max over groups, mean over groups, mean over devices."""
     worst = 0.0
@@ -281,7 +248,7 @@ def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
     return (1 - w) * worst + w * (0.5 * mean / len(group_max) + 0.5 * total / n)
 
 
-@inlined
+@pasted
 def _new_level(
     tables: Tables, state: State, boundary: int, p: int, p_value: float, q: int, q_value: float
 ) -> float:
@@ -302,8 +269,8 @@ def _new_level(
     return value
 
 
-@inlined
-def _exchange_tails(tables: Tables, state: State, word: Word, w: float, slack: float) -> bool:
+@pasted
+def _exchange_tails(tables: Tables, state: State, word: Words, w: float, slack: float) -> bool:
     """Two slots of a stage swap their partners in the next one; False if nothing changed."""
     device_at, after, before, hop_at = state.device_at, state.after, state.before, state.hop_at
     p, q = _draw_tails(tables, state, word)
@@ -338,8 +305,8 @@ def _exchange_tails(tables: Tables, state: State, word: Word, w: float, slack: f
     return True
 
 
-@inlined
-def _draw_tails(tables: Tables, state: State, word: Word) -> tuple[int, int]:
+@pasted
+def _draw_tails(tables: Tables, state: State, word: Words) -> tuple[int, int]:
     """Two slots of one stage that is not the last; the second is -1 if none was found.
 
     Half of the time the second is the one whose partner is near the first one's device.
@@ -357,8 +324,8 @@ def _draw_tails(tables: Tables, state: State, word: Word) -> tuple[int, int]:
     return p, -1
 
 
-@jit
-def _reverse_stages(tables: Tables, state: State, word: Word, w: float, slack: float) -> bool:
+@allocating
+def _reverse_stages(tables: Tables, state: State, word: Words, w: float, slack: float) -> bool:
     """Reverse a run of stages; False if nothing was touched."""
     stages = len(tables.sizes)
     low = next_below(word, stages)
@@ -381,7 +348,7 @@ def _reverse_stages(tables: Tables, state: State, word: Word, w: float, slack: f
     return True
 
 
-@jit
+@allocating
 def _mirror(tables: Tables, arrangement: Arrangement, low: int, high: int) -> None:
     """Reverse the stages low..high, whose sizes are palindromic."""
     device_at, after, before = arrangement
@@ -405,7 +372,7 @@ def _mirror(tables: Tables, arrangement: Arrangement, low: int, high: int) -> No
         solve_boundary(tables, arrangement, high)
 
 
-@inlined
+@pasted
 def _mirrored(tables: Tables, slot: int, ends: int) -> int:
     """Where a slot of the run goes; -1 stays -1. ``ends``: first plus last stage of the run."""
     if slot < 0:
@@ -415,9 +382,9 @@ def _mirrored(tables: Tables, slot: int, ends: int) -> int:
     return place
 
 
-@inlined
+@pasted
 def _exchange_devices(
-    tables: Tables, state: State, change: Change, word: Word, w: float, slack: float
+    tables: Tables, state: State, change: Change, word: Words, w: float, slack: float
 ) -> bool:
     """Two slots swap their devices; False if nothing changed."""
     p, q = _draw_devices(tables, state, word)
@@ -450,8 +417,8 @@ def _exchange_devices(
     return True
 
 
-@inlined
-def _draw_devices(tables: Tables, state: State, word: Word) -> tuple[int, int]:
+@pasted
+def _draw_devices(tables: Tables, state: State, word: Words) -> tuple[int, int]:
     """Two slots; half of the time the second holds a device near one of the first's partners."""
     n = len(state.device_at)
     p = next_below(word, n)
@@ -467,7 +434,7 @@ def _draw_devices(tables: Tables, state: State, word: Word) -> tuple[int, int]:
     return p, state.slot_of[near[next_below(word, len(near))]]
 
 
-@inlined
+@pasted
 def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) -> int:
     """Note the hops that change when slots p < q swap devices; how many there are."""
     device_at, after, before = state.device_at, state.after, state.before
@@ -498,7 +465,7 @@ def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) 
     return count
 
 
-@inlined
+@pasted
 def _price_hops(
     tables: Tables, state: State, change: Change, hops: int, w: float
 ) -> tuple[int, float]:
@@ -533,7 +500,7 @@ def _price_hops(
     return parts, delta
 
 
-@inlined
+@pasted
 def _price_groups(
     tables: Tables,
     state: State,
@@ -571,7 +538,7 @@ def _price_groups(
     return delta + (_exchange_term(trial, total + sum_i + sum_j, n, w) - now), sum_i, sum_j
 
 
-@inlined
+@pasted
 def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> float:
     """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]
@@ -584,7 +551,7 @@ def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> flo
     return worst
 
 
-@inlined
+@pasted
 def _replace(tables: Tables, state: State, j: int, gone: int, come: int) -> None:
     """Sums of eq. 2 in group j after device ``come`` took the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]

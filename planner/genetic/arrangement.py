@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from planner.genetic.tables import Floats, Ints, Tables
+from planner.genetic.tables import Tables
 from planner.matching.bottleneck import fill_matching
-
-jit = njit(cache=True, nogil=True)
+from planner.search.arrays import Floats2, Ints
+from planner.search.compiled import allocating, allocating_entry
 
 
 class Arrangement(NamedTuple):
@@ -62,7 +61,7 @@ def cost_of(tables: Tables, slots: Ints) -> float:
     return float(exact_cost(tables, Arrangement.of(slots)))
 
 
-@jit
+@allocating
 def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> None:
     """Replace one boundary's matching by a bottleneck matching (eq. 3).
 
@@ -103,7 +102,7 @@ def solve_boundary(tables: Tables, arrangement: Arrangement, boundary: int) -> N
         before[b] = a
 
 
-@jit
+@allocating_entry
 def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
     """Bottleneck matchings at every boundary.
 
@@ -120,7 +119,7 @@ def solve_matchings(tables: Tables, arrangement: Arrangement) -> None:
         solve_boundary(tables, arrangement, boundary)
 
 
-@jit
+@allocating_entry
 def exchange_cost(tables: Tables, device_at: Ints) -> float:
     """Eq. 2 and its maximum over the stages.
 
@@ -147,7 +146,7 @@ def exchange_cost(tables: Tables, device_at: Ints) -> float:
     return worst
 
 
-@jit
+@allocating_entry
 def current_cost(tables: Tables, arrangement: Arrangement) -> float:
     """Eq. 1 with the arrangement's own matchings instead of the best ones.
 
@@ -175,7 +174,7 @@ def current_cost(tables: Tables, arrangement: Arrangement) -> float:
     return cost
 
 
-@jit
+@allocating_entry
 def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
     """Eq. 1 for the groups in their order; leaves bottleneck matchings behind.
 
@@ -196,8 +195,8 @@ def exact_cost(tables: Tables, arrangement: Arrangement) -> float:
     return cost
 
 
-@jit
-def group_levels(tables: Tables, device_at: Ints) -> Floats:
+@allocating_entry
+def group_levels(tables: Tables, device_at: Ints) -> Floats2:
     """S x S bottleneck costs between equal groups: the coarsened graph of eq. 4.
 
     Parameters

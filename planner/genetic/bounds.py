@@ -6,7 +6,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from planner.genetic.tables import Floats, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Floats
 
 STAR_AND_FOREST = "star and forest"
 """Kind of the witness of `quick_bound`: the argument needs no data but the problem's."""

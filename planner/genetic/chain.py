@@ -23,7 +23,8 @@ from planner.genetic.arrangement import cost_of, exchange_cost
 from planner.genetic.bounds import Forest, star_bound
 from planner.genetic.keeping import can_keep
 from planner.genetic.kept_sets import KeptSets, Key, Mask
-from planner.genetic.tables import Ints, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Ints
 
 AGREE = 1e-9
 """Sums of the same costs in another order differ by a smaller share."""

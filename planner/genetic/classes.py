@@ -18,9 +18,10 @@ from ortools.sat.python import cp_model
 
 from planner.genetic.bounds import Forest
 from planner.genetic.cover import cover_smaller_side
-from planner.genetic.tables import Floats, Ints, Tables
+from planner.genetic.tables import Tables
 from planner.network.alike import alike_devices
 from planner.problems import AssignmentProblem
+from planner.search.arrays import Floats, Ints
 from planner.search.cp_sat import solve_interruptibly, solver_for, work_of
 
 PRECISION = 1e-7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.genetic.tables import Ints
+from planner.search.arrays import Ints
 
 
 def cover_smaller_side(

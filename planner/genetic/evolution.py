@@ -19,7 +19,8 @@ from deap import base, tools
 from planner.genetic.arrangement import cost_of
 from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.order import best_order
-from planner.genetic.tables import Ints, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
 
 

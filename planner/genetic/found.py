@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.genetic.arrangement import Arrangement, solve_matchings
-from planner.genetic.tables import Ints, Tables, groups_of
+from planner.genetic.tables import Tables, groups_of
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
+from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from planner.genetic.order import best_order
-from planner.genetic.tables import Ints, Tables
+from planner.genetic.tables import Tables
 from planner.problems import AssignmentProblem
+from planner.search.arrays import Ints
 
 
 def region_greedy(problem: AssignmentProblem, tables: Tables) -> Ints:

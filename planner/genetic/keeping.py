@@ -9,7 +9,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.genetic.cover import cover_smaller_side
-from planner.genetic.tables import Floats, Ints, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Floats, Ints
 from planner.search.cp_sat import solve_interruptibly, solver_for
 
 SAFETY = 1e-9

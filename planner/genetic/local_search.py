@@ -9,11 +9,9 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numba import njit
 
-from planner.genetic.tables import Floats, Ints
-
-jit = njit(cache=True, nogil=True)
+from planner.search.arrays import Floats2, Ints
+from planner.search.compiled import allocating_entry, kernel
 
 
 class Gain(enum.StrEnum):
@@ -28,8 +26,8 @@ class Gain(enum.StrEnum):
     NONE = "none"
 
 
-@jit
-def _fastest(w: Floats, group_of: Ints, group: int) -> tuple[int, int]:
+@kernel
+def _fastest(w: Floats2, group_of: Ints, group: int) -> tuple[int, int]:
     """Ends of the fastest link inside a group; (-1, -1) for a group of one."""
     n = len(group_of)
     a, b = -1, -1
@@ -42,8 +40,8 @@ def _fastest(w: Floats, group_of: Ints, group: int) -> tuple[int, int]:
     return a, b
 
 
-@jit
-def _to_group(w: Floats, group_of: Ints, device: int, group: int) -> float:
+@kernel
+def _to_group(w: Floats2, group_of: Ints, device: int, group: int) -> float:
     """Sum of w from a device to the members of a group."""
     total: float = 0.0
     for e in range(len(group_of)):
@@ -52,9 +50,9 @@ def _to_group(w: Floats, group_of: Ints, device: int, group: int) -> float:
     return total
 
 
-@jit
+@kernel
 def _gain_paper(
-    w: Floats, group_of: Ints, sizes: Ints, d: int, d_fast: int, e: int, e_fast: int
+    w: Floats2, group_of: Ints, sizes: Ints, d: int, d_fast: int, e: int, e_fast: int
 ) -> float:
     """The paper's GAIN for d of C_j (fastest partner ``d_fast``) and e of C_j'.
 
@@ -71,8 +69,8 @@ def _gain_paper(
     return gain
 
 
-@jit
-def _gain_kl(w: Floats, group_of: Ints, d: int, e: int) -> float:
+@kernel
+def _gain_kl(w: Floats2, group_of: Ints, d: int, e: int) -> float:
     """GAIN_KL of section 3.4."""
     own, other = group_of[d], group_of[e]
     gain: float = (
@@ -85,9 +83,9 @@ def _gain_kl(w: Floats, group_of: Ints, d: int, e: int) -> float:
     return gain
 
 
-@jit
+@kernel
 def _best_paper_swap(
-    w: Floats, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int
+    w: Floats2, group_of: Ints, sizes: Ints, locked: Ints, i: int, j: int
 ) -> tuple[float, int, int]:
     """Best of the four swaps between the ends of both groups' fastest links.
 
@@ -108,9 +106,9 @@ def _best_paper_swap(
     return best, best_d, best_e
 
 
-@jit
+@kernel
 def _best_kl_swap(
-    w: Floats, group_of: Ints, locked: Ints, i: int, j: int
+    w: Floats2, group_of: Ints, locked: Ints, i: int, j: int
 ) -> tuple[float, int, int]:
     """Best swap by Kernighan-Lin's gain over all pairs, returned as by `_best_paper_swap`."""
     best, best_d, best_e = -np.inf, -1, -1
@@ -126,8 +124,8 @@ def _best_kl_swap(
     return best, best_d, best_e
 
 
-@jit
-def improve_pairs(w: Floats, group_of: Ints, order: Ints) -> None:
+@allocating_entry
+def improve_pairs(w: Floats2, group_of: Ints, order: Ints) -> None:
     """Swap by Kernighan-Lin's gain between every pair of groups while the gain is positive.
 
     A device moves at most once per call, so the pass ends.
@@ -150,8 +148,8 @@ def improve_pairs(w: Floats, group_of: Ints, order: Ints) -> None:
                 locked[d] = locked[e] = 1
 
 
-@jit
-def improve_circular(w: Floats, group_of: Ints, sizes: Ints, order: Ints) -> None:
+@allocating_entry
+def improve_circular(w: Floats2, group_of: Ints, sizes: Ints, order: Ints) -> None:
     """A chain of swaps by the paper's gain, kept up to its best prefix.
 
     The chain goes round the groups in ``order``: each step swaps the best unlocked pair between

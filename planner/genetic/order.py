@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from planner.genetic.arrangement import group_levels
-from planner.genetic.tables import Ints, Tables
+from planner.genetic.tables import Tables
 from planner.matching.path_tsp import EXACT_NODES, open_path
+from planner.search.arrays import Ints
 from planner.search.stop import MaxIterations
 
 

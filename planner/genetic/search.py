@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from planner.genetic.anneal import Stint, anneal
 from planner.genetic.arrangement import Arrangement, cost_of, current_cost, exact_cost
 from planner.genetic.order import best_order
-from planner.genetic.tables import Ints, Tables
+from planner.genetic.tables import Tables
+from planner.search.arrays import Ints
 from planner.search.incumbent import Incumbent
 
 

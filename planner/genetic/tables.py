@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.problems import AssignmentProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from planner.search.arrays import Floats3, Ints, Ints2
 
 NEAR = 24
 """Length of a device's list of near devices, from which the search draws partners."""
@@ -36,11 +33,11 @@ class Tables(NamedTuple):
     sizes: Ints
     first: Ints
     stage: Ints
-    exchange: Floats
+    exchange: Floats3
     exchange_of: Ints
-    hop: Floats
+    hop: Floats3
     hop_of: Ints
-    near: Ints
+    near: Ints2
 
     @property
     def free_order(self) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.values import short
+from planner.search.arrays import Floats2, Ints
+from planner.search.compiled import allocating_entry
 
 
 class MatchingError(ValueError):
@@ -94,10 +95,8 @@ def _name(number: float) -> str:
     return "NaN" if np.isnan(number) else f"{number}"
 
 
-@njit(cache=True, nogil=True)
-def fill_matching(
-    cost: NDArray[np.float64], column_of: NDArray[np.int64], row_of: NDArray[np.int64]
-) -> float:
+@allocating_entry
+def fill_matching(cost: Floats2, column_of: Ints, row_of: Ints) -> float:
     """Bottleneck assignment for ``n <= m``; its value is returned.
 
     Parameters

@@ -6,11 +6,12 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from planner.matching.bottleneck import MatchingError, numbers
 from planner.problems.quantities import seed_of
+from planner.search.arrays import Floats2, Ints
+from planner.search.compiled import allocating_entry, kernel
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxRuntime, StoppingCriterion, started
@@ -141,8 +142,8 @@ def _canonical(cost: NDArray[np.float64], order: tuple[int, ...]) -> tuple[int, 
     return order
 
 
-@njit(cache=True, nogil=True)
-def _held_karp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
+@allocating_entry
+def _held_karp(cost: Floats2) -> tuple[Ints, float]:
     """Best order and its length by dynamic programming over (visited set, last node)."""
     n = len(cost)
     full = 1 << n
@@ -203,8 +204,8 @@ def _assignment_bound(cost: NDArray[np.float64]) -> float:
     return float(padded[rows, columns].sum())
 
 
-@njit(cache=True, nogil=True)
-def _nearest_neighbour(cost: NDArray[np.float64], start: int) -> NDArray[np.int64]:
+@allocating_entry
+def _nearest_neighbour(cost: Floats2, start: int) -> Ints:
     n = len(cost)
     order = np.empty(n, dtype=np.int64)
     used = np.zeros(n, dtype=np.bool_)
@@ -222,16 +223,16 @@ def _nearest_neighbour(cost: NDArray[np.float64], start: int) -> NDArray[np.int6
     return order
 
 
-@njit(cache=True, nogil=True)
-def _length(cost: NDArray[np.float64], order: NDArray[np.int64]) -> float:
+@kernel
+def _length(cost: Floats2, order: Ints) -> float:
     total = 0.0
     for i in range(len(order) - 1):
         total += cost[order[i], order[i + 1]]
     return total
 
 
-@njit(cache=True, nogil=True)
-def _improve(cost: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+@allocating_entry
+def _improve(cost: Floats2, order: Ints) -> Ints:
     """Reversals (2-opt) and moves of up to three nodes (Or-opt), first improvement."""
     n = len(order)
     current = _length(cost, order)

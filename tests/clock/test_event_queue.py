@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ ACTIONS = st.lists(
 
 
 @given(actions=ACTIONS)
-def test_events_come_by_time_then_as_announced(actions: list[tuple[str, ...]]) -> None:
+def test_events_come_by_time_then_as_announced(actions: list[tuple[Any, ...]]) -> None:
     """A forecast that changes counts as announced anew."""
     queue = EventQueue.of(len(actions) + SLOTS, SLOTS)
     expected: list[tuple[float, int, int, int]] = []

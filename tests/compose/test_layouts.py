@@ -74,7 +74,7 @@ def test_averaging_is_between_the_best_shares_and_equal_ones(row: list[int], see
     cluster = regions([3, 3, 3], seed)
     places = Places.of(cluster)
     search = LayoutSearch(places, model())
-    found = one_round_s(1e7, np.array(row), search.links, np.zeros(len(row)), 0.0)
+    found = one_round_s(1e7, np.array(row), search.links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     if len(members) < 2:
         assert found == 0.0

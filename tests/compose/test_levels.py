@@ -83,10 +83,9 @@ def test_the_estimate_is_no_less_than_the_rounds(
     sums = [k // 4 not in mute for k in range(4 * len(row))]
     cluster = nodes([4] * len(row), line=line, inside=inside, can_aggregate=sums)
     places = Places.of(cluster)
-    search, sites = LayoutSearch(places, model()), len(places.line)
-    share, held, sent = np.zeros(len(row)), np.zeros(sites), np.zeros(sites)
+    search = LayoutSearch(places, model())
     wire = codec.wire_ratio
-    found = averaging_s(1e7 * wire, 1e7, np.array(row), search.links, share, held, sent, 0.0)
+    found = averaging_s(1e7 * wire, 1e7, np.array(row), search.links, search._scratch, 0.0)
     members = tuple(d for c, k in enumerate(row) for d in places.members[c][:k])
     links = Links.of(cluster)
     try:
@@ -107,9 +106,8 @@ def test_lines_of_those_who_sum_for_others() -> None:
     search = LayoutSearch(places, model())
     row = np.array([2 if places.members[c][0] % 2 == 0 else 0 for c in range(len(places.members))])
     assert row.sum() == 6
-    share, held, sent = np.zeros(len(row)), np.zeros(3), np.zeros(3)
-    averaging_s(1e7, 1e7, row, search.links, share, held, sent, 0.0)
-    assert sorted(sent) == pytest.approx([2e7, 2e7, 4e7])
+    averaging_s(1e7, 1e7, row, search.links, search._scratch, 0.0)
+    assert sorted(search._scratch.averaged_bytes) == pytest.approx([2e7, 2e7, 4e7])
 
 
 def test_a_plan_of_machines(tmp_path: Path) -> None:

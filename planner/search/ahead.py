@@ -1,0 +1,104 @@
+"""Compile kernels ahead of time: ``python -m planner.search.ahead``, with a C compiler at hand.
+
+Done by the build of a wheel (``hatch_build.py``), and by hand after a kernel has changed. What
+stands behind it is ``numba.pycc``, which numba means to replace: when it goes, this file goes, and
+kernels are compiled at first use, as where no C compiler is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numba
+import numpy as np
+
+from planner.search.arrays import array_type, is_tuple, types_of
+from planner.search.compiled import ENTRIES, EXTENSIONS, PACKAGE, RECORD, digest_of
+
+MODULES = (
+    "planner.search.rng",
+    "planner.clock.event_queue",
+    "planner.clock.kernel",
+    "planner.compose.layout_kernel",
+    "planner.compose.flow_paths",
+    "planner.checker.clock_loop",
+    "planner.matching.bottleneck",
+    "planner.matching.path_tsp",
+    "planner.genetic.arrangement",
+    "planner.genetic.anneal",
+    "planner.genetic.local_search",
+)
+"""With kernels; whatever kernels these call must be among them."""
+
+
+def main() -> int:
+    """Make the extensions and the record of their sources, in the package's folder."""
+    RECORD.unlink(missing_ok=True)  # numba compiles what it can read
+    for room in {module.rpartition(".")[0] for module in MODULES}:
+        # without what a room's face imports: solvers that no kernel needs
+        sys.modules[room] = ModuleType(room)
+        sys.modules[room].__path__ = [str(PACKAGE / room.rpartition(".")[2])]
+    kernels = [importlib.import_module(module) for module in MODULES]
+    for allocates, name in EXTENSIONS.items():
+        entries = {key: one for key, (one, also) in ENTRIES.items() if also == allocates}
+        _compile(name, entries, allocates=allocates)
+    sources = sorted({path for module in kernels for path in (_file(module), *_imported(module))})
+    digests = {path.relative_to(PACKAGE).as_posix(): digest_of(path) for path in sources}
+    RECORD.write_text(json.dumps({"modules": MODULES, "sources": digests}, indent=1))
+    return 0
+
+
+def _file(module: ModuleType) -> Path:
+    assert module.__file__ is not None
+    return Path(module.__file__)
+
+
+def _imported(module: ModuleType) -> Iterator[Path]:
+    """Files that a module takes constants and named tuples from."""
+    for node in ast.parse(_file(module).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planner."):
+            yield _file(sys.modules[str(node.module)])
+
+
+def _compile(name: str, entries: dict[str, Callable[..., Any]], *, allocates: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it will be replaced
+        made = importlib.import_module("numba.pycc").CC(name)
+    made.output_dir, made.target_cpu, made.use_nrt = str(PACKAGE), "generic", allocates
+    for key, function in entries.items():
+        made.export(key, _signature(function))(function)
+    made.compile()
+
+
+def _signature(function: Callable[..., Any]) -> Any:
+    kinds = types_of(function)
+    returned = kinds.pop("return")
+    arguments = [_type(kind) for kind in kinds.values()]
+    return (numba.types.none if returned is type(None) else _type(returned))(*arguments)
+
+
+def _type(kind: Any) -> Any:
+    """Numba's type of an annotation."""
+    types: Any = importlib.import_module("numba.types")
+    array = array_type(kind)
+    if array is not None:
+        return types.Array(numba.from_dtype(array[0]), array[1], "C")
+    if is_tuple(kind):
+        return types.NamedTuple([_type(inner) for inner in types_of(kind).values()], kind)
+    if getattr(kind, "__origin__", None) is tuple:
+        return types.Tuple([_type(inner) for inner in kind.__args__])
+    return {int: types.int64, float: types.float64, bool: types.boolean, np.bool_: types.boolean}[
+        kind
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

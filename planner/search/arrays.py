@@ -1,0 +1,68 @@
+"""Types of the arrays that kernels take: what they hold and how many dimensions they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Words = NDArray[np.uint64]
+Floats2 = Annotated[NDArray[np.float64], 2]
+Floats3 = Annotated[NDArray[np.float64], 3]
+Ints2 = Annotated[NDArray[np.int64], 2]
+Ints3 = Annotated[NDArray[np.int64], 3]
+"""One dimension where no number says otherwise."""
+
+
+def array_type(kind: Any) -> tuple[np.dtype[Any], int] | None:
+    """What an annotated array holds and its dimensions; None for any other annotation."""
+    dimensions = 1
+    if get_origin(kind) is Annotated:
+        kind, dimensions = get_args(kind)
+    if get_origin(kind) is not np.ndarray:
+        return None
+    return np.dtype(get_args(get_args(kind)[1])[0]), dimensions
+
+
+def is_tuple(kind: Any) -> bool:
+    """Whether an annotation is a named tuple."""
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def types_of(named: Any) -> dict[str, Any]:
+    """Annotations of a function or of a named tuple, in order."""
+    return get_type_hints(named, include_extras=True)
+
+
+def checked(function: Callable[..., Any], made: FunctionT) -> FunctionT:
+    """What was made from a function, with its arguments checked: for tests.
+
+    Code that was compiled ahead of time takes an array of another type for what it is not.
+    """
+    kinds = types_of(function)
+
+    def call(*arguments: Any) -> Any:
+        for (name, kind), value in zip(kinds.items(), arguments, strict=False):
+            _check(name, value, kind)
+        return made(*arguments)
+
+    return cast("FunctionT", call)
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    expected = array_type(kind)
+    if expected is not None:
+        assert (value.dtype, value.ndim) == expected, (name, value.dtype, value.ndim)
+        assert value.flags.c_contiguous and value.flags.aligned, name
+    elif is_tuple(kind):
+        assert type(value) is kind, (name, type(value))
+        for (field, inner), part in zip(types_of(kind).items(), value, strict=True):
+            _check(f"{name}.{field}", part, inner)
+    else:
+        assert isinstance(value, (int, float, np.number, np.bool_)), (name, type(value))
