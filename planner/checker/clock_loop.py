@@ -137,7 +137,7 @@ class Happened(NamedTuple):
 
 @allocating
 def _kept(x: float) -> float:
-    """The nearest number of 32 binary places: sums of such come out the same in any order."""
+    """The nearest number of 32 binary places, which does not hang on the order of sums."""
     wide = x * KEPT
     return wide - (wide - x)
 
@@ -239,16 +239,17 @@ def _fair(
             heapq.heappush(lowest, (level, line))
             continue
         waits[line] = False
-        floor = level = level if level > floor * (1 + EQUAL) else floor
+        floor = level = max(level, floor)
         for p in using:
             if settled[p]:
                 continue
             settled[p] = True
-            fair[p] = _kept(min(level, most[p]))
+            share = min(level, most[p])
+            fair[p] = _kept(share)
             for place in range(lines.shape[1]):
                 other = lines[p, place]
                 if other != NOTHING:
-                    left[other] = left[other] - fair[p]
+                    left[other] = left[other] - share
     for k in range(count):
         p = found[k]
         if not settled[p]:

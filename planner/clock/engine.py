@@ -201,6 +201,7 @@ def _flows(pairs: Pairs, messages: int) -> Flows:
         np.zeros(count),
         np.zeros(count),
         np.zeros(count),
+        np.zeros(count),
         np.zeros(int(pairs.first[-1]), dtype=np.int64),
         np.zeros(resources, dtype=np.int64),
         np.zeros(resources),

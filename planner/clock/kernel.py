@@ -41,7 +41,11 @@ KINDS = 16
 """An event is ``KINDS * subject + kind``."""
 
 ROUNDING = 1e-9
-"""Relative, of rates that are compared."""
+"""Relative: a resource whose pairs want no more beyond what it has does not bind."""
+SAME = 1e-12
+"""Relative, of levels that differ by rounding alone."""
+BELOW = 1.0 - 1e-6
+"""Of a rate: what is below it beyond doubt."""
 KEPT = 2.0**21 + 1
 """Leaves 32 binary places of a number."""
 ONE: Any = np.int64(1)
@@ -54,8 +58,8 @@ SETTLED = -1
 def _kept(x: float) -> float:
     """The nearest number of 32 binary places.
 
-    Sums of such rates are exact, in any order: queues that share amplify what rounding leaves, from
-    1e-16 to 1e-4 within four steps, so that two clocks would disagree.
+    Queues that share amplify what rounding leaves, from 1e-16 to 1e-4 within four steps: rates are
+    computed with all places, and then the same whatever the order of sums.
     """
     wide = x * KEPT
     return wide - (wide - x)
@@ -68,13 +72,16 @@ def _binds(pairs: Any, flows: Any, r: int) -> bool:
 
 
 @kernel
-def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
-    """Extend ``found`` pairs by all that are connected with them through resources that bind."""
+def _spread(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]:
+    """Extend ``found`` pairs by all that are connected with them through resources that bind.
+
+    Pairs with a rate below ``least`` keep it.
+    """
     # arrays by themselves: taking one from a tuple takes time
-    shared, begin = pairs.shared, pairs.first
+    shared, begin, capacity = pairs.shared, pairs.first, pairs.capacity
     looked, scarce, active, users = flows.found, flows.full, flows.active, flows.users
-    seen_resource, seen_pair, capacity = flows.seen_resource, flows.seen_pair, pairs.capacity
-    room, load, level = flows.room, flows.load, flows.level
+    seen_resource, seen_pair, fair = flows.seen_resource, flows.seen_pair, flows.fair
+    wanted, room, load, level = flows.wanted, flows.room, flows.load, flows.level
     full = 0
     stamp = flows.stamp[0]
     k = 0
@@ -86,22 +93,32 @@ def _spread(pairs: Any, flows: Any, found: int) -> tuple[int, int]:
             if r == NONE or seen_resource[r] == stamp:
                 continue
             seen_resource[r] = stamp
-            if not _binds(pairs, flows, r):
+            if wanted[r] <= capacity[r] * (1 + ROUNDING):
                 continue
-            scarce[full] = r
-            full += 1
-            room[r], load[r], level[r] = capacity[r], users[r], capacity[r] / users[r]
+            left, rising = capacity[r], 0
             for a in range(begin[r], begin[r] + users[r]):
                 q = active[a]
+                if 0.0 < fair[q] < least:
+                    left -= fair[q]
+                    continue
+                rising += 1
                 if seen_pair[q] != stamp:
                     seen_pair[q] = stamp
                     looked[found] = q
                     found += 1
+            if rising > 0:
+                scarce[full] = r
+                full += 1
+                room[r], load[r], level[r] = left, rising, left / rising
     return found, full
 
 
 @kernel
-def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
+def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
+    rate = _kept(fair)
+    flows.fair[p] = fair
+    if rate == flows.rate[p]:
+        return
     flows.to_go[p] = max(flows.to_go[p] - flows.rate[p] * (now - flows.since[p]), 0.0)
     flows.since[p] = now
     flows.rate[p] = rate
@@ -110,30 +127,30 @@ def _set_rate(flows: Any, queue: Any, p: int, rate: float, now: float) -> None:
 
 
 @inlined
-def _settle(shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, rate: float) -> None:
+def _settle(shared: Any, room: Any, load: Any, levels: Any, seen: Any, p: int, fair: float) -> None:
     """A pair no longer rises: its resources have that much less for the others."""
     seen[p] = SETTLED
     for place in range(MOST_SHARED):
         r = shared[p, place]
         if r != NONE and load[r] > 0:
-            room[r] -= rate
+            room[r] -= fair
             load[r] -= 1
             if load[r] > 0:
                 levels[r] = room[r] / load[r]
 
 
 @kernel
-def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
+def _share(pairs: Any, flows: Any, queue: Any, found: int, least: float, now: float) -> None:
     """New max-min fair rates of ``found`` pairs and all connected with them: all rise together.
 
     ``load`` counts a resource's rising pairs; 0 where it never binds. A pair whose rate is settled
-    is no longer marked as seen.
+    is no longer marked as seen. What changes does so from rate ``least`` on: whatever is settled
+    before stays as it is.
     """
-    found, full = _spread(pairs, flows, found)
+    found, full = _spread(pairs, flows, found, least)
     most, shared, users_first = pairs.most, pairs.shared, pairs.first
     looked, scarce_ones, active, users = flows.found, flows.full, flows.active, flows.users
-    room, load, levels = flows.room, flows.load, flows.level
-    seen, rates = flows.seen_pair, flows.rate
+    room, load, levels, seen = flows.room, flows.load, flows.level, flows.seen_pair
     stamp = flows.stamp[0]
     lowest = np.inf
     for k in range(found):
@@ -149,7 +166,7 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                 scarce = min(scarce, levels[r])
         full = left
         level = max(level, min(lowest, scarce))
-        upto = level * (1 + ROUNDING)
+        upto = level * (1 + SAME)
         if scarce <= upto:
             for k in range(full):
                 r = scarce_ones[k]
@@ -158,10 +175,9 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                 for a in range(users_first[r], users_first[r] + users[r]):
                     p = active[a]
                     if seen[p] == stamp:
-                        rate = _kept(min(level, most[p]))
-                        if rates[p] != rate:
-                            _set_rate(flows, queue, p, rate, now)
-                        _settle(shared, room, load, levels, seen, p, rate)
+                        fair = min(level, most[p])
+                        _set_rate(flows, queue, p, fair, now)
+                        _settle(shared, room, load, levels, seen, p, fair)
         if lowest <= upto or full == 0:
             # by their own bandwidth; the next lowest of those that rise on
             lowest, left = np.inf, 0
@@ -170,15 +186,33 @@ def _share(pairs: Any, flows: Any, queue: Any, found: int, now: float) -> None:
                 if seen[p] != stamp:
                     continue
                 if most[p] <= upto:
-                    rate = _kept(most[p])
-                    if rates[p] != rate:
-                        _set_rate(flows, queue, p, rate, now)
-                    _settle(shared, room, load, levels, seen, p, rate)
+                    _set_rate(flows, queue, p, most[p], now)
+                    _settle(shared, room, load, levels, seen, p, most[p])
                     continue
                 looked[left] = p
                 left += 1
                 lowest = min(lowest, most[p])
             found = left
+
+
+@kernel
+def _full_from(pairs: Any, flows: Any, r: int) -> float:
+    """The level at which a resource is full if pairs below it keep their rates and others rise.
+
+    A pair that begins, with rate 0, rises.
+    """
+    first, level, rising = pairs.first[r], 0.0, -1
+    while True:
+        left, above = pairs.capacity[r], 0
+        for a in range(first, first + flows.users[r]):
+            fair = flows.fair[flows.active[a]]
+            if 0.0 < fair < level:
+                left -= fair
+            else:
+                above += 1
+        if above == 0 or above == rising:
+            return level
+        rising, level = above, max(left / above, level)
 
 
 @kernel
@@ -191,12 +225,17 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             flows.active[pairs.first[r] + flows.users[r]] = p
             flows.users[r] += 1
             flows.wanted[r] += _kept(pairs.most[p])
-    flows.rate[p] = 0.0
+    flows.rate[p] = flows.fair[p] = 0.0
     flows.since[p] = now
     flows.stamp[0] += 1
     flows.seen_pair[p] = flows.stamp[0]
     flows.found[0] = p
-    _share(pairs, flows, queue, ONE, now)
+    least = pairs.most[p]
+    for place in range(MOST_SHARED):
+        r = pairs.shared[p, place]
+        if r != NONE and _binds(pairs, flows, r):
+            least = min(least, _full_from(pairs, flows, r))
+    _share(pairs, flows, queue, ONE, BELOW * least, now)
 
 
 @kernel
@@ -205,7 +244,8 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     flows.stamp[0] += 1
     stamp = flows.stamp[0]
     flows.seen_pair[p] = stamp
-    flows.rate[p] = 0.0
+    least = BELOW * flows.fair[p]
+    flows.rate[p] = flows.fair[p] = 0.0
     found = 0
     for place in range(MOST_SHARED):
         r = pairs.shared[p, place]
@@ -225,11 +265,11 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
             continue
         for a in range(first, first + flows.users[r]):
             q = flows.active[a]
-            if flows.seen_pair[q] != stamp:
+            if flows.seen_pair[q] != stamp and flows.fair[q] >= least:
                 flows.seen_pair[q] = stamp
                 flows.found[found] = q
                 found += 1
-    _share(pairs, flows, queue, found, now)
+    _share(pairs, flows, queue, found, least, now)
 
 
 @kernel

@@ -94,6 +94,8 @@ class Flows(NamedTuple):
         ``int[messages]``: the next in the same queue.
     to_go, rate, since
         ``float[P]``: bytes of the first message at ``since``, and bytes per second from then.
+    fair
+        ``float[P]``: max-min fair bytes per second; ``rate`` is that with 32 binary places.
     behind
         ``float[P]``: bytes of the messages after the first.
     active, users, place
@@ -119,6 +121,7 @@ class Flows(NamedTuple):
     to_go: Floats
     rate: Floats
     since: Floats
+    fair: Floats
     behind: Floats
     active: Ints
     users: Ints
