@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from planner.mapf.arrays import Floats, Ints
 from planner.mapf.device_exchange import Setting, empty_role, exchange_devices, exchange_partner
 from planner.mapf.dispatch import LATE, Numbers, State, fill_tail
 from planner.mapf.follow import timed
 from planner.mapf.moves import (
     Rules,
     Use,
-    Word,
     change_device,
     change_order,
     change_stage,
@@ -29,6 +26,8 @@ from planner.mapf.moves import (
     too_many_swaps,
 )
 from planner.mapf.stage_spans import fill_rounds, longest_span
+from planner.search.arrays import Floats, Ints, Words
+from planner.search.compiled import allocating_entry, kernel
 from planner.search.rng import next_below, next_unit
 
 
@@ -111,10 +110,10 @@ class Walk(NamedTuple):
     now: State
     trial: State
     best: State
-    word: Word
+    word: Words
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mean_end(num: Numbers, state: State) -> float:
     """Mean end of the microbatches."""
     total = 0.0
@@ -123,7 +122,7 @@ def mean_end(num: Numbers, state: State) -> float:
     return total / len(state.paths)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
     """Steps on a longest chain of waiting, as ``b * steps + k``; returns how many."""
     count, steps = state.begin.shape
@@ -151,7 +150,7 @@ def trace(num: Numbers, state: State, makespan: float, critical: Ints) -> int:
     return found
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     """Put a step that waits for its device in front of the one before it.
 
@@ -177,34 +176,40 @@ def overtake(state: State, nudge: Floats, at: int, pull: float) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_row(source: State, target: State, b: int) -> None:
     """Path, tail and nudges of one microbatch."""
-    target.paths[b] = source.paths[b]
-    target.tail[b] = source.tail[b]
-    target.nudge[b] = source.nudge[b]
+    for k in range(source.paths.shape[1]):
+        target.paths[b, k] = source.paths[b, k]
+    for k in range(source.tail.shape[1]):
+        target.tail[b, k] = source.tail[b, k]
+        target.nudge[b, k] = source.nudge[b, k]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_rows(source: State, target: State) -> None:
     """Paths, tails and nudges of all microbatches."""
     for b in range(len(source.paths)):
         copy_row(source, target, b)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_times(source: State, target: State) -> None:
     """What `timed` fills."""
-    target.begin[:] = source.begin
-    target.ready[:] = source.ready
-    target.before[:] = source.before
+    for b in range(source.begin.shape[0]):
+        for k in range(source.begin.shape[1]):
+            target.begin[b, k] = source.begin[b, k]
+            target.ready[b, k] = source.ready[b, k]
+            target.before[b, k] = source.before[b, k]
     if len(source.behind) > 0:
-        target.behind[:] = source.behind
+        for b in range(source.behind.shape[0]):
+            for k in range(source.behind.shape[1]):
+                target.behind[b, k] = source.behind[b, k]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def propose(
-    rules: Rules, use: Use, now: State, trial: State, word: Word, cycle: Cycle, at: int
+    rules: Rules, use: Use, now: State, trial: State, word: Words, cycle: Cycle, at: int
 ) -> int:
     """Change ``trial`` at a step; the other microbatch changed (or the same), -1 for nothing."""
     steps = now.begin.shape[1]
@@ -234,7 +239,7 @@ def propose(
     return change_order(rules, trial.paths, b, word)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool:
     """Bring a changed path into a valid order and measure its chain; False if it is unchanged."""
     same = True
@@ -250,7 +255,7 @@ def settle(num: Numbers, rules: Rules, now: State, trial: State, b: int) -> bool
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def rearrange(walk: Walk, at: int) -> tuple[int, int]:
     """Exchange the device of a step with another, or let it move to a vacant role.
 
@@ -274,7 +279,7 @@ def rearrange(walk: Walk, at: int) -> tuple[int, int]:
     return one, other
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def undo_rearrange(walk: Walk, one: int, other: int) -> None:
     """Exchange the devices of two roles back."""
     exchange_devices(walk.setting, walk.now.device_of, one, other)
@@ -282,14 +287,14 @@ def undo_rearrange(walk: Walk, one: int, other: int) -> None:
     copy_rows(walk.now, walk.trial)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def keep_rearrange(walk: Walk) -> None:
     """Keep the exchange and the paths that it sent elsewhere."""
     copy_rows(walk.trial, walk.now)
     recount(walk.use, walk.setting.rules.stage, walk.now.paths)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_change(use: Use, stage: Ints, now: State, trial: State, b: int, c: int) -> None:
     """Bring the counts from the paths of ``now`` to those of ``trial``."""
     count_path(use, stage, now.paths[b], -1)
@@ -299,15 +304,16 @@ def count_change(use: Use, stage: Ints, now: State, trial: State, b: int, c: int
         count_path(use, stage, trial.paths[c], 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def keep_best(walk: Walk) -> None:
     """Make ``best`` a copy of ``now``."""
     copy_rows(walk.now, walk.best)
     copy_times(walk.now, walk.best)
-    walk.best.device_of[:] = walk.now.device_of
+    for d in range(len(walk.now.device_of)):
+        walk.best.device_of[d] = walk.now.device_of[d]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def objective(num: Numbers, rules: Rules, state: State, rounds: Floats, makespan: float) -> float:
     """The makespan, or where averaging counts the longest span of a stage."""
     if len(rounds) == 0 or makespan >= LATE:
@@ -315,7 +321,7 @@ def objective(num: Numbers, rules: Rules, state: State, rounds: Floats, makespan
     return longest_span(num, rules, state, rounds)
 
 
-@njit(cache=True, nogil=True)
+@allocating_entry
 def anneal(walk: Walk, cycle: Cycle, best_value: float) -> float:
     """Anneal in place; keep the best in ``walk.best``.
 

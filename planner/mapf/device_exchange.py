@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import Numbers
-from planner.mapf.moves import Rules, Use, Word, place_of
+from planner.mapf.moves import Rules, Use, place_of
 from planner.mapf.stage_spans import Averaging
+from planner.search.arrays import Floats2, Ints, Ints2, Words
+from planner.search.compiled import entry, kernel
 from planner.search.rng import next_below
 
 
@@ -32,13 +33,13 @@ class DeviceNumbers(NamedTuple):
         The device that stands for none.
     """
 
-    hop: Floats
-    link: Floats
-    forward: Floats
-    backward: Floats
-    head: Floats
-    memory: Ints
-    room: Ints
+    hop: Floats2
+    link: Floats2
+    forward: Floats2
+    backward: Floats2
+    head: Floats2
+    memory: Ints2
+    room: Ints2
     vacant: int
 
     @classmethod
@@ -76,7 +77,7 @@ class Setting(NamedTuple):
     averaging: Averaging
 
 
-@njit(cache=True, nogil=True)
+@entry
 def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> None:
     """Let a device fill a role: write its numbers into those of the role."""
     num, rules, devices = setting.num, setting.rules, setting.devices
@@ -96,7 +97,7 @@ def put_device(setting: Setting, device_of: Ints, role: int, device: int) -> Non
             num.links.busy[other, role] = devices.link[device_of[other], device]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def exchange_devices(setting: Setting, device_of: Ints, one: int, other: int) -> None:
     """Exchange the devices of two roles."""
     device = device_of[one]
@@ -106,8 +107,8 @@ def exchange_devices(setting: Setting, device_of: Ints, one: int, other: int) ->
     put_device(setting, device_of, other, device)
 
 
-@njit(cache=True, nogil=True)
-def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, word: Word) -> int:
+@entry
+def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, word: Words) -> int:
     """Another role whose device may take this one's place, and the other way (TC1); or -1."""
     rules, devices = setting.rules, setting.devices
     other = next_below(word, len(device_of))
@@ -126,8 +127,8 @@ def exchange_partner(setting: Setting, use: Use, device_of: Ints, role: int, wor
     return other if other != role and fits else -1
 
 
-@njit(cache=True, nogil=True)
-def empty_role(rules: Rules, use: Use, paths: Ints, role: int, word: Word) -> bool:
+@kernel
+def empty_role(rules: Rules, use: Use, paths: Ints, role: int, word: Words) -> bool:
     """Send every path through a role to others of its stage; False if they have no room.
 
     Counts in ``use.device`` even then.

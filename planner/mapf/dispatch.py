@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.problems.answers import PathOp, PathPlan
+from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2
+from planner.search.compiled import entry, kernel
 
 LATE = 1e300
 PULL = 0.01
@@ -38,9 +38,9 @@ class Links(NamedTuple):
         its last one, as ``b * steps + k``.
     """
 
-    busy: Floats
-    free: Floats
-    last: Ints
+    busy: Floats2
+    free: Floats2
+    last: Ints2
 
     @classmethod
     def of(cls, arrays: PathArrays) -> Links:
@@ -52,7 +52,7 @@ class Links(NamedTuple):
 class Numbers(NamedTuple):
     """The problem's numbers that compiled code reads; as in `PathArrays`."""
 
-    hop: Floats
+    hop: Floats2
     links: Links
     forward: Floats
     backward: Floats
@@ -73,14 +73,65 @@ class Numbers(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a scheduler needs while it works, per device and per microbatch."""
+    """What a scheduler needs while it works.
+
+    Attributes
+    ----------
+    free, live, before
+        Per device: when it is free, what it holds, what it did last.
+    step, device, since, aside
+        Per microbatch: its next step, where, since when it could begin, whether it waits for
+        memory.
+    key, heap, place
+        Per microbatch: what `decode` chooses by, a binary heap by it, and where each is in there.
+    here, after, ahead
+        Microbatches at each device as a list: its first one, and who comes after and before each.
+    first, last
+        Per stage, for `planner.mapf.stage_spans.longest_span`.
+    """
 
     free: Floats
     live: Ints
     before: Ints
     step: Ints
+    device: Ints
     since: Floats
-    aside: NDArray[np.bool_]
+    aside: Bools
+    key: Floats
+    heap: Ints
+    place: Ints
+    here: Ints
+    after: Ints
+    ahead: Ints
+    first: Floats
+    last: Floats
+
+    @classmethod
+    def of(cls, arrays: PathArrays) -> Scratch:
+        """Room for a problem."""
+        n, count, stages = len(arrays.stage), arrays.microbatches, len(arrays.fewest)
+        by_device, others = np.zeros((3, n), dtype=np.int64), np.zeros((6, count), dtype=np.int64)
+        live, before, here = by_device
+        step, device, heap, place, after, ahead = others
+        since, key = np.zeros((2, count))
+        first, last = np.zeros((2, stages))
+        return cls(
+            free=np.zeros(n),
+            live=live,
+            before=before,
+            step=step,
+            device=device,
+            since=since,
+            aside=np.zeros(count, dtype=np.bool_),
+            key=key,
+            heap=heap,
+            place=place,
+            here=here,
+            after=after,
+            ahead=ahead,
+            first=first,
+            last=last,
+        )
 
 
 class State(NamedTuple):
@@ -104,13 +155,13 @@ class State(NamedTuple):
         Work of `follow`: steps in ascending order of their keys.
     """
 
-    paths: Ints
-    tail: Floats
-    nudge: Floats
-    begin: Floats
-    ready: Floats
-    before: Ints
-    behind: Ints
+    paths: Ints2
+    tail: Floats2
+    nudge: Floats2
+    begin: Floats2
+    ready: Floats2
+    before: Ints2
+    behind: Ints2
     device_of: Ints
     key: Floats
     order: Ints
@@ -131,18 +182,11 @@ class State(NamedTuple):
             np.arange(len(arrays.stage)),
             np.zeros(shape[0] * shape[1]),
             np.arange(shape[0] * shape[1]),
-            Scratch(
-                np.zeros(len(arrays.stage)),
-                np.zeros(len(arrays.stage), dtype=np.int64),
-                np.zeros(len(arrays.stage), dtype=np.int64),
-                np.zeros(shape[0], dtype=np.int64),
-                np.zeros(shape[0]),
-                np.zeros(shape[0], dtype=np.bool_),
-            ),
+            Scratch.of(arrays),
         )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def device_at(path: Ints, k: int) -> Any:
     """The device of step k of a path."""
     length = len(path)
@@ -151,7 +195,7 @@ def device_at(path: Ints, k: int) -> Any:
     return path[0] if k == length else path[2 * length - k]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def seconds_at(num: Any, d: int, k: int, length: int) -> Any:
     """How long step k takes on its device; ``num`` has ``forward``, ``head`` and ``backward``."""
     if k < length:
@@ -159,7 +203,7 @@ def seconds_at(num: Any, d: int, k: int, length: int) -> Any:
     return num.head[d] if k == length else num.backward[d]
 
 
-@njit(cache=True, nogil=True)
+@entry
 def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
     """Seconds from the start of each step to the end of the chain, nobody in the way."""
     length = len(path)
@@ -173,7 +217,7 @@ def fill_tail(num: Numbers, path: Ints, tail: Floats) -> None:
         at = d
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def leave(links: Links, behind: Ints, b: int, k: int, u: int, v: int, end: float) -> Any:
     """When the message for step k of b, handed over at ``end``, takes the link from u to v."""
     free = links.free[u, v]
@@ -187,53 +231,111 @@ def leave(links: Links, behind: Ints, b: int, k: int, u: int, v: int, end: float
     return end
 
 
-@njit(cache=True, nogil=True)
-def least_key(key: Floats) -> int:
-    """The microbatch whose next step comes first, -1 if all are done or wait for memory."""
-    b, least = -1, LATE
-    for c in range(len(key)):
-        if key[c] < least:
-            b, least = c, key[c]
-    return b
+@kernel
+def earlier(key: Floats, b: int, c: int) -> bool:
+    """Whether b comes before c: by key, then by number."""
+    return bool(key[b] < key[c] or (key[b] == key[c] and b < c))
 
 
-@njit(cache=True, nogil=True)
+@kernel
+def rise(scratch: Scratch, b: int) -> None:
+    """Bring a microbatch whose key has fallen nearer the root of the heap."""
+    key, heap, place = scratch.key, scratch.heap, scratch.place
+    k = place[b]
+    while k > 0 and earlier(key, b, heap[(k - 1) >> 1]):
+        heap[k] = heap[(k - 1) >> 1]
+        place[heap[k]] = k
+        k = (k - 1) >> 1
+    heap[k], place[b] = b, k
+
+
+@kernel
+def sink(scratch: Scratch, b: int) -> None:
+    """Bring a microbatch whose key has risen farther from the root of the heap."""
+    key, heap, place = scratch.key, scratch.heap, scratch.place
+    k = place[b]
+    while 2 * k + 1 < len(heap):
+        down = 2 * k + 1
+        if down + 1 < len(heap) and earlier(key, heap[down + 1], heap[down]):
+            down += 1
+        if not earlier(key, heap[down], b):
+            break
+        heap[k] = heap[down]
+        place[heap[k]] = k
+        k = down
+    heap[k], place[b] = b, k
+
+
+@kernel
+def rekey(scratch: Scratch, b: int, key: float) -> None:
+    """Give a microbatch another key."""
+    before = scratch.key[b]
+    scratch.key[b] = key
+    if key < before:
+        rise(scratch, b)
+    elif key > before:
+        sink(scratch, b)
+
+
+@kernel
+def go(scratch: Scratch, b: int, d: int) -> None:
+    """Take a microbatch from its device's list to that of another, or of none (-1)."""
+    here, after, ahead = scratch.here, scratch.after, scratch.ahead
+    if after[b] >= 0:
+        ahead[after[b]] = ahead[b]
+    if ahead[b] >= 0:
+        after[ahead[b]] = after[b]
+    elif scratch.device[b] >= 0:
+        here[scratch.device[b]] = after[b]
+    scratch.device[b] = d
+    ahead[b] = after[b] = -1
+    if d >= 0:
+        after[b] = here[d]
+        if here[d] >= 0:
+            ahead[here[d]] = b
+        here[d] = b
+
+
+@kernel
 def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     """Latest end; above ``limit`` or in a deadlock (live memory), LATE.
 
     Reads ``paths``, ``tail`` and ``nudge`` of the state, fills the rest.
     """
-    paths, tail, nudge = state.paths, state.tail, state.nudge
+    paths, tail, nudge, scratch = state.paths, state.tail, state.nudge, state.scratch
     count, length = paths.shape
     steps = 2 * length + 1
-    # per device: when it is free, what it holds, what it did last
-    free = np.zeros(len(num.memory))
-    live = np.zeros(len(num.memory), dtype=np.int64)
-    latest = np.full(len(num.memory), -1, dtype=np.int64)
-    # per microbatch: its next step, where, since when it could begin, and its place in the queue
-    step = np.zeros(count, dtype=np.int64)
-    device = paths[:, 0].copy()
-    since = np.zeros(count)
-    key = np.empty(count)
+    free, live, before, step = scratch.free, scratch.live, scratch.before, scratch.step
+    since, key, memory = scratch.since, scratch.key, num.memory
+    free[:] = 0.0
+    live[:] = 0
+    before[:] = -1
+    step[:] = 0
+    since[:] = 0.0
+    scratch.here[:] = -1
     makespan = 0.0
     queueing = len(num.links.busy) > 0
     if queueing:
         num.links.free[:] = 0.0
     for b in range(count):
-        key[b] = nudge[b, 0] - pull * tail[b, 0] if num.memory[device[b]] > 0 else LATE
+        scratch.device[b] = scratch.ahead[b] = scratch.after[b] = -1
+        scratch.place[b] = b
+        go(scratch, b, paths[b, 0])
+        key[b] = nudge[b, 0] - pull * tail[b, 0] if memory[paths[b, 0]] > 0 else LATE
+        rise(scratch, b)
     for _ in range(count * steps):
-        b = least_key(key)
-        if b < 0:
+        b = scratch.heap[0]
+        if key[b] >= LATE:
             return LATE
-        k, d = step[b], device[b]
+        k, d = step[b], scratch.device[b]
         start = max(since[b], free[d])
         if start + tail[b, k] > limit:
             return LATE
         state.begin[b, k] = start
         state.ready[b, k] = since[b]
-        state.before[b, k] = latest[d]
-        latest[d] = b * steps + k
-        full = live[d] >= num.memory[d]
+        state.before[b, k] = before[d]
+        before[d] = b * steps + k
+        full = live[d] >= memory[d]
         end = start + seconds_at(num, d, k, length)
         free[d] = end
         if k < length:
@@ -243,8 +345,8 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
         k += 1
         step[b] = k
         if k == steps:
-            key[b] = LATE
-            device[b] = -1
+            rekey(scratch, b, LATE)
+            go(scratch, b, -1)
             makespan = max(makespan, end)
         else:
             v = device_at(paths[b], k)
@@ -253,20 +355,22 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
                 since[b] += num.hop[d, v]
             else:
                 since[b] = end + num.hop[d, v]
-            device[b] = v
-            if k < length and live[v] >= num.memory[v]:
-                key[b] = LATE
+            go(scratch, b, v)
+            if k < length and live[v] >= memory[v]:
+                rekey(scratch, b, LATE)
             else:
-                key[b] = max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k]
+                rekey(scratch, b, max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k])
         # only what waits for this device has another key now
-        changed = full != (live[d] >= num.memory[d])
-        for c in range(count):
-            if device[c] == d and (since[c] < end or changed):
+        changed = full != (live[d] >= memory[d])
+        c = scratch.here[d]
+        while c >= 0:
+            if since[c] < end or changed:
                 j = step[c]
-                if j < length and live[d] >= num.memory[d]:
-                    key[c] = LATE
+                if j < length and live[d] >= memory[d]:
+                    rekey(scratch, c, LATE)
                 else:
-                    key[c] = max(since[c], end) - pull * tail[c, j] + nudge[c, j]
+                    rekey(scratch, c, max(since[c], end) - pull * tail[c, j] + nudge[c, j])
+            c = scratch.after[c]
     return makespan
 
 

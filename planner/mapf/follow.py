@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import (
     LATE,
     PULL,
@@ -24,12 +22,14 @@ from planner.mapf.dispatch import (
     leave,
     seconds_at,
 )
+from planner.search.arrays import Floats, Ints
+from planner.search.compiled import entry, kernel
 
 FOLLOW = -1.0
 """Instead of a pull: operations in the order of given times."""
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sort_steps(key: Floats, order: Ints) -> None:
     """Insertion sort of steps by key, then by number."""
     for i in range(1, len(order)):
@@ -44,7 +44,7 @@ def sort_steps(key: Floats, order: Ints) -> None:
         order[j] = at
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_keys(nudge: Floats, key: Floats) -> None:
     """The times to follow, none less than that of the step before."""
     count, steps = nudge.shape
@@ -55,7 +55,7 @@ def fill_keys(nudge: Floats, key: Floats) -> None:
             key[b * steps + k] = latest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: Scratch) -> int:
     """Of the microbatches that stand aside and could go on now, the first by key; or -1."""
     count, length = paths.shape
@@ -70,7 +70,7 @@ def first_aside(paths: Ints, memory: Ints, key: Floats, scratch: Scratch) -> int
     return b
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def follow(num: Numbers, state: State, limit: float) -> float:
     """Latest end with every device working in the order of ``nudge``, as `decode` returns it.
 
@@ -145,7 +145,7 @@ def follow(num: Numbers, state: State, limit: float) -> float:
     return makespan
 
 
-@njit(cache=True, nogil=True)
+@entry
 def timed(num: Numbers, state: State, pull: float, limit: float) -> float:
     """`decode` with a pull, or `follow` with FOLLOW."""
     if pull < 0.0:

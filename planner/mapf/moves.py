@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from planner.mapf.arrays import Ints, PathArrays
+from planner.mapf.arrays import PathArrays
+from planner.search.arrays import Ints, Words
+from planner.search.compiled import entry, kernel
 from planner.search.rng import next_below, next_unit
-
-Word = NDArray[np.uint64]
 
 
 class Rules(NamedTuple):
@@ -58,7 +56,7 @@ class Use(NamedTuple):
         return cls(device, stages.astype(np.int64))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
     """Add (1) or remove (-1) a path."""
     for d in path:
@@ -66,7 +64,7 @@ def count_path(use: Use, stage: Ints, path: Ints, by: int) -> None:
         use.stage[stage[d]] += by
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def recount(use: Use, stage: Ints, paths: Ints) -> None:
     """Count all paths anew."""
     use.device[:] = 0
@@ -75,7 +73,7 @@ def recount(use: Use, stage: Ints, paths: Ints) -> None:
         count_path(use, stage, path, 1)
 
 
-@njit(cache=True, nogil=True)
+@entry
 def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
     """CC2: ascending stages after the first, save disjoint swaps of neighbours."""
     highest, swaps, k = 0, 0, 1
@@ -93,7 +91,7 @@ def in_order(path: Ints, stage: Ints, max_swaps: int) -> bool:
     return swaps <= max_swaps
 
 
-@njit(cache=True, nogil=True)
+@entry
 def count_swaps(path: Ints, stage: Ints) -> int:
     """Swaps of a path that satisfies CC2."""
     swaps = 0
@@ -103,7 +101,7 @@ def count_swaps(path: Ints, stage: Ints) -> int:
     return swaps
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def too_many_swaps(rules: Rules, paths: Ints) -> bool:
     """Whether all paths together have more swaps than they may (D.2)."""
     if rules.max_total_swaps >= len(paths) * rules.max_swaps:
@@ -114,7 +112,7 @@ def too_many_swaps(rules: Rules, paths: Ints) -> bool:
     return swaps > rules.max_total_swaps
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sort_path(path: Ints, stage: Ints) -> None:
     """Bring the devices after the first into the order of their stages."""
     for k in range(2, len(path)):
@@ -126,7 +124,7 @@ def sort_path(path: Ints, stage: Ints) -> None:
         path[j] = d
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_of(path: Ints, stage: Ints, s: int) -> int:
     """Place of stage ``s`` on a path, or -1."""
     for k in range(1, len(path)):
@@ -135,8 +133,8 @@ def place_of(path: Ints, stage: Ints, s: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
-def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int:
+@kernel
+def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Words) -> int:
     """Another device of the same stage, in exchange with a path through it if it is full.
 
     Returns the other microbatch, ``b`` if there is none, -1 if nothing was changed.
@@ -164,8 +162,8 @@ def change_device(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> in
     return -1
 
 
-@njit(cache=True, nogil=True)
-def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int:
+@kernel
+def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Words) -> int:
     """Another stage; in exchange with a path that has it and lacks ours, if CC3 demands it.
 
     Returns as `change_device` does.
@@ -194,8 +192,8 @@ def change_stage(rules: Rules, use: Use, paths: Ints, b: int, word: Word) -> int
     return -1
 
 
-@njit(cache=True, nogil=True)
-def exchange_paths(paths: Ints, b: int, word: Word) -> int:
+@kernel
+def exchange_paths(paths: Ints, b: int, word: Words) -> int:
     """Exchange all devices but the start with a microbatch of another start device."""
     count, length = paths.shape
     c = int(next_below(word, count))
@@ -206,8 +204,8 @@ def exchange_paths(paths: Ints, b: int, word: Word) -> int:
     return c
 
 
-@njit(cache=True, nogil=True)
-def change_order(rules: Rules, paths: Ints, b: int, word: Word) -> int:
+@kernel
+def change_order(rules: Rules, paths: Ints, b: int, word: Words) -> int:
     """Swap two neighbouring places (CC2), or swap them back."""
     length = paths.shape[1]
     if length < 3 or rules.max_swaps == 0:

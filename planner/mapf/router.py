@@ -17,14 +17,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.chains import Path
 from planner.mapf.dispatch import device_at, seconds_at
 from planner.mapf.intervals import Forbidden, Stay
 from planner.mapf.moves import in_order
+from planner.search.arrays import Bools2, Floats, Floats2, Ints
+from planner.search.compiled import allocating_entry, entry, kernel
 
 REMEMBERED = 1 << 16
 """Routes kept, so that the same question is not searched twice."""
@@ -71,14 +71,14 @@ class Ways(NamedTuple):
         ``rest[k, d]``: least seconds of transfers and work after d with k devices to come.
     """
 
-    hop: Floats
-    link: Floats
+    hop: Floats2
+    link: Floats2
     forward: Floats
     backward: Floats
     head: Floats
     stage: Ints
-    allowed: NDArray[np.bool_]
-    rest: Floats
+    allowed: Bools2
+    rest: Floats2
     max_swaps: int
 
 
@@ -166,7 +166,7 @@ class Router:
         return Route(tuple(stops), stays, messages)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
     """First time from ``begin`` on with ``length`` clear of all blocks of a place, or infinity."""
     at = begin
@@ -177,7 +177,7 @@ def clear(blocks: Blocks, d: int, begin: float, length: float) -> float:
     return at
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def leave(ways: Ways, blocks: Blocks, u: int, v: int, ready: float) -> float:
     """First time from ``ready`` on when a message from u to v has its link for itself."""
     devices = len(ways.link)
@@ -186,7 +186,7 @@ def leave(ways: Ways, blocks: Blocks, u: int, v: int, ready: float) -> float:
     return clear(blocks, devices + u * devices + v, ready, ways.link[u, v])
 
 
-@njit(cache=True, nogil=True)
+@entry
 def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats, leaves: Floats) -> float:
     """Fill the earliest starts of all steps, and when the messages before them leave.
 
@@ -207,7 +207,7 @@ def timed(ways: Ways, blocks: Blocks, path: Ints, begin: Floats, leaves: Floats)
     return ready
 
 
-@njit(cache=True, nogil=True)
+@allocating_entry
 def fastest(
     ways: Ways, blocks: Blocks, start: int, path: Ints, begin: Floats, leaves: Floats
 ) -> bool:

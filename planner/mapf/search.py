@@ -28,8 +28,9 @@ from planner.mapf.device_exchange import (
 from planner.mapf.dispatch import PULL, Numbers, State, fill_tail
 from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
-from planner.mapf.moves import Rules, Use, Word
+from planner.mapf.moves import Rules, Use
 from planner.mapf.stage_spans import Averaging
+from planner.search.arrays import Words
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Worker:
         rounds = averaging or Averaging.none()
         self.setting = Setting(Numbers.of(arrays), Rules.of(arrays), numbers, rounds)
         self.free = devices is not None
-        self.word: Word = rng.integers(0, 2**63, size=1, dtype=np.uint64)
+        self.word: Words = rng.integers(0, 2**63, size=1, dtype=np.uint64)
         self.makespan = math.inf
 
     def begin(self, paths: Ints, pull: float, times: Floats | None, device_of: Ints) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import LATE, Numbers, State
 from planner.mapf.moves import Rules
 from planner.problems import ArrangedPathProblem
+from planner.search.arrays import Floats, Floats2, Ints
+from planner.search.compiled import entry
 
 
 class Averaging(NamedTuple):
@@ -32,9 +33,9 @@ class Averaging(NamedTuple):
     """
 
     vector: Floats
-    pair: Floats
+    pair: Floats2
     line: Floats
-    away: Floats
+    away: Floats2
     vacant: int
 
     @classmethod
@@ -57,7 +58,7 @@ class Averaging(NamedTuple):
         )
 
 
-@njit(cache=True, nogil=True)
+@entry
 def fill_rounds(averaging: Averaging, rules: Rules, device_of: Ints, rounds: Floats) -> None:
     """Seconds of every stage's round with the devices that fill its roles now."""
     for s in range(len(rounds)):
@@ -79,12 +80,13 @@ def fill_rounds(averaging: Averaging, rules: Rules, device_of: Ints, rounds: Flo
             rounds[s] = max(share * pair, share * (members - 1) * line) + away
 
 
-@njit(cache=True, nogil=True)
+@entry
 def longest_span(num: Numbers, rules: Rules, state: State, rounds: Floats) -> float:
     """The longest of any stage's first F to the end of its round, seconds."""
     count, length = state.paths.shape
-    first = np.full(len(rounds), LATE)
-    last = np.zeros(len(rounds))
+    first, last = state.scratch.first, state.scratch.last
+    first[:] = LATE
+    last[:] = 0.0
     for b in range(count):
         for k in range(length):
             d = state.paths[b, k]

@@ -35,6 +35,13 @@ MODULES = (
     "planner.genetic.arrangement",
     "planner.genetic.anneal",
     "planner.genetic.local_search",
+    "planner.mapf.dispatch",
+    "planner.mapf.moves",
+    "planner.mapf.stage_spans",
+    "planner.mapf.device_exchange",
+    "planner.mapf.follow",
+    "planner.mapf.anneal",
+    "planner.mapf.router",
 )
 """With kernels; whatever kernels these call must be among them."""
 

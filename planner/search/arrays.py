@@ -14,9 +14,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 Floats2 = Annotated[NDArray[np.float64], 2]
+Bools2 = Annotated[NDArray[np.bool_], 2]
 Floats3 = Annotated[NDArray[np.float64], 3]
 Ints2 = Annotated[NDArray[np.int64], 2]
-Ints3 = Annotated[NDArray[np.int64], 3]
 """One dimension where no number says otherwise."""
 
 
