@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.clock.event_queue import EventQueue
 from planner.clock.links import MOST_SHARED, NONE, Ints
 from planner.clock.pairs import Pairs
 from planner.clock.program import KINDS, Program, Work
 from planner.clock.rounds import Rounds
-from planner.clock.state import IDLE, Averaging, Devices, Flows, Processors, Rules, Times
+from planner.clock.state import (
+    IDLE,
+    Averaging,
+    Devices,
+    EventQueue,
+    Flows,
+    Processors,
+    Rules,
+    Times,
+)
 from planner.training_plan.schedule import Operation
 
 

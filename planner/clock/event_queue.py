@@ -7,48 +7,15 @@ moved in place.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from planner.search.arrays import Floats, Ints
+from planner.clock.state import ABSENT, EventQueue
 from planner.search.compiled import kernel
 
-# no literals: as arguments they are types of their own, for which numba compiles once more
-ABSENT: Any = np.int64(-1)
 ROOT: Any = np.int64(0)
-
-
-class EventQueue(NamedTuple):
-    """A heap of events, and where in it the forecasts are.
-
-    Attributes
-    ----------
-    time, number, event, slot
-        Entries of the heap: when, in which order they were announced, what the caller knows them
-        by, and the slot of a forecast, else `ABSENT`.
-    at
-        ``int[slots]``: where in the heap each forecast is, `ABSENT` if nowhere.
-    size, announced
-        ``int[1]``: how many there are, and were announced.
-    """
-
-    time: Floats
-    number: Ints
-    event: Ints
-    slot: Ints
-    at: Ints
-    size: Ints
-    announced: Ints
-
-    @classmethod
-    def of(cls, most: int, slots: int) -> EventQueue:
-        """An empty queue for at most so many events at a time."""
-        # pages that are never touched cost nothing
-        number, event, slot = (np.empty(most, dtype=np.int64) for _ in range(3))
-        at = np.full(slots, ABSENT, dtype=np.int64)
-        size, announced = (np.zeros(1, dtype=np.int64) for _ in range(2))
-        return cls(np.empty(most), number, event, slot, at, size, announced)
+"""No literal: as an argument it is a type of its own, for which numba compiles once more."""
 
 
 @kernel

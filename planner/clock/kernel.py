@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.clock.event_queue import EventQueue, announce, forecast, take
+from planner.clock.event_queue import announce, forecast, take
 from planner.clock.links import MOST_SHARED, NONE
 from planner.clock.pairs import Pairs
 from planner.clock.program import Work
@@ -26,6 +26,7 @@ from planner.clock.state import (
     UPDATE,
     Averaging,
     Devices,
+    EventQueue,
     Flows,
     Processors,
     Rules,

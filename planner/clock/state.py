@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from planner.search.arrays import Bools, Floats, Floats2, Ints, Ints2
 
 UPDATE, IDLE, AVERAGING = -1, -2, -3
 """What a device does where it does no operation."""
+ABSENT: Any = np.int64(-1)
+"""Of an event without a slot, and of a slot without an event; no literal (see `event_queue`)."""
 
 
 class Rules(NamedTuple):
@@ -177,6 +181,38 @@ class Averaging(NamedTuple):
     step: Ints
     told: Ints
     added_s: Floats
+
+
+class EventQueue(NamedTuple):
+    """A heap of events, and where in it the forecasts are.
+
+    Attributes
+    ----------
+    time, number, event, slot
+        Entries of the heap: when, in which order they were announced, what the caller knows them
+        by, and the slot of a forecast, else `ABSENT`.
+    at
+        ``int[slots]``: where in the heap each forecast is, `ABSENT` if nowhere.
+    size, announced
+        ``int[1]``: how many there are, and were announced.
+    """
+
+    time: Floats
+    number: Ints
+    event: Ints
+    slot: Ints
+    at: Ints
+    size: Ints
+    announced: Ints
+
+    @classmethod
+    def of(cls, most: int, slots: int) -> EventQueue:
+        """An empty queue for at most so many events at a time."""
+        # pages that are never touched cost nothing
+        number, event, slot = (np.empty(most, dtype=np.int64) for _ in range(3))
+        at = np.full(slots, ABSENT, dtype=np.int64)
+        size, announced = (np.zeros(1, dtype=np.int64) for _ in range(2))
+        return cls(np.empty(most), number, event, slot, at, size, announced)
 
 
 class Devices(NamedTuple):

@@ -102,14 +102,16 @@ class Model(NamedTuple):
     recompute: Bools
 
 
+NOBODY: Any = np.int64(-1)
+"""No place; no literal, for which numba would compile once more."""
 FEW = 12
 """Pairs in use are sorted rather than looked for among so many times as many."""
 
 
 class Links(NamedTuple):
-    """Where: see `planner.compose.places.Places`; ``order`` has pairs of places, nearest first,
-    ``rank`` the place of each in it; ``equal``: shares must be; ``usd_per_s``, ``usd_per_byte``:
-    of devices and of messages."""
+    """Where: see `planner.compose.places.Places`; ``near``, ``far`` are the ends of pairs of
+    places, nearest first, and ``rank`` is where each pair is among them; ``equal``: shares must be;
+    ``usd_per_s``, ``usd_per_byte``: of devices and of messages."""
 
     size: Ints
     there_and_back_s: Floats2
@@ -122,8 +124,9 @@ class Links(NamedTuple):
     site: Ints
     line: Floats
     region: Ints
-    order: Ints
-    rank: Ints
+    near: Ints
+    far: Ints
+    rank: Ints2
     equal: bool
     usd_per_s: Floats
     usd_per_byte: Floats2
@@ -355,7 +358,7 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
                 break
             tried = math.sqrt(low * seconds)
             speed = size / tried
-            total = _most_shared(row, used, links, speed, members, -1, share)
+            total = _most_shared(row, used, links, speed, members, NOBODY, share)
             if total < 1.0:
                 total = _most_shared(row, used, links, speed, members, slowest, share)
             if total >= 1.0:
@@ -486,27 +489,25 @@ def _stage_period(model: Any, links: Any, state: Any, scratch: Any, j: int) -> f
 
 @kernel
 def _pairs_in_use(here: Any, there: Any, links: Any, scratch: Any) -> int:
-    """Put pairs of places that both have devices first in ``scratch.pairs``, nearest first."""
-    places, found, pairs = len(here), scratch.pairs, 0
+    """Put ranks of pairs of places that both have devices first in ``scratch.pairs``, in order."""
+    found, pairs = scratch.pairs, 0
     before, after = _places_of(here, scratch.used), _places_of(there, scratch.others)
     count = before * after
-    if FEW * count > len(links.order):
-        for k in range(len(links.order)):
-            if here[links.order[k] // places] > 0 and there[links.order[k] % places] > 0:
-                found[pairs] = links.order[k]
+    if FEW * count > len(links.near):
+        for k in range(len(links.near)):
+            if here[links.near[k]] > 0 and there[links.far[k]] > 0:
+                found[pairs] = k
                 pairs += 1
         return pairs
     for i in range(before):
         for j in range(after):
             # sorted as they come in
-            rank, k = links.rank[scratch.used[i] * places + scratch.others[j]], pairs
+            rank, k = links.rank[scratch.used[i], scratch.others[j]], pairs
             while k > 0 and found[k - 1] > rank:
                 found[k] = found[k - 1]
                 k -= 1
             found[k] = rank
             pairs += 1
-    for k in range(pairs):
-        found[k] = links.order[found[k]]
     return pairs
 
 
@@ -531,7 +532,7 @@ def _boundary_period(
             scratch.left[0, c] = scratch.share[j, c]
             scratch.left[1, c] = scratch.share[j + 1, c]
         for k in range(pairs):
-            c, d = scratch.pairs[k] // places, scratch.pairs[k] % places
+            c, d = links.near[scratch.pairs[k]], links.far[scratch.pairs[k]]
             if scratch.left[0, c] <= 0.0 or scratch.left[1, d] <= 0.0:
                 continue
             carried = period * here[c] * there[d] * links.slower[c, d] / size

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.clock.event_queue import EventQueue, announce, forecast, take
+from planner.clock.event_queue import announce, forecast, take
+from planner.clock.state import EventQueue
 
 SLOTS = 4
 TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, np.inf])
