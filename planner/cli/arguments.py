@@ -24,6 +24,7 @@ from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
 from planner.network.values import real
 from planner.network.words import listed
+from planner.search.compiled import compiled_ahead
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
     AnyOf,
@@ -38,7 +39,7 @@ from planner.workload.hf_config import DEFAULT_SEQUENCE
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload
 
-EFFORT = 10.0
+EFFORT = 5.0
 """Default of ``--effort``."""
 
 
@@ -427,5 +428,6 @@ def stop_of(
         rules.append(Until(time.perf_counter() + (left or 0.0)))
     if args.effort is not None or args.seconds is None:
         rules.append(Effort(EFFORT if args.effort is None else args.effort))
-    PROGRESS.start("preparing: a new installation compiles first, about a minute of a core")
+    compiles = "" if compiled_ahead() else ": a new installation compiles first, about a minute"
+    PROGRESS.start(f"preparing{compiles}")
     return Reporting(rules[0] if len(rules) == 1 else AnyOf(*rules), spare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.pairs import Pairs, pairs_of
 from planner.clock.rounds import Rounds, compile_rounds
 from planner.training_plan.averaging_group import within
+from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.schedule import Schedule
 from planner.workload.compute_times import ComputeTimes
@@ -228,17 +230,20 @@ def _orders(schedule: Schedule, chains: _Chains, n: int) -> _Orders:
         return _Orders(
             np.argsort(chains.device, kind="stable"), np.bincount(chains.device, minlength=n)
         )
-    first, number = 0, []
-    places = []
-    for path in schedule.paths:
-        places.append({d: k for k, d in enumerate(path)})
-        number.append(first)
-        first += 2 * len(path) + 1
-    ops = []
-    for d, row in enumerate(schedule.order):
-        for kind, b in row:
-            length = len(places[b])
-            place = length if kind == "H" else places[b][d]
-            ops.append(number[b] + (2 * length - place if kind == "B" else place))
-    counts = [len(row) for row in schedule.order]
-    return _Orders(np.array(ops, dtype=np.int64), np.array(counts, dtype=np.int64))
+    counts = np.array([len(row) for row in schedule.order], dtype=np.int64)
+    rows = list(chain.from_iterable(schedule.order))
+    code = {kind: k for k, kind in enumerate(KINDS)}
+    kind = np.array([code[kind] for kind, _ in rows], dtype=np.int64)
+    microbatch = np.array([b for _, b in rows], dtype=np.int64)
+    device = np.repeat(np.arange(len(counts)), counts)
+    # a path visits no device twice: this names an operation
+    asked = (microbatch * len(KINDS) + kind) * n + device
+    known = (chains.microbatch * len(KINDS) + chains.kind) * n + chains.device
+    by_name = np.argsort(known)
+    ops = by_name[np.minimum(np.searchsorted(known, asked, sorter=by_name), len(known) - 1)]
+    if wrong := np.flatnonzero(known[ops] != asked).tolist():
+        o = wrong[0]
+        raise PlanError(
+            f"order[{device[o]}] has {rows[o]}, which paths do not have there; see planner check"
+        )
+    return _Orders(ops, counts)

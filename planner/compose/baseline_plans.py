@@ -17,9 +17,9 @@ from planner.search.stop import StoppingCriterion
 
 Found = TypeVar("Found")
 
-EVENTS_PER_EFFORT = 50_000
+EVENTS_PER_EFFORT = 100_000
 """Operations and messages that are priced for each unit of effort the search may take."""
-LEAST_EVENTS = 20_000
+LEAST_EVENTS = 100_000
 SECONDS, RANKS = 0.2, 0.7
 """Share of a time limit for all baselines, and the part of it for ranks by region."""
 

@@ -35,7 +35,7 @@ MOST_STAGES, MORE_STAGES = 24, 8
 """That are tried one number after the other, and how many where so few stages do not fit."""
 CHUNK = 2000
 """Trials between two looks at the stopping rule."""
-TRIALS_PER_EFFORT = 120_000.0
+TRIALS_PER_EFFORT = 180_000.0
 """Trials with up to eight places in a unit of effort; more places cost more."""
 ALL, FIXED = 0.15, 0.15
 """Shares of the trials for all numbers of stages, and for the best of them; then these may
@@ -257,7 +257,7 @@ class LayoutSearch:
     @property
     def trials_per_effort(self) -> float:
         """How many trials make a unit of effort."""
-        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.85)
+        return float(TRIALS_PER_EFFORT * min(1.0, 8 / len(self.places)) ** 0.25)
 
     @cached_property
     def numbers(self) -> list[int]:

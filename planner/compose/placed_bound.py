@@ -59,7 +59,8 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     begins = range(1 if first_alone else stages)
 
     def step_s(after_s: Floats, together: bool) -> float:
-        least = np.array([way.after_s(j, count, after_s) for j in begins])
+        home = way.home_s(after_s)
+        least = np.array([way.after_s(j, count, home) for j in begins])
         # where a stage's devices do not end together, any pipeline may be the one
         return float((least.max(axis=1) if together else least.min(axis=1)).min())
 
@@ -89,6 +90,10 @@ class _Way:
         # hops: [there or back, busy or latency as well, pipelines, boundaries]
         self.forward, self.head, self.backward = forward, head, backward
         self.there, self.back = hops
+        # per pipeline, from F of a stage to the last stage and back through B of that stage
+        legs = forward + backward
+        legs[:, :-1] += self.there[1] + self.back[1]
+        self.onward = np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] + head[:, -1:]
 
     @classmethod
     def of(
@@ -113,15 +118,16 @@ class _Way:
             hops.append([busy, busy + network.latency_s[u, v]])
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
 
-    def after_s(self, begin: int, count: NDArray[np.int64], after_s: Floats) -> Floats:
+    def after_s(self, begin: int, count: NDArray[np.int64], home: Floats) -> Floats:
         """Per pipeline, from T to the end of the stage that ends last, if ``begin`` starts at T.
+
+        ``home`` is what `home_s` says.
 
         Something on the way is the neck: before it the first microbatch's way there, then all
         microbatches one after the other, then the last one's way to some stage's B, and what comes
         after that stage's last B.
         """
         stages = self.forward.shape[1]
-        home = self._home_s(after_s)
         best = np.zeros(len(self.forward))
         way = np.zeros(len(self.forward))
         for m in range(begin, stages):
@@ -130,7 +136,7 @@ class _Way:
             way = way + self.forward[:, m]
             if m < stages - 1:
                 busy, whole = self.there[:, :, m]
-                onward = self._onward_s(m + 1) + home[:, m + 1]
+                onward = self.onward[:, m + 1] + home[:, m + 1]
                 best = np.maximum(best, way + count * busy + (whole - busy) + onward)
                 way = way + whole
         # the head of a pipeline's first stage comes when the microbatch is back
@@ -145,7 +151,7 @@ class _Way:
                 way = way + whole
         return best
 
-    def _home_s(self, after_s: Floats) -> Floats:
+    def home_s(self, after_s: Floats) -> Floats:
         """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
         home = np.empty(self.forward.shape)
         home[:, 0] = after_s[0]
@@ -153,9 +159,3 @@ class _Way:
             way = self.back[1, :, m - 1] + self.backward[:, m - 1]
             home[:, m] = np.maximum(after_s[m], way + home[:, m - 1])
         return home
-
-    def _onward_s(self, stage: int) -> Floats:
-        """Per pipeline, from F of a stage to the last stage and back through B of that stage."""
-        there = self.forward[:, stage:].sum(axis=1) + self.there[1, :, stage:].sum(axis=1)
-        back = self.backward[:, stage:].sum(axis=1) + self.back[1, :, stage:].sum(axis=1)
-        return np.asarray(there + self.head[:, -1] + back)

@@ -46,7 +46,7 @@ MOST_ASKED_AGAIN, LAST_LOOKS = 60_000, 3
 often runners-up that are better take its place."""
 IDLE_ROUNDS = 3
 """One after the other without a new layout: there are few."""
-OPERATIONS_PER_EFFORT, MAKING = 120_000, 2_000
+OPERATIONS_PER_EFFORT, MAKING = 800_000, 25_000
 """That the clock serves in a unit of effort, and as many as a draft costs beside them."""
 PASSES = 5
 """Of a plan's pricing: one from rest, and steps that chain."""

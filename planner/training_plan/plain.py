@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,34 @@ def numbers(field: str, values: Any) -> tuple[int, ...]:
     if set(map(type, row)) <= {int} and min(row, default=0) >= 0:
         return row  # plans have many, which were so mostly
     return tuple(count(f"an entry of {field}", x, 0, error=PlanError) for x in row)
+
+
+def lists_of_numbers(field: str, values: Any) -> tuple[tuple[int, ...], ...]:
+    """Lists of whole numbers from 0.
+
+    Parameters
+    ----------
+    field
+        Its name in messages.
+    values
+        Iterables.
+
+    Returns
+    -------
+    tuple of tuple
+        The same.
+
+    Raises
+    ------
+    PlanError
+        Something else.
+    """
+    rows = several(field, values, error=PlanError)
+    if set(map(type, rows)) <= {tuple}:
+        every = tuple(chain.from_iterable(rows))
+        if set(map(type, every)) <= {int} and min(every, default=0) >= 0:
+            return rows  # plans have many, which were so mostly
+    return tuple(numbers(field, row) for row in rows)
 
 
 def flags(field: str, values: Any) -> tuple[bool, ...]:

@@ -40,9 +40,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", choice(Head, "head", self.head, error=PlanError))
-        for name, plain_row in (("paths", plain.numbers), ("order", plain.operations)):
-            rows = several(name, getattr(self, name), error=PlanError)
-            object.__setattr__(self, name, tuple(plain_row(name, row) for row in rows))
+        object.__setattr__(self, "paths", plain.lists_of_numbers("paths", self.paths))
+        rows = several("order", self.order, error=PlanError)
+        object.__setattr__(self, "order", tuple(plain.operations("order", row) for row in rows))
         of_kind(str, self.name, "name", error=PlanError)
         if () in self.paths:
             raise PlanError(

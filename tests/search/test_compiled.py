@@ -1,0 +1,72 @@
+"""Kernels: compiled ahead from these very sources, or not used; arguments as annotated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from planner.search import compiled
+from planner.search.arrays import Floats, Floats2, array_type, checked, types_of
+
+
+class Pair(NamedTuple):
+    """Two arrays."""
+
+    one: Floats
+    two: Floats2
+
+
+def added(pair: Pair, factor: float) -> float:
+    """A kernel, as it were."""
+    return float(pair.one.sum() + factor * pair.two.sum())
+
+
+def test_annotations_say_what_an_array_holds() -> None:
+    """One dimension unless a number says otherwise."""
+    kinds = types_of(Pair)
+    assert array_type(kinds["one"]) == (np.dtype(float), 1)
+    assert array_type(kinds["two"]) == (np.dtype(float), 2)
+    assert array_type(Pair) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Pair(np.zeros(2), np.zeros(2)),
+        Pair(np.zeros(2, dtype=np.int64), np.zeros((2, 2))),
+        Pair(np.zeros(2), np.zeros((2, 4))[:, ::2]),
+        (np.zeros(2), np.zeros((2, 2))),
+    ],
+)
+def test_other_arguments_are_found(wrong: Pair) -> None:
+    """Dimensions, numbers, gaps between rows, another tuple."""
+    assert checked(added, added)(Pair(np.ones(2), np.ones((2, 2))), 0.5) == 4.0
+    with pytest.raises(AssertionError):
+        checked(added, added)(wrong, 0.5)
+
+
+def test_extensions_of_other_sources_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that was changed is compiled at first use until they are made again."""
+    (tmp_path / "kernel.py").write_text("first")
+    record = tmp_path / "_kernels.json"
+    monkeypatch.setattr(compiled, "PACKAGE", tmp_path)
+    monkeypatch.setattr(compiled, "RECORD", record)
+    monkeypatch.setattr(compiled, "EXTENSIONS", {})
+    monkeypatch.setattr(compiled, "MODE", "")
+    monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
+    known = compiled.compiled_ahead.__wrapped__
+    assert known() == frozenset()
+    sources = {"kernel.py": compiled.digest_of(tmp_path / "kernel.py")}
+    record.write_text(json.dumps({"modules": ["kernel"], "sources": sources}))
+    assert known() == {"kernel"}
+    monkeypatch.setattr(compiled, "MODE", "jit")
+    assert known() == frozenset()
+    monkeypatch.setattr(compiled, "MODE", "")
+    (tmp_path / "kernel.py").write_text("second")
+    assert known() == frozenset()
