@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -397,14 +398,19 @@ class Cluster:
         Network
             The same devices; bandwidths at most the limits of devices and sites.
         """
-        network, rate = self.network, self.network.bandwidth_bytes_per_s
+        return self._limited
+
+    @cached_property
+    def _limited(self) -> Network:
+        network, rate = self.network, self.network.bandwidth_bytes_per_s.copy()
         if self.upload_bytes_per_s is not None:
             rate = np.minimum(rate, self.upload_bytes_per_s[:, None])
         if self.download_bytes_per_s is not None:
             rate = np.minimum(rate, self.download_bytes_per_s[None, :])
         for i, j, limit in self._site_pairs():
             rate = np.where(np.outer(i, j), np.minimum(rate, limit), rate)
-        return network.replace(bandwidth_bytes_per_s=rate)
+        np.fill_diagonal(rate, np.inf)
+        return Network.of_valid(network.latency_s, rate, network.ids, network.regions)
 
     def _site_pairs(self) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         """Limits of sites on single pairs: sources, destinations, bytes per second."""

@@ -109,15 +109,29 @@ class Network:
             _reject(array, names, odd, field, f"0 or {SMALLEST:g} to {LARGEST:g}")
         good = np.isnan(bandwidth) | ((bandwidth > 0) & np.isfinite(bandwidth))
         _reject(bandwidth, names, off & ~good, "bandwidth_bytes_per_s", "> 0 and finite")
+        self._fill(latency, bandwidth, names, places)
+
+    def _fill(
+        self, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
+    ) -> None:
         latency.setflags(write=False)
         bandwidth.setflags(write=False)
         for field, value in (
             ("latency_s", latency),
             ("bandwidth_bytes_per_s", bandwidth),
-            ("ids", names),
-            ("regions", places),
+            ("ids", ids),
+            ("regions", regions),
         ):
             object.__setattr__(self, field, value)
+
+    @classmethod
+    def of_valid(
+        cls, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
+    ) -> Network:
+        """From parts of networks, whose values were looked at before; arrays are not copied."""
+        network = cls.__new__(cls)
+        network._fill(latency, bandwidth, ids, regions)
+        return network
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Network:
@@ -298,8 +312,12 @@ class Network:
 
     def missing_pairs(self) -> list[tuple[int, int]]:
         """Ordered pairs for which latency or bandwidth was not measured."""
+        return list(self._missing)
+
+    @cached_property
+    def _missing(self) -> tuple[tuple[int, int], ...]:
         missing = np.isnan(self.latency_s) | np.isnan(self.bandwidth_bytes_per_s)
-        return [(int(i), int(j)) for i, j in np.argwhere(missing)]
+        return tuple((int(i), int(j)) for i, j in np.argwhere(missing))
 
     def require_complete(self) -> None:
         """Raise `NetworkError` if a pair is missing."""
@@ -386,12 +404,9 @@ class Network:
         """
         index = [self.index_of(d) for d in several("devices", devices, error=NetworkError)]
         grid = np.ix_(index, index)
-        return Network(
-            self.latency_s[grid],
-            self.bandwidth_bytes_per_s[grid],
-            [self.ids[i] for i in index],
-            [self.regions[i] for i in index],
-        )
+        ids, regions = (tuple(names[i] for i in index) for names in (self.ids, self.regions))
+        make = Network.of_valid if 0 < len(set(index)) == len(index) else Network
+        return make(self.latency_s[grid], self.bandwidth_bytes_per_s[grid], ids, regions)
 
     def index_of(self, device: int | str) -> int:
         """Index of a device given by index or id.

@@ -49,16 +49,30 @@ def real(field: str, value: Any, least: float = -math.inf, *, error: Error = Val
     """
     rule = "a number" if least == -math.inf else f"a number >= {least:g}"
     try:
-        if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0:
+        if type(value) is not float and (
+            isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) > 0
+        ):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= least):
         raise error(f"{field} is {short(value)}; it must be {rule}, finite")
-    if not sensible(number):
+    if number and not SMALLEST <= abs(number) <= LARGEST:
         raise error(f"{field} is {number:g}; it must be 0 or {SMALLEST:g} to {LARGEST:g} in size")
     return number
+
+
+def reals(
+    field: str, values: Any, least: float = -math.inf, *, error: Error = ValueError
+) -> tuple[float, ...]:
+    """Finite numbers, each as `real` takes it; all at once where they are floats."""
+    row = several(field, values, error=error)
+    if set(map(type, row)) == {float}:
+        array = np.array(row)
+        if (np.isfinite(array) & (array >= least) & sensible(array)).all():
+            return row
+    return tuple(real(field, x, least, error=error) for x in row)
 
 
 def count(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.network.values import of_kind, real, several
+from planner.network.values import of_kind, real, reals
 from planner.network.words import some, span
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
@@ -49,9 +49,7 @@ class ComputeTimes:
     def __post_init__(self) -> None:
         of_kind(str, self.source, "source")
         for name in FIELDS:
-            field = f"compute_times.{name}"
-            column = (real(field, x, 0) for x in several(field, getattr(self, name)))
-            object.__setattr__(self, name, tuple(column))
+            object.__setattr__(self, name, reals(f"compute_times.{name}", getattr(self, name), 0))
         for name in COSTS:
             cost = real(f"compute_times.{name}", getattr(self, name), 0)
             object.__setattr__(self, name, cost)
