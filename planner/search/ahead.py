@@ -86,10 +86,9 @@ def _compile(name: str, entries: dict[str, Callable[..., Any]], *, allocates: bo
 
 
 def _signature(function: Callable[..., Any]) -> Any:
-    kinds = types_of(function)
-    returned = kinds.pop("return")
-    arguments = [_type(kind) for kind in kinds.values()]
-    return (numba.types.none if returned is type(None) else _type(returned))(*arguments)
+    *arguments, returned = types_of(function).values()
+    result = numba.types.none if returned is type(None) else _type(returned)
+    return result(*map(_type, arguments))
 
 
 def _type(kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -20,6 +21,7 @@ Ints2 = Annotated[NDArray[np.int64], 2]
 """One dimension where no number says otherwise."""
 
 
+@cache
 def array_type(kind: Any) -> tuple[np.dtype[Any], int] | None:
     """What an annotated array holds and its dimensions; None for any other annotation."""
     dimensions = 1
@@ -35,6 +37,7 @@ def is_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
+@cache
 def types_of(named: Any) -> dict[str, Any]:
     """Annotations of a function or of a named tuple, in order."""
     return get_type_hints(named, include_extras=True)
@@ -62,7 +65,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
         assert value.flags.c_contiguous and value.flags.aligned, name
     elif is_tuple(kind):
         assert type(value) is kind, (name, type(value))
-        for (field, inner), part in zip(types_of(kind).items(), value, strict=True):
+        inside: Any = kind
+        for (field, inner), part in zip(types_of(inside).items(), value, strict=True):
             _check(f"{name}.{field}", part, inner)
     else:
         assert isinstance(value, (int, float, np.number, np.bool_)), (name, type(value))

@@ -20,6 +20,8 @@ from planner.search.fingerprint import fingerprint
 from planner.workload.workload import Workload
 from tests.conftest import random_network
 
+pytestmark = pytest.mark.interpreted
+
 INSTANCE = Path(__file__).parents[2] / "datasets" / "instances" / "gcp20_skip33.json"
 
 

@@ -32,6 +32,8 @@ from planner.workload.workload import Workload
 from tests.clock.reference import Reference
 from tests.conftest import levels, make_plan, random_network, tiny_workload
 
+pytestmark = pytest.mark.interpreted
+
 SHAPES = [(1, 2), (2, 2), (3, 2), (2, 3), (4, 1), (1, 4)]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.clock.event_queue import announce, forecast, take
 from planner.clock.state import EventQueue
+
+pytestmark = pytest.mark.interpreted
 
 SLOTS = 4
 TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, np.inf])

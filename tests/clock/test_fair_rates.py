@@ -13,6 +13,8 @@ from planner.clock.links import MOST_SHARED, NONE
 from planner.clock.pairs import Pairs
 from planner.clock.state import ABSENT, EventQueue
 
+pytestmark = pytest.mark.interpreted
+
 RATES = [1.0, 2.0, 3.0, 5.0, 7.0, 10.0]
 
 

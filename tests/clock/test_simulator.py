@@ -29,6 +29,8 @@ from planner.workload.workload import Workload
 from tests.clock.reference import fair_rates
 from tests.conftest import make_plan, random_network, tiny_workload
 
+pytestmark = pytest.mark.interpreted
+
 
 def two_stage_plan(schedule: str, head: str = "last", batch: int = 2) -> TrainingPlan:
     """One pipeline a -> b: F 1 s, H 0.5 s, B 2 s; a message takes 1 s latency + 1 s."""

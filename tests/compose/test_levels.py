@@ -25,6 +25,8 @@ from planner.training_plan.choices import Codec
 from tests.compose.test_layouts import model
 from tests.conftest import tiny_workload
 
+pytestmark = pytest.mark.interpreted
+
 
 def nodes(sizes: list[int], *, line: float = 1e7, inside: float = 1e9, **more: Any) -> pl.Cluster:
     """Machines of some devices each, which share a line."""

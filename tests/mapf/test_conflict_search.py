@@ -17,6 +17,8 @@ from planner.mapf.intervals import Entry, Stay, Window, conflicts, windows
 from planner.search.stop import MaxIterations
 from tests.mapf.oracles import earliest
 
+pytestmark = pytest.mark.interpreted
+
 times = st.integers(0, 12).map(float)
 
 

@@ -13,6 +13,8 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from planner.matching import bottleneck_assignment
 
+pytestmark = pytest.mark.interpreted
+
 
 def brute_force(cost: np.ndarray) -> float:
     """Smallest possible largest entry over all matchings of the smaller side."""

@@ -21,6 +21,8 @@ from planner.search.certificate import Status
 from planner.search.incumbent import Incumbent, WrongBoundError
 from planner.search.stop import AnyOf, MaxIterations, MaxRuntime, StoppingCriterion
 
+pytestmark = pytest.mark.interpreted
+
 MODULE = sys.modules["planner.matching.path_tsp"]
 
 
