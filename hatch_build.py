@@ -1,4 +1,4 @@
-"""Compiles the solvers' kernels into the wheel, where there is a C compiler; numba does so if not."""
+"""Compiles kernels into the wheel, where there is a C compiler; if not, numba does at first use."""
 
 from __future__ import annotations
 
