@@ -1,4 +1,4 @@
-"""Speed of the compiled kernels and of the first command, beside another checkout in the same run.
+"""Speed of compiled kernels and of the first command, compared with another checkout in one run.
 
     python -m planner.search.ahead
     python -m benchmarks.kernels [--before CHECKOUT] [--repeats 3] [--out FILE.md]

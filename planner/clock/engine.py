@@ -128,8 +128,8 @@ class Run:
         flows = _flows(pairs, len(devices.there))
         averaging = _averaging(rounds, len(pairs.capacity), len(rules.steps))
         processors = _processors(n)
-        # what is announced at a time: of each device, message and group, and the forecasts
-        slots = len(pairs.source) + groups + 1
+        # at a time at most two events of a device, one of a message and of a group, and forecasts
+        slots = len(pairs.source) + groups + 1  # as the kernel numbers them
         queue = EventQueue.of(2 * n + groups + len(devices.there) + slots, slots)
         run(pairs, work, rounds, rules, devices, flows, averaging, times, processors, queue)
         stuck, d = None, int(times.stuck[0])
@@ -249,7 +249,7 @@ def _averaging(rounds: Rounds, resources: int, steps: int) -> Averaging:
 
 def _processors(n: int) -> Processors:
     number, event = (np.zeros(n, dtype=np.int64) for _ in range(2))
-    return Processors(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(3))
+    return Processors(np.zeros(n), number, event, np.zeros(1, dtype=np.int64), np.zeros(2))
 
 
 def _no_rounds(n: int) -> Rounds:

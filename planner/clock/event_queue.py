@@ -1,8 +1,8 @@
 """Events to come, as a binary heap in arrays, for compiled code.
 
-Of events at the same moment, the one that was announced first comes first. Some events are
-forecasts that others change, such as when a message will have left: each of them has a slot, and is
-moved in place.
+Of events at the same moment, the one that was pushed first comes first. Some events are forecasts
+that others change, such as when a message will have left: each of them has a slot, and is
+rescheduled in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT: Any = np.int64(0)
 
 
 @kernel
-def _rise(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
+def _sift_up(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
     """Put an event at place k of the heap, or nearer its root."""
     # arrays by themselves: taking one from a tuple takes time
     times, numbers, events, slots, at = queue.time, queue.number, queue.event, queue.slot, queue.at
@@ -37,7 +37,7 @@ def _rise(queue: EventQueue, k: int, time: float, number: int, event: int, slot:
 
 
 @kernel
-def _sink(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
+def _sift_down(queue: EventQueue, k: int, time: float, number: int, event: int, slot: int) -> None:
     """Put an event at place k of the heap, or farther from its root."""
     times, numbers, events, slots, at = queue.time, queue.number, queue.event, queue.slot, queue.at
     size = queue.size[0]
@@ -64,31 +64,31 @@ def _sink(queue: EventQueue, k: int, time: float, number: int, event: int, slot:
 
 
 @kernel
-def announce(queue: EventQueue, time: float, event: int) -> None:
+def push(queue: EventQueue, time: float, event: int) -> None:
     """Add an event."""
-    queue.announced[0] += 1
+    queue.pushed[0] += 1
     k = queue.size[0]
     queue.size[0] = k + 1
-    _rise(queue, k, time, queue.announced[0], event, ABSENT)
+    _sift_up(queue, k, time, queue.pushed[0], event, ABSENT)
 
 
 @kernel
-def forecast(queue: EventQueue, slot: int, time: float, event: int) -> None:
+def reschedule(queue: EventQueue, slot: int, time: float, event: int) -> None:
     """Add the event of a slot, in place of the one that is there; never, at time infinity."""
-    queue.announced[0] += 1
-    number, k = queue.announced[0], queue.at[slot]
+    queue.pushed[0] += 1
+    number, k = queue.pushed[0], queue.at[slot]
     if k == ABSENT:
         k = queue.size[0]
         queue.size[0] = k + 1
-        _rise(queue, k, time, number, event, slot)
+        _sift_up(queue, k, time, number, event, slot)
     elif time < queue.time[k]:
-        _rise(queue, k, time, number, event, slot)
+        _sift_up(queue, k, time, number, event, slot)
     else:
-        _sink(queue, k, time, number, event, slot)
+        _sift_down(queue, k, time, number, event, slot)
 
 
 @kernel
-def take(queue: EventQueue) -> Any:
+def pop(queue: EventQueue) -> Any:
     """Remove the first event and return it."""
     first, slot = queue.event[0], queue.slot[0]
     if slot != ABSENT:
@@ -96,7 +96,7 @@ def take(queue: EventQueue) -> Any:
     last = queue.size[0] - 1
     queue.size[0] = last
     if last > 0:
-        _sink(
+        _sift_down(
             queue, ROOT, queue.time[last], queue.number[last], queue.event[last], queue.slot[last]
         )
     return first

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.clock.event_queue import announce, forecast, take
+from planner.clock.event_queue import pop, push, reschedule
 from planner.clock.links import MOST_SHARED, NONE
 from planner.clock.pairs import Pairs
 from planner.clock.program import Work
@@ -34,12 +34,13 @@ from planner.clock.state import (
 )
 from planner.search.compiled import entry, inlined, kernel
 
-COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED, PROCESSOR = range(9)
+COMPUTED, HANDED, LEFT, ARRIVED, FLOWN, AVERAGED, NORMED, UPDATED = range(8)
 """Events: an operation is done; a message joins its queue, has left it, is there; a group's round
 has sent its last byte, and is over; a device knows the norm; an optimizer step is done; the first
 of the operations that share processors is done."""
 KINDS = 16
-"""An event is ``KINDS * subject + kind``."""
+"""An event is ``KINDS * subject + kind``. Slots of the event queue are for `LEFT` of every pair,
+then for `FLOWN` of every group, then for `PROCESSOR`."""
 
 ROUNDING = 1e-9
 """Relative: a resource whose pairs want no more beyond what it has does not bind."""
@@ -49,8 +50,10 @@ BELOW = 1.0 - 1e-6
 """Of a rate: what is below it beyond doubt."""
 KEPT = 2.0**21 + 1
 """Leaves 32 binary places of a number."""
+ZERO: Any = np.int64(0)
 ONE: Any = np.int64(1)
-"""No literal, for which numba would compile once more."""
+PROCESSOR: Any = np.int64(UPDATED + 1)
+"""No literals, for which numba would compile once more."""
 SETTLED = -1
 """Of a pair whose rate is known, where others have the number of the look."""
 
@@ -67,9 +70,9 @@ def _kept(x: float) -> float:
 
 
 @inlined
-def _binds(pairs: Any, flows: Any, r: int) -> bool:
+def _binds(capacity: Any, wanted: Any, r: int) -> bool:
     """Whether a resource's active pairs together could use more than it has."""
-    return bool(flows.wanted[r] > pairs.capacity[r] * (1 + ROUNDING))
+    return bool(wanted[r] > capacity[r] * (1 + ROUNDING))
 
 
 @kernel
@@ -94,7 +97,7 @@ def _spread(pairs: Any, flows: Any, found: int, least: float) -> tuple[int, int]
             if r == NONE or seen_resource[r] == stamp:
                 continue
             seen_resource[r] = stamp
-            if wanted[r] <= capacity[r] * (1 + ROUNDING):
+            if not _binds(capacity, wanted, r):
                 continue
             left, rising = capacity[r], 0
             for a in range(begin[r], begin[r] + users[r]):
@@ -124,7 +127,7 @@ def _set_rate(flows: Any, queue: Any, p: int, fair: float, now: float) -> None:
     flows.since[p] = now
     flows.rate[p] = rate
     flows.moved[0] = 1
-    forecast(queue, p, now + flows.to_go[p] / rate, KINDS * p + LEFT)
+    reschedule(queue, p, now + flows.to_go[p] / rate, KINDS * p + LEFT)
 
 
 @inlined
@@ -234,7 +237,7 @@ def _start(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     least = pairs.most[p]
     for place in range(MOST_SHARED):
         r = pairs.shared[p, place]
-        if r != NONE and _binds(pairs, flows, r):
+        if r != NONE and _binds(pairs.capacity, flows.wanted, r):
             least = min(least, _full_from(pairs, flows, r))
     _share(pairs, flows, queue, ONE, BELOW * least, now)
 
@@ -247,13 +250,13 @@ def _stop(pairs: Any, flows: Any, queue: Any, p: int, now: float) -> None:
     flows.seen_pair[p] = stamp
     least = BELOW * flows.fair[p]
     flows.rate[p] = flows.fair[p] = 0.0
-    found = 0
+    found = ZERO
     for place in range(MOST_SHARED):
         r = pairs.shared[p, place]
         if r == NONE:
             continue
         first = pairs.first[r]
-        scarce = _binds(pairs, flows, r)
+        scarce = _binds(pairs.capacity, flows.wanted, r)
         # the last of the list takes its place
         last = flows.active[first + flows.users[r] - 1]
         flows.active[first + flows.place[p, place]] = last
@@ -326,7 +329,7 @@ def _begin_round(
     averaging.place[g] = averaging.groups[0]
     averaging.running[averaging.groups[0]] = g
     averaging.groups[0] += 1
-    forecast(queue, len(pairs.most) + g, now + longest, KINDS * g + FLOWN)
+    reschedule(queue, len(pairs.most) + g, now + longest, KINDS * g + FLOWN)
 
 
 @kernel
@@ -384,12 +387,12 @@ def _renew_rounds(
         over = np.inf
         if rate > 0.0:
             over = now + max(averaging.alone_s[g] - averaging.done[g], 0.0) / rate
-        forecast(queue, len(pairs.most) + g, over, KINDS * g + FLOWN)
+        reschedule(queue, len(pairs.most) + g, over, KINDS * g + FLOWN)
 
 
 @kernel
-def _processor_rate(cores: float, state: Any) -> float:
-    return float(min(1.0, cores / max(state[2], 1.0)))
+def _processor_rate(cores: float, processors: Any) -> float:
+    return float(min(1.0, cores / max(processors.size[0], 1)))
 
 
 @kernel
@@ -408,30 +411,28 @@ def _first(processors: Any) -> int:
 @kernel
 def _next_end(processors: Any, queue: Any, cores: float, now: float) -> None:
     """When the next operation ends, as long as none comes or goes."""
-    slot = len(queue.at) - 1
     if processors.size[0] > 0:
         rest = max(processors.until[_first(processors)] - processors.state[0], 0.0)
-        rate = _processor_rate(cores, processors.state)
-        forecast(queue, slot, now + rest / rate, PROCESSOR)
+        rate = _processor_rate(cores, processors)
+        reschedule(queue, len(queue.at) - 1, now + rest / rate, PROCESSOR)
 
 
 @kernel
 def _advance(processors: Any, cores: float, now: float) -> None:
     state = processors.state
-    state[0] += (now - state[1]) * _processor_rate(cores, state)
+    state[0] += (now - state[1]) * _processor_rate(cores, processors)
     state[1] = now
 
 
 @kernel
 def _begin_shared(processors: Any, queue: Any, event: int, seconds: float) -> None:
     """One more operation that shares processors."""
-    queue.announced[0] += 1
+    queue.pushed[0] += 1
     k = processors.size[0]
     processors.size[0] = k + 1
     processors.until[k] = processors.state[0] + seconds
-    processors.number[k] = queue.announced[0]
+    processors.number[k] = queue.pushed[0]
     processors.event[k] = event
-    processors.state[2] += 1
 
 
 @kernel
@@ -440,7 +441,6 @@ def _end_shared(processors: Any) -> Any:
     first = _first(processors)
     event = processors.event[first]
     processors.state[0] = processors.until[first]
-    processors.state[2] -= 1
     processors.size[0] -= 1
     last = processors.size[0]
     processors.until[first] = processors.until[last]
@@ -455,7 +455,7 @@ def _begin(
 ) -> None:
     """A device starts to work for so many seconds of a processor of its own."""
     if rules.cores == 0:
-        announce(queue, now + seconds, KINDS * d + kind)
+        push(queue, now + seconds, KINDS * d + kind)
         return
     _advance(processors, rules.cores, now)
     _begin_shared(processors, queue, KINDS * d + kind, seconds)
@@ -559,7 +559,7 @@ def _join(
     if rounds.size[g] > 1:
         _begin_round(pairs, rounds, flows, averaging, queue, g, now)
     else:
-        announce(queue, now, KINDS * g + AVERAGED)
+        push(queue, now, KINDS * g + AVERAGED)
 
 
 @kernel
@@ -579,7 +579,7 @@ def _join_norm(
     if t < rules.recorded:
         times.round_begin[t, g] = times.round_end[t, g] = now
     if averaging.told[t] == rounds.tellers:
-        announce(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORMED)
+        push(queue, max(now, averaging.added_s[t] + rounds.told_s[d]), KINDS * d + NORMED)
     elif rounds.tells_s[d] >= 0.0:
         averaging.told[t] += 1
         averaging.added_s[t] = max(averaging.added_s[t], now + rounds.tells_s[d])
@@ -590,7 +590,7 @@ def _join_norm(
             k = rounds.of_first[other] + devices.round[other]
             waits = devices.doing[other] == AVERAGING and devices.step[other] == t
             if waits and k < rounds.of_first[other + 1] and rounds.of[k] == g:
-                announce(queue, averaging.added_s[t] + rounds.told_s[other], KINDS * other + NORMED)
+                push(queue, averaging.added_s[t] + rounds.told_s[other], KINDS * other + NORMED)
 
 
 @kernel
@@ -708,7 +708,7 @@ def _hand_over(
             times.leaves[t, o] = now
             times.left[t, o] = now + size / pairs.most[p]
         arrives = now + pairs.latency_s[p] + size / pairs.most[p]
-        announce(queue, arrives, KINDS * message + ARRIVED)
+        push(queue, arrives, KINDS * message + ARRIVED)
         return
     flows.follow[message] = NONE
     flows.handed[message] = now
@@ -736,7 +736,7 @@ def _leave(
     t, o = message // total, message % total
     if t < rules.recorded:
         times.left[t, o] = now
-    announce(queue, now + pairs.latency_s[p], KINDS * message + ARRIVED)
+    push(queue, now + pairs.latency_s[p], KINDS * message + ARRIVED)
     after = flows.follow[message]
     flows.head[p] = after
     flows.moved[0] = 1
@@ -749,7 +749,7 @@ def _leave(
     flows.since[p] = now
     if t < rules.recorded:
         times.leaves[t, o] = now
-    forecast(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + LEFT)
+    reschedule(queue, p, now + flows.to_go[p] / flows.rate[p], KINDS * p + LEFT)
 
 
 @inlined
@@ -769,7 +769,7 @@ def _computed(
         _make_ready(work, rules, devices, message - o + work.after[o])
         return NONE
     if rules.message_s > 0:
-        announce(queue, now + rules.message_s, KINDS * message + HANDED)
+        push(queue, now + rules.message_s, KINDS * message + HANDED)
         return NONE
     return int(message)
 
@@ -827,7 +827,7 @@ def run(
             break
         now, touched = queue.time[0], 0
         while queue.size[0] > 0 and queue.time[0] == now:
-            event = take(queue)
+            event = pop(queue)
             if event == PROCESSOR:
                 _advance(processors, rules.cores, now)
                 event = _end_shared(processors)
@@ -855,7 +855,7 @@ def run(
                 t, over = averaging.step[subject], now + rounds.return_s[subject]
                 if t < rules.recorded:
                     times.round_end[t, subject] = over
-                announce(queue, over, KINDS * subject + AVERAGED)
+                push(queue, over, KINDS * subject + AVERAGED)
             elif kind == AVERAGED:
                 for d in range(n):
                     first = rounds.of_first[d] + devices.round[d]

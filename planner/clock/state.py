@@ -189,12 +189,12 @@ class EventQueue(NamedTuple):
     Attributes
     ----------
     time, number, event, slot
-        Entries of the heap: when, in which order they were announced, what the caller knows them
-        by, and the slot of a forecast, else `ABSENT`.
+        Entries of the heap: when, in which order they were pushed, what the caller knows them by,
+        and the slot of a forecast, else `ABSENT`.
     at
         ``int[slots]``: where in the heap each forecast is, `ABSENT` if nowhere.
-    size, announced
-        ``int[1]``: how many there are, and were announced.
+    size, pushed
+        ``int[1]``: how many events there are, and how many were pushed.
     """
 
     time: Floats
@@ -203,7 +203,7 @@ class EventQueue(NamedTuple):
     slot: Ints
     at: Ints
     size: Ints
-    announced: Ints
+    pushed: Ints
 
     @classmethod
     def of(cls, most: int, slots: int) -> EventQueue:
@@ -211,8 +211,8 @@ class EventQueue(NamedTuple):
         # pages that are never touched cost nothing
         number, event, slot = (np.empty(most, dtype=np.int64) for _ in range(3))
         at = np.full(slots, ABSENT, dtype=np.int64)
-        size, announced = (np.zeros(1, dtype=np.int64) for _ in range(2))
-        return cls(np.empty(most), number, event, slot, at, size, announced)
+        size, pushed = (np.zeros(1, dtype=np.int64) for _ in range(2))
+        return cls(np.empty(most), number, event, slot, at, size, pushed)
 
 
 class Devices(NamedTuple):
@@ -269,9 +269,9 @@ class Processors(NamedTuple):
         ``[N]``, of which the first ``size[0]``: work done by each at an operation's end, the order
         in which they began, and the event of that end.
     size
-        ``int[1]``.
+        ``int[1]``: how many there are.
     state
-        ``float[3]``: work that each has done so far, when, and how many there are.
+        ``float[2]``: work that each has done so far, and when.
     """
 
     until: Floats

@@ -102,7 +102,7 @@ class Model(NamedTuple):
     recompute: Bools
 
 
-NOBODY: Any = np.int64(-1)
+NO_PLACE: Any = np.int64(-1)
 """No place; no literal, for which numba would compile once more."""
 FEW = 12
 """Pairs in use are sorted rather than looked for among so many times as many."""
@@ -358,7 +358,7 @@ def one_round_s(size: float, row: Any, links: Any, scratch: Any, enough: float) 
                 break
             tried = math.sqrt(low * seconds)
             speed = size / tried
-            total = _most_shared(row, used, links, speed, members, NOBODY, share)
+            total = _most_shared(row, used, links, speed, members, NO_PLACE, share)
             if total < 1.0:
                 total = _most_shared(row, used, links, speed, members, slowest, share)
             if total >= 1.0:

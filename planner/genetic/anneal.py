@@ -22,7 +22,7 @@ import numpy as np
 from planner.genetic.arrangement import Arrangement, solve_boundary
 from planner.genetic.tables import Tables
 from planner.search.arrays import Floats, Floats2, Ints, Words
-from planner.search.compiled import allocating, allocating_entry, pasted
+from planner.search.compiled import allocating, allocating_entry, force_inlined
 from planner.search.rng import next_below, next_unit
 
 
@@ -192,7 +192,7 @@ def _room(stages: int) -> Change:
     )
 
 
-@pasted
+@force_inlined
 def _find_slots(state: State) -> None:
     for p in range(len(state.device_at)):
         state.slot_of[state.device_at[p]] = p
@@ -226,7 +226,7 @@ def _weigh(tables: Tables, state: State) -> None:
                 state.hop_sum[j] += state.hop_at[p]
 
 
-@pasted
+@force_inlined
 def _smoothed(tables: Tables, state: State, w: float) -> float:
     """The smoothed objective."""
     n = len(state.device_at)
@@ -237,7 +237,7 @@ def _smoothed(tables: Tables, state: State, w: float) -> float:
     return value
 
 
-@pasted
+@force_inlined
 def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
     """Smoothed data-parallel cost: max over groups, mean over groups, mean over devices."""
     worst = 0.0
@@ -248,7 +248,7 @@ def _exchange_term(group_max: Floats, total: float, n: int, w: float) -> float:
     return (1 - w) * worst + w * (0.5 * mean / len(group_max) + 0.5 * total / n)
 
 
-@pasted
+@force_inlined
 def _new_level(
     tables: Tables, state: State, boundary: int, p: int, p_value: float, q: int, q_value: float
 ) -> float:
@@ -269,7 +269,7 @@ def _new_level(
     return value
 
 
-@pasted
+@force_inlined
 def _exchange_tails(tables: Tables, state: State, word: Words, w: float, slack: float) -> bool:
     """Two slots of a stage swap their partners in the next one; False if nothing changed."""
     device_at, after, before, hop_at = state.device_at, state.after, state.before, state.hop_at
@@ -305,7 +305,7 @@ def _exchange_tails(tables: Tables, state: State, word: Words, w: float, slack: 
     return True
 
 
-@pasted
+@force_inlined
 def _draw_tails(tables: Tables, state: State, word: Words) -> tuple[int, int]:
     """Two slots of one stage that is not the last; the second is -1 if none was found.
 
@@ -372,7 +372,7 @@ def _mirror(tables: Tables, arrangement: Arrangement, low: int, high: int) -> No
         solve_boundary(tables, arrangement, high)
 
 
-@pasted
+@force_inlined
 def _mirrored(tables: Tables, slot: int, ends: int) -> int:
     """Where a slot of the run goes; -1 stays -1. ``ends``: first plus last stage of the run."""
     if slot < 0:
@@ -382,7 +382,7 @@ def _mirrored(tables: Tables, slot: int, ends: int) -> int:
     return place
 
 
-@pasted
+@force_inlined
 def _exchange_devices(
     tables: Tables, state: State, change: Change, word: Words, w: float, slack: float
 ) -> bool:
@@ -417,7 +417,7 @@ def _exchange_devices(
     return True
 
 
-@pasted
+@force_inlined
 def _draw_devices(tables: Tables, state: State, word: Words) -> tuple[int, int]:
     """Two slots; half of the time the second holds a device near one of the first's partners."""
     n = len(state.device_at)
@@ -434,7 +434,7 @@ def _draw_devices(tables: Tables, state: State, word: Words) -> tuple[int, int]:
     return p, state.slot_of[near[next_below(word, len(near))]]
 
 
-@pasted
+@force_inlined
 def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) -> int:
     """Note the hops that change when slots p < q swap devices; how many there are."""
     device_at, after, before = state.device_at, state.after, state.before
@@ -465,7 +465,7 @@ def _changed_hops(tables: Tables, state: State, change: Change, p: int, q: int) 
     return count
 
 
-@pasted
+@force_inlined
 def _price_hops(
     tables: Tables, state: State, change: Change, hops: int, w: float
 ) -> tuple[int, float]:
@@ -500,7 +500,7 @@ def _price_hops(
     return parts, delta
 
 
-@pasted
+@force_inlined
 def _price_groups(
     tables: Tables,
     state: State,
@@ -538,7 +538,7 @@ def _price_groups(
     return delta + (_exchange_term(trial, total + sum_i + sum_j, n, w) - now), sum_i, sum_j
 
 
-@pasted
+@force_inlined
 def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> float:
     """Largest sum of eq. 2 in group j when device ``come`` takes the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]
@@ -551,7 +551,7 @@ def _new_load(tables: Tables, state: State, j: int, gone: int, come: int) -> flo
     return worst
 
 
-@pasted
+@force_inlined
 def _replace(tables: Tables, state: State, j: int, gone: int, come: int) -> None:
     """Sums of eq. 2 in group j after device ``come`` took the place of ``gone``."""
     exchange = tables.exchange[tables.exchange_of[j]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.mapf.arranged_bounds import arranged_bound
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.compile import compile_kernels
 from planner.mapf.device_exchange import DeviceNumbers
 from planner.mapf.dispatch import plan_of
@@ -27,6 +27,7 @@ from planner.mapf.stage_spans import Averaging, span_of
 from planner.problems import ArrangedPathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathOp, PathPlan
 from planner.problems.quantities import of_kind
+from planner.search.arrays import Floats, Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import StoppingCriterion, StopRun, started

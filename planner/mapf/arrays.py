@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.problems import PathProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from planner.search.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

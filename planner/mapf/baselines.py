@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.follow import scheduled
 from planner.problems import PathProblem, ProblemError
+from planner.search.arrays import Floats, Ints
 
 
 def first_in_first_out(arrays: PathArrays, paths: Ints) -> tuple[float, Floats]:

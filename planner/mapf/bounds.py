@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.link_bounds import link_bounds
 from planner.mapf.spans import least_span, least_ways
 from planner.mapf.start_turnover import turnover_s
+from planner.search.arrays import Floats
 from planner.search.certificate import Witness
 
 

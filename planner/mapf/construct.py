@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
+from planner.search.arrays import Floats, Ints
 
 
 def construct(

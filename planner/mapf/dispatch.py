@@ -238,7 +238,7 @@ def earlier(key: Floats, b: int, c: int) -> bool:
 
 
 @kernel
-def rise(scratch: Scratch, b: int) -> None:
+def sift_up(scratch: Scratch, b: int) -> None:
     """Bring a microbatch whose key has fallen nearer the root of the heap."""
     key, heap, place = scratch.key, scratch.heap, scratch.place
     k = place[b]
@@ -250,7 +250,7 @@ def rise(scratch: Scratch, b: int) -> None:
 
 
 @kernel
-def sink(scratch: Scratch, b: int) -> None:
+def sift_down(scratch: Scratch, b: int) -> None:
     """Bring a microbatch whose key has risen farther from the root of the heap."""
     key, heap, place = scratch.key, scratch.heap, scratch.place
     k = place[b]
@@ -267,18 +267,18 @@ def sink(scratch: Scratch, b: int) -> None:
 
 
 @kernel
-def rekey(scratch: Scratch, b: int, key: float) -> None:
+def change_key(scratch: Scratch, b: int, key: float) -> None:
     """Give a microbatch another key."""
     before = scratch.key[b]
     scratch.key[b] = key
     if key < before:
-        rise(scratch, b)
+        sift_up(scratch, b)
     elif key > before:
-        sink(scratch, b)
+        sift_down(scratch, b)
 
 
 @kernel
-def go(scratch: Scratch, b: int, d: int) -> None:
+def move_to(scratch: Scratch, b: int, d: int) -> None:
     """Take a microbatch from its device's list to that of another, or of none (-1)."""
     here, after, ahead = scratch.here, scratch.after, scratch.ahead
     if after[b] >= 0:
@@ -320,9 +320,9 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
     for b in range(count):
         scratch.device[b] = scratch.ahead[b] = scratch.after[b] = -1
         scratch.place[b] = b
-        go(scratch, b, paths[b, 0])
+        move_to(scratch, b, paths[b, 0])
         key[b] = nudge[b, 0] - pull * tail[b, 0] if memory[paths[b, 0]] > 0 else LATE
-        rise(scratch, b)
+        sift_up(scratch, b)
     for _ in range(count * steps):
         b = scratch.heap[0]
         if key[b] >= LATE:
@@ -345,8 +345,8 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
         k += 1
         step[b] = k
         if k == steps:
-            rekey(scratch, b, LATE)
-            go(scratch, b, -1)
+            change_key(scratch, b, LATE)
+            move_to(scratch, b, -1)
             makespan = max(makespan, end)
         else:
             v = device_at(paths[b], k)
@@ -355,11 +355,11 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
                 since[b] += num.hop[d, v]
             else:
                 since[b] = end + num.hop[d, v]
-            go(scratch, b, v)
+            move_to(scratch, b, v)
             if k < length and live[v] >= memory[v]:
-                rekey(scratch, b, LATE)
+                change_key(scratch, b, LATE)
             else:
-                rekey(scratch, b, max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k])
+                change_key(scratch, b, max(since[b], free[v]) - pull * tail[b, k] + nudge[b, k])
         # only what waits for this device has another key now
         changed = full != (live[d] >= memory[d])
         c = scratch.here[d]
@@ -367,9 +367,9 @@ def decode(num: Numbers, state: State, pull: float, limit: float) -> float:
             if since[c] < end or changed:
                 j = step[c]
                 if j < length and live[d] >= memory[d]:
-                    rekey(scratch, c, LATE)
+                    change_key(scratch, c, LATE)
                 else:
-                    rekey(scratch, c, max(since[c], end) - pull * tail[c, j] + nudge[c, j])
+                    change_key(scratch, c, max(since[c], end) - pull * tail[c, j] + nudge[c, j])
             c = scratch.after[c]
     return makespan
 

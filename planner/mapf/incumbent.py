@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import plan_of
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.problems.answers import PathPlan
+from planner.search.arrays import Floats, Ints
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import StopRun

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.spans import least_span
+from planner.search.arrays import Floats
 from planner.search.certificate import Witness
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.mapf.anneal import Cycle, MoveShares, Walk, anneal
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.baselines import unit_cost_paths
 from planner.mapf.construct import by_chain, construct
 from planner.mapf.device_exchange import (
@@ -30,7 +30,7 @@ from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.mapf.moves import Rules, Use
 from planner.mapf.stage_spans import Averaging
-from planner.search.arrays import Words
+from planner.search.arrays import Floats, Ints, Words
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.mapf.arrays import Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.baselines import (
     collision_blind_paths,
     first_in_first_out,
@@ -29,6 +29,7 @@ from planner.problems import PathProblem, ProblemError
 from planner.problems.answers import PathPlan
 from planner.problems.path_method import PathMethod
 from planner.problems.quantities import of_kind
+from planner.search.arrays import Ints
 from planner.search.certificate import Status
 from planner.search.result import Result
 from planner.search.stop import (

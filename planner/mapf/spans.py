@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.arrays import PathArrays
+from planner.search.arrays import Floats
 
 
 def least_ways(arrays: PathArrays, starts: Sequence[int]) -> tuple[Floats, Floats]:

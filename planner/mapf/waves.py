@@ -10,11 +10,12 @@ import sys
 
 import numpy as np
 
-from planner.mapf.arrays import Floats, Ints, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.dispatch import PULL
 from planner.mapf.follow import FOLLOW, scheduled
 from planner.mapf.incumbent import PathIncumbent
 from planner.problems import PathProblem
+from planner.search.arrays import Floats, Ints
 
 
 def wave_problem(problem: PathProblem, most: int = sys.maxsize) -> PathProblem | None:

@@ -128,7 +128,21 @@ class Network:
     def of_valid(
         cls, latency: Floats, bandwidth: Floats, ids: tuple[str, ...], regions: tuple[str, ...]
     ) -> Network:
-        """From parts of networks, whose values were looked at before; arrays are not copied."""
+        """A network of values that are known to be valid, such as parts of another network's.
+
+        Parameters
+        ----------
+        latency, bandwidth
+            ``float[N, N]``, seconds and bytes per second, 0 and infinite on the diagonal; neither
+            checked nor copied, and read-only afterwards.
+        ids, regions
+            One a device; ids are unique.
+
+        Returns
+        -------
+        Network
+            With these arrays.
+        """
         network = cls.__new__(cls)
         network._fill(latency, bandwidth, ids, regions)
         return network

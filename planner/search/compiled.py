@@ -20,11 +20,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
-from planner.search.arrays import checked
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+from planner.search.arrays import FunctionT, checked
 
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 UNCOUNTED: dict[str, Any] = {"_nrt": False}
@@ -102,10 +100,9 @@ def kernel(function: FunctionT) -> FunctionT:
 
 
 inlined: Callable[[FunctionT], FunctionT] = partial(_compiled, inline="always")
-"""The same, pasted into its callers by numba: handing over many arrays takes longer than a little
-work."""
-pasted: Callable[[FunctionT], FunctionT] = partial(_compiled, forceinline=True)
-"""The same, pasted by LLVM: compiled once, however many callers there are."""
+"""The same, inlined by numba: handing over many arrays takes longer than a little work."""
+force_inlined: Callable[[FunctionT], FunctionT] = partial(_compiled, forceinline=True)
+"""The same, inlined by LLVM: numba compiles it once, however many callers there are."""
 
 
 def allocating(function: FunctionT) -> FunctionT:
@@ -125,9 +122,9 @@ def entry(function: FunctionT, *, allocates: bool = False) -> FunctionT:
     """
     name = f"{function.__module__}.{function.__name__}".removeprefix("planner.").replace(".", "_")
     ENTRIES[name] = function, allocates
+    compiled = _compiled(function, allocates=allocates)
     if function.__module__ not in compiled_ahead():
-        return _compiled(function, allocates=allocates)
-    _compiled(function, allocates=allocates)
+        return compiled
     extension = importlib.import_module(f"planner.{EXTENSIONS[allocates]}")
     made: FunctionT = getattr(extension, name)
     return checked(function, made) if MODE == "checked" else made

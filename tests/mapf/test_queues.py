@@ -13,7 +13,7 @@ from planner.checker.dispatch import check
 from planner.checker.path_bounds import recomputed_bound_s
 from planner.mapf import arrange_paths, cp_model, solve_paths
 from planner.mapf.anneal import overtake, trace
-from planner.mapf.arrays import Floats, PathArrays
+from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import simple_bound
 from planner.mapf.cbs import Crowd, Microbatches
 from planner.mapf.chains import all_paths
@@ -27,6 +27,7 @@ from planner.mapf.router import Router, link_place
 from planner.mapf.spans import least_ways
 from planner.mapf.timing import timed_by_rank
 from planner.problems import ArrangedPathProblem, PathProblem
+from planner.search.arrays import Floats
 from planner.search.certificate import Status
 from planner.search.cp_sat import solver_for
 from planner.search.stop import MaxIterations
