@@ -9,7 +9,6 @@ from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
 from planner.network.words import some
 from planner.problems.assignment_method import Method
 
-NAME = "assign"
 ABOUT = "solve one assignment problem and print groups and bound"
 EXAMPLE = (
     "planner assign --network aws8_dtfm_worldwide_2022 --stages 4 --pipelines 2 "

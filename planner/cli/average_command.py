@@ -17,7 +17,6 @@ from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import FORMAT, TrainingPlan
 from planner.workload.workload import Workload
 
-NAME = "average"
 ABOUT = "who contributes gradients, and who sums which share"
 EXAMPLE = "planner average peers.csv --batch-samples 64 --gradient-bytes 1e8"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from planner.cli.output import show
 from planner.network.outputs import Output, add_force, require_outputs
 
-NAME = "bench"
 DEFAULT = "suite"
 ABOUT = "solver benchmarks on measured networks"
 EXAMPLE = "planner bench --quick"
@@ -41,7 +40,7 @@ def named(argv: Sequence[str]) -> list[str]:
     """
     words = list(argv)
     first = words[1] if len(words) > 1 else None
-    if words[:1] == [NAME] and (first is None or (first[:1] == "-" and first not in HELP)):
+    if words[:1] == ["bench"] and (first is None or (first[:1] == "-" and first not in HELP)):
         words.insert(1, DEFAULT)
     return words
 

@@ -12,7 +12,6 @@ from planner.cli.clock_report import priced_alone_lines
 from planner.cli.output import INVALID_PLAN, all_wrapped, show
 from planner.training_plan.file import load_plan
 
-NAME = "check"
 ABOUT = "verify a plan file independently of the solvers"
 EXAMPLE = "planner check plan.json"
 

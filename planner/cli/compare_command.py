@@ -11,7 +11,6 @@ from planner.report.figures import memory, tokens_per_s
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 
-NAME = "compare"
 ABOUT = "show two plans side by side"
 EXAMPLE = "planner compare a.json b.json"
 

@@ -11,7 +11,6 @@ from planner.cli.output import show
 from planner.network.catalogue import list_networks
 from planner.workload.presets import PRESETS
 
-NAME = "completion"
 ABOUT = "print a script that completes commands and options in a shell"
 EXAMPLE = "planner completion bash > ~/.local/share/bash-completion/completions/planner"
 SHELLS = ("bash", "zsh")
@@ -45,10 +44,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the script; whoever keeps it has completion."""
     import shtab
 
-    _mark(args.parser, shtab.FILE)
+    from planner.cli.main import parser  # which loads this
+
+    every = parser()
+    _mark(every, shtab.FILE)
     words = " ".join(list_networks()), " ".join(PRESETS), " ".join(["list", *benchmarks()])
     preamble = PREAMBLE[args.shell] % words
-    text = shtab.complete(args.parser, shell=args.shell, preamble=preamble)
+    text = shtab.complete(every, shell=args.shell, preamble=preamble)
     show(args.json, {"shell": args.shell, "script": text}, [text])
     return 0
 

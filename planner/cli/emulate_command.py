@@ -14,7 +14,6 @@ from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
 
-NAME = "emulate"
 ABOUT = "run a plan on an emulated network (Linux, root), beside what is predicted"
 EXAMPLE = "sudo planner emulate plan.json --trace both.json"
 

@@ -18,7 +18,6 @@ from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import require_elastic
 
-NAME = "export"
 ABOUT = "write a plan in another tool's terms"
 EXAMPLE = "planner export plan.json --to torchrun"
 

@@ -8,6 +8,7 @@ code is 130.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -18,25 +19,6 @@ from importlib import metadata
 from traceback import walk_tb
 from typing import Any, cast
 
-from planner.cli import (
-    assign_command,
-    average_command,
-    bench_command,
-    check_command,
-    compare_command,
-    completion_command,
-    emulate_command,
-    export_command,
-    networks_command,
-    pareto_command,
-    paths_command,
-    plan_command,
-    probe_command,
-    report_command,
-    run_command,
-    simulate_command,
-    weights_command,
-)
 from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, say
 from planner.cli.progress import PROGRESS
 from planner.network.glyphs import MissingGlyphs
@@ -46,25 +28,10 @@ from planner.search.incumbent import WrongBoundError
 from planner.search.interrupts import INTERRUPTS
 
 COMMANDS = (
-    networks_command,
-    probe_command,
-    plan_command,
-    assign_command,
-    paths_command,
-    average_command,
-    pareto_command,
-    check_command,
-    compare_command,
-    simulate_command,
-    emulate_command,
-    report_command,
-    run_command,
-    weights_command,
-    export_command,
-    bench_command,
-    completion_command,
+    *("networks", "probe", "plan", "assign", "paths", "average", "pareto", "check", "compare"),
+    *("simulate", "emulate", "report", "run", "weights", "export", "bench", "completion"),
 )
-
+"""Each has a module of its own, ``planner.cli.<name>_command``."""
 
 EXAMPLE = "example: "
 OPTIONAL = {
@@ -87,19 +54,19 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands, with an example each."""
+def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Some commands, with an example each; only their modules are loaded."""
     root = LineParser(
         prog="planner",
         description="Plans for training large models over slow, uneven, unreliable networks.",
-        epilog=f"{EXAMPLE}{plan_command.EXAMPLE}",
         formatter_class=_Help,
     )
     root.add_argument("--version", action="version", version=f"planner {_version()}")
     commands = root.add_subparsers(dest="command", required=True, metavar="command")
-    for module in COMMANDS:
+    for name in names:
+        module = importlib.import_module(f"planner.cli.{name}_command")
         sub = commands.add_parser(
-            module.NAME,
+            name,
             help=module.ABOUT,
             description=module.ABOUT,
             epilog=f"{EXAMPLE}{module.EXAMPLE}",
@@ -108,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=module.run)
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
         module.add_arguments(sub)
+        if name == "plan":
+            root.epilog = f"{EXAMPLE}{module.EXAMPLE}"
     return root
 
 
@@ -122,9 +91,14 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     began = time.perf_counter()
-    every = parser()
-    args = every.parse_args(bench_command.named(sys.argv[1:] if argv is None else argv))
-    args.began, args.parser = began, every
+    words = list(sys.argv[1:] if argv is None else argv)
+    asked = [word for word in words[:1] if word in COMMANDS]
+    if asked == ["bench"]:
+        from planner.cli.bench_command import named
+
+        words = named(words)
+    args = parser(asked or COMMANDS).parse_args(words)
+    args.began = began
     PROGRESS.begin(began)
     try:
         with warnings.catch_warnings():

@@ -13,7 +13,6 @@ from planner.network.measured.reading import Measured, load_names, read_measured
 from planner.network.outputs import Output, add_force, is_own, require_outputs
 from planner.network.values import real
 
-NAME = "networks"
 ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
 EXAMPLE = "planner networks rtt.csv --bandwidth-gbps 1 --out net.csv"
 OPTIONS = ("out", "names", "unit", "both_ways", "latency_ms", "bandwidth_gbps")

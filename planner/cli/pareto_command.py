@@ -35,7 +35,6 @@ from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
 from planner.workload.boundary_codec import BoundaryCodec
 
-NAME = "pareto"
 ABOUT = "plans between the fastest and the cheapest: a table, a picture, a plan file for each"
 EXAMPLE = (
     "planner pareto --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b "

@@ -41,7 +41,6 @@ from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion
 from planner.workload.workload import Workload
 
-NAME = "paths"
 ABOUT = "paths that skip and swap stages, with times and a bound"
 EXAMPLE = (
     "planner paths --network gcp12_skippipe_2025_repaired --workload llama-500m "

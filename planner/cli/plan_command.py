@@ -63,7 +63,6 @@ from planner.training_plan.sync import OuterOptimizer
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
-NAME = "plan"
 ABOUT = "place stages on devices and write a checked plan"
 EXAMPLE = "planner plan --network aws8_dtfm_worldwide_2022 --workload gpt3-1.3b --out plan.json"
 

@@ -12,7 +12,6 @@ from planner.network.network import Network
 from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.probe_log import ALL, MBIT, LinkFinding, ProbeLog
 
-NAME = "probe"
 ABOUT = (
     "show what 'torchrun ... -m planner.executor.probe log.jsonl --devices ...' has measured, and "
     "write it as a network"

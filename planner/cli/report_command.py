@@ -17,7 +17,6 @@ from planner.report.page import GENERATOR, report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import load_plan
 
-NAME = "report"
 ABOUT = "show a plan as one HTML page"
 EXAMPLE = "planner report plan.json --out plan.html"
 

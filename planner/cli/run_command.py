@@ -50,7 +50,6 @@ RESTARTS = 3
 TOLD = ("tokens_per_s", "mfu", "gradient_norm")
 """Of a step's event, where they are known."""
 
-NAME = "run"
 ABOUT = "run a plan on this machine, one local process a device"
 EXAMPLE = "planner run plan.json --steps 10"
 

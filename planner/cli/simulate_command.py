@@ -18,7 +18,6 @@ from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
 
-NAME = "simulate"
 ABOUT = "price a plan, also on another network"
 EXAMPLE = "planner simulate plan.json --network other.csv --gantt step.png"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from planner.training_plan.file import load_plan
 
-NAME = "weights"
 ABOUT = "write a checkpoint's model as Hugging Face weights"
 EXAMPLE = "planner weights plan.json --checkpoint kept --out model"
 
