@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from planner.clock.links import NONE, Links
+from planner.clock.links import NONE, Floats, Ints, Links
 from planner.clock.program import Program
 from planner.clock.timeline import LinkLoad
 
+MOST_PAIRS = 1000
+"""That are told; groups of hundreds of devices make hundreds of thousands."""
+
 
 def link_loads(
-    program: Program, links: Links, schedule: int, averaged: Mapping[tuple[int, int], float]
+    program: Program, links: Links, schedule: int, averaged: tuple[Ints, Ints, Floats]
 ) -> tuple[LinkLoad, ...]:
     """Seconds for which a step's bytes fill each pair and each shared up- and downlink.
 
@@ -27,12 +28,12 @@ def link_loads(
     schedule
         Which of its schedules.
     averaged
-        Bytes of averaging by sender and receiver.
+        Senders, receivers and bytes of averaging.
 
     Returns
     -------
     tuple[LinkLoad, ...]
-        Of all that carry something, the fullest first.
+        Of all lines, and of at most `MOST_PAIRS` pairs, that carry something, the fullest first.
     """
     work, pairs, rounds = program.work, program.pairs, program.rounds
     n = len(links)
@@ -46,14 +47,25 @@ def link_loads(
         np.add.at(by_resource, column[used], by_pair[used])
     averaging = np.zeros(len(pairs.capacity))
     np.add.at(averaging, rounds.resource, rounds.need)
-    used_pairs = zip(pairs.source.tolist(), pairs.destination.tolist(), strict=True)
-    piped = {pair: size for pair, size in zip(used_pairs, by_pair.tolist(), strict=True) if size}
-    loads = []
-    for i, j in {**piped, **averaged}:
-        rate = float(links.bandwidth_bytes_per_s[i, j])
-        messages, averages = (carried.get((i, j), 0.0) / rate for carried in (piped, averaged))
-        name = f"{links.ids[i]} to {links.ids[j]}"
-        loads.append(LinkLoad(name, messages, averages, (i, j)))
+    sources, destinations, sizes = averaged
+    key = np.concatenate([pairs.source * n + pairs.destination, sources * n + destinations])
+    ends, index = np.unique(key, return_inverse=True)
+    i, j = np.divmod(ends, n)
+    rate = links.bandwidth_bytes_per_s[i, j]
+    count = len(by_pair)
+    messages_s, averages_s = (
+        np.bincount(where, size, minlength=len(ends)) / rate
+        for where, size in ((index[:count], by_pair), (index[count:], sizes))
+    )
+    busy_s = messages_s + averages_s
+    fullest = np.argsort(-busy_s, kind="stable")[:MOST_PAIRS]
+    loads = [
+        LinkLoad(f"{links.ids[a]} to {links.ids[b]}", piped_s, averaging_s, (a, b))
+        for a, b, piped_s, averaging_s in zip(
+            *(column[fullest].tolist() for column in (i, j, messages_s, averages_s)), strict=True
+        )
+        if piped_s + averaging_s > 0
+    ]
     # lines of devices, up and down, then those of sites
     devices = [(d,) for d in range(n)] * 2
     sites: list[tuple[int, ...]] = [()] * (len(links.names) - 2 * n)

@@ -99,7 +99,7 @@ def bytes_between(
     averaging: Sequence[Sequence[Sequence[AveragingGroup]]],
     vector_bytes: Sequence[float],
     codec: Codec,
-) -> dict[tuple[int, int], float]:
+) -> tuple[Ints, Ints, Floats]:
     """Bytes that averaging sends from device to device, all rounds together.
 
     Parameters
@@ -113,17 +113,19 @@ def bytes_between(
 
     Returns
     -------
-    dict[tuple[int, int], float]
-        By sender and receiver, for those pairs that send something.
+    tuple[ndarray, ndarray, ndarray]
+        Senders, receivers and sizes; of a pair once for each of its groups.
     """
-    total: dict[tuple[int, int], float] = {}
+    sources, destinations, sizes = [_ints([])], [_ints([])], [np.zeros(0)]
     for rounds, size in zip(averaging, vector_bytes, strict=True):
         for group in (group for groups in rounds for group in groups):
             sent = group_bytes(group, size, codec)
-            for i, j in np.argwhere(sent > 0).tolist():
-                pair = group.members[i], group.members[j]
-                total[pair] = total.get(pair, 0.0) + float(sent[i, j])
-    return total
+            i, j = np.nonzero(sent)
+            members = _ints(group.members)
+            sources.append(members[i])
+            destinations.append(members[j])
+            sizes.append(sent[i, j])
+    return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
 
 
 def return_s(group: AveragingGroup, links: Links) -> float:

@@ -450,6 +450,8 @@ class _Setting:
             seconds = averaging_s(self.plan, self.cluster, self.workload)
             closing = closing_ops(self.plan, seconds, makespan)
             averaging = max(seconds.values(), default=0.0)
+        sizes = self.plan.vector_bytes(self.workload)
+        averaged = bytes_between(self.plan.averaging, sizes, self.plan.codec)
         return Timeline(
             self.cluster.network.ids,
             ops,
@@ -457,13 +459,8 @@ class _Setting:
             closing,
             averaging_s=averaging,
             step_s=step_s,
-            loads=link_loads(self.program, Links.of(self.cluster), schedule, self._averaged()),
+            loads=link_loads(self.program, Links.of(self.cluster), schedule, averaged),
         )
-
-    def _averaged(self) -> dict[tuple[int, int], float]:
-        """Bytes of averaging by sender and receiver."""
-        plan = self.plan
-        return bytes_between(plan.averaging, plan.vector_bytes(self.workload), plan.codec)
 
     def averaging_s(self, run: Run) -> float:
         """The longest averaging of a stage in a step from rest, with that of what two share."""

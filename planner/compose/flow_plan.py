@@ -120,13 +120,15 @@ class Prepared:
             for part in (tuple, within)
         )
         merit, paid = Merit.of(question.request), np.zeros((len(cluster), len(cluster)))
+        averaging_usd = 0.0
         if merit.by_cost:
             paid = question.request.prices.usd_per_byte(cluster.network)
-        averaged = averaged_bytes(averaging, codec, len(cluster), question.request.sync_every)
+            sent = averaged_bytes(averaging, codec, len(cluster), question.request.sync_every)
+            averaging_usd = float((paid * sent).sum())
         update_s = tuple(max(times.update_s[d] for d in group) for group in groups)
         node_of = tuple(map(tuple, nodes.by_stage(places, chosen)))
         parts = (asked, shape, assignment, times, room, links, nodes, flow, node_of)
-        usd = (merit, paid, float((paid * averaged).sum()))
+        usd = (merit, paid, averaging_usd)
         return cls(layout, *parts, *usd, averaging_s, within_s, update_s)
 
     @property

@@ -56,13 +56,12 @@ def placed_bound_s(question: Question, shape: Shape, assignment: AssignmentPlan)
     count[:more] += 1
     # nobody averages and updates are free: stage 0 ends last
     first_alone = pipelines == 1 and not any(times.update_s)
-    begins = range(1 if first_alone else stages)
+    begins = 1 if first_alone else stages
 
     def step_s(after_s: Floats, together: bool) -> float:
-        home = way.home_s(after_s)
-        least = np.array([way.after_s(j, count, home) for j in begins])
+        least = way.after_s(count[:, None], way.home_s(after_s))[:, :begins]
         # where a stage's devices do not end together, any pipeline may be the one
-        return float((least.max(axis=1) if together else least.min(axis=1)).min())
+        return float((least.max(axis=0) if together else least.min(axis=0)).min())
 
     averages_s = _averaging_s(question, shape, assignment)
     if question.request.delayed:
@@ -118,38 +117,37 @@ class _Way:
             hops.append([busy, busy + network.latency_s[u, v]])
         return cls(np.array(forward_s)[grid], head, np.array(backward_s)[grid], np.array(hops))
 
-    def after_s(self, begin: int, count: NDArray[np.int64], home: Floats) -> Floats:
-        """Per pipeline, from T to the end of the stage that ends last, if ``begin`` starts at T.
+    def after_s(self, count: NDArray[np.int64], home: Floats) -> Floats:
+        """``float[pipelines, stages]``: from T to the last stage's end, if that stage starts at T.
 
-        ``home`` is what `home_s` says.
+        ``count`` is a column of microbatches, ``home`` what `home_s` says.
 
         Something on the way is the neck: before it the first microbatch's way there, then all
         microbatches one after the other, then the last one's way to some stage's B, and what comes
         after that stage's last B.
         """
-        stages = self.forward.shape[1]
-        best = np.zeros(len(self.forward))
-        way = np.zeros(len(self.forward))
-        for m in range(begin, stages):
-            all_three = self.forward[:, m] + self.head[:, m] + self.backward[:, m]
-            best = np.maximum(best, way + count * all_three + home[:, m])
-            way = way + self.forward[:, m]
-            if m < stages - 1:
-                busy, whole = self.there[:, :, m]
-                onward = self.onward[:, m + 1] + home[:, m + 1]
-                best = np.maximum(best, way + count * busy + (whole - busy) + onward)
-                way = way + whole
+        busy, whole = self.there
+        legs = self.forward.copy()
+        legs[:, :-1] += whole
+        passed = np.cumsum(legs, axis=1)
+        begin = passed - legs
+        neck = begin + count * (self.forward + self.head + self.backward) + home
+        over = count * busy + (whole - busy) + self.onward[:, 1:] + home[:, 1:]
+        neck[:, :-1] = np.maximum(neck[:, :-1], begin[:, :-1] + self.forward[:, :-1] + over)
+
         # the head of a pipeline's first stage comes when the microbatch is back
-        way = way + self.head[:, -1]
-        for m in range(stages - 1, -1, -1):
-            best = np.maximum(best, way + count * self.backward[:, m] + home[:, m])
-            way = way + self.backward[:, m]
-            if m > 0:
-                busy, whole = self.back[:, :, m - 1]
-                rest = (whole - busy) + self.backward[:, m - 1] + home[:, m - 1]
-                best = np.maximum(best, way + count * busy + rest)
-                way = way + whole
-        return best
+        busy, whole = self.back
+        legs = self.backward.copy()
+        legs[:, 1:] += whole
+        turned = passed[:, -1:] + self.head[:, -1:]
+        back = turned + np.cumsum(legs[:, ::-1], axis=1)[:, ::-1] - legs
+        best = (back + count * self.backward + home).max(axis=1)
+        rest = back[:, 1:] + self.backward[:, 1:] + count * busy + (whole - busy)
+        rest += self.backward[:, :-1] + home[:, :-1]
+        best = np.maximum(best, rest.max(axis=1, initial=0.0))
+
+        onward = np.maximum.accumulate(neck[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(np.maximum(onward, best[:, None]) - begin)
 
     def home_s(self, after_s: Floats) -> Floats:
         """``float[pipelines, stages]``: from B of a stage on, the most until a stage has ended."""
