@@ -1,13 +1,16 @@
-"""Speed of compiled kernels and of the first command, compared with another checkout in one run.
+"""Speed of compiled kernels and of whole commands, compared with another checkout in one run.
 
     python -m planner.search.ahead
     python -m benchmarks.kernels [--before CHECKOUT] [--repeats 3] [--out FILE.md]
+        [--devices 64 256 1024 4096] [--seeds 0 1 2 3 4]
 
 CPU seconds of whole processes: README's first command with an empty cache of compiled code (cold)
 and again (warm), and `planner check` of its plan. Rates are measured inside one process after a
 first call: operations of the clock, of a plan with flows and one of straight pipelines; trials of
-the layout search with 8 and with 57 places; moves of the path search. Medians of the repeats, which
-take turns between the checkouts.
+the layout search with 8 and with 57 places; moves of the path search. With `--devices`, CPU and
+memory of the first command with so many; with `--seeds`, the median step that five named instances
+reach. Medians of the repeats, which take turns between the checkouts; all at the default effort of
+each.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,11 +27,13 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-NETWORK = ["--network", "aws8_dtfm_worldwide_2022", "--devices-per-region", "8"]
-FIRST = ["plan", *NETWORK, "--workload", "gpt3-1.3b"]
-STRAIGHT = [*FIRST, "--stages", "8", "--effort", "1", "--no-pictures", "--no-compare"]
+REGIONS = 8
+FIRST = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt3-1.3b"]
+STRAIGHT = [*FIRST, "--devices-per-region", "8", "--stages", "8", "--effort", "1", "--no-pictures"]
 ENTRY = "import sys; from planner.cli.main import main; sys.exit(main(sys.argv[1:]))"
 RATES = """
 import json, sys, time
@@ -84,51 +88,94 @@ print(json.dumps(found))
 """
 
 
-def cpu_s(checkout: Path, cache: Path, command: Sequence[str]) -> float:
-    """CPU seconds of a command of a checkout."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _run(checkout, cache, [sys.executable, "-c", ENTRY, *command])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+STEPS = """
+import json, sys
+from statistics import median
+from subprocess import DEVNULL
+from typing import NamedTuple
+import planner as pl
+from planner.bench.plans import INSTANCES
+from planner.cli.arguments import EFFORT
+
+found, effort = {}, pl.Effort(EFFORT)
+for name in ("aws", "gcp-t4", "gcp-v100", "mixed", "skyplane"):
+    cluster, model = INSTANCES[name].cluster(), INSTANCES[name].model()
+    plans = [pl.plan(cluster, model, stop=effort, seed=int(seed)) for seed in sys.argv[1:]]
+    found[f"{name}: step s"] = median(plan.objective for plan in plans)
+print(json.dumps(found))
+"""
+GIB = 2**20
+"""KiB, as Linux counts what a process had in memory at most."""
 
 
-def _run(checkout: Path, cache: Path, command: Sequence[str]) -> str:
+class Used(NamedTuple):
+    """CPU seconds and most memory in GiB of a process, and what it printed."""
+
+    cpu_s: float
+    memory_gib: float
+    printed: str
+
+
+def used(checkout: Path, cache: Path, command: Sequence[str]) -> Used:
+    """Run Python with a checkout's package."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": str(cache)}
-    done = subprocess.run(
-        command, env=environment, cwd=cache, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(
+            [sys.executable, *command], env=environment, cwd=cache, stdout=out, stderr=DEVNULL
+        )
+        _, status, resources = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{checkout}: {' '.join(command)[-200:]}")
+        out.seek(0)
+        cpu_s = resources.ru_utime + resources.ru_stime
+        return Used(cpu_s, resources.ru_maxrss / GIB, out.read())
 
 
-def measured(checkout: Path, cache: Path, effort: Sequence[str]) -> dict[str, float]:
+def measured(
+    checkout: Path, cache: Path, devices: Sequence[int], seeds: Sequence[str]
+) -> dict[str, float]:
     """All figures of a checkout, with an empty folder for compiled code."""
     plan, straight = cache / "plan.json", cache / "straight.json"
-    command = [*FIRST, *effort, "--out", str(plan)]
-    found = {"first command, cold: CPU s": cpu_s(checkout, cache, command)}
-    found["first command, warm: CPU s"] = cpu_s(checkout, cache, command)
-    cpu_s(checkout, cache, ["check", str(plan)])
-    found["check, warm: CPU s"] = cpu_s(checkout, cache, ["check", str(plan)])
-    cpu_s(checkout, cache, [*STRAIGHT, "--out", str(straight)])
-    rates = [sys.executable, "-c", RATES, str(plan), str(straight)]
-    return found | json.loads(_run(checkout, cache, rates))
+
+    def run(*words: str) -> Used:
+        return used(checkout, cache, ["-c", ENTRY, *words])
+
+    def code(text: str, *words: str) -> dict[str, float]:
+        return dict(json.loads(used(checkout, cache, ["-c", text, *words]).printed))
+
+    command = [*FIRST, "--out", str(plan), "--devices-per-region"]
+    found = {"first command, cold: CPU s": run(*command, "8").cpu_s}
+    found["first command, warm: CPU s"] = run(*command, "8").cpu_s
+    run("check", str(plan))
+    found["check, warm: CPU s"] = run("check", str(plan)).cpu_s
+    run(*STRAIGHT, "--out", str(straight))
+    found |= code(RATES, str(plan), str(straight))
+    for count in devices:
+        process = run(*command, str(count // REGIONS))
+        found[f"{count} devices: CPU s"] = process.cpu_s
+        found[f"{count} devices: GiB"] = process.memory_gib
+    return found | (code(STEPS, *seeds) if seeds else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--before", type=Path, help="another checkout, measured in turns")
-    parser.add_argument("--effort", help="of the first command here, where its unit has changed")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--devices", type=int, nargs="+", default=[], help="multiples of 8")
+    parser.add_argument("--seeds", nargs="+", default=[])
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(given)
     checkouts = {"before": args.before} if args.before else {}
     checkouts |= {"here": ROOT}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for _ in range(args.repeats):
         for name, checkout in checkouts.items():
-            effort = ["--effort", args.effort] if args.effort and name == "here" else []
             with tempfile.TemporaryDirectory() as folder:
-                runs[name].append(measured(checkout.resolve(), Path(folder), effort))
+                where = (checkout.resolve(), Path(folder))
+                runs[name].append(measured(*where, args.devices, args.seeds))
     table = ["| figure | " + " | ".join(checkouts) + " | here / before |", "|---|---|---|---|"]
     for figure in runs["here"][0]:
         values = [median(one[figure] for one in runs[name]) for name in checkouts]
@@ -140,8 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         f"Python {platform.python_version()}, {versions}; {platform.machine()}, "
         f"{os.cpu_count()} cores; medians of {args.repeats}. Made by `python -m "
-        f"benchmarks.kernels --before CHECKOUT{f' --effort {args.effort}' if args.effort else ''}"
-        f" --repeats {args.repeats}`.",
+        f"benchmarks.kernels {' '.join(given)}`.",
         "",
     ]
     text = "\n".join([*head, *table, ""])
