@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import planner as pl
+from benchmarks.command_line import run
 from planner.compose.baseline_plans import BaselinePlans
 from planner.compose.request import Question
 from planner.workload.layers import Architecture, Family
@@ -107,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines.append(f"| {number}: {words} | refused: {str(error)[:120]} | | | | | |")
             print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
             continue
+        assert result.plan is not None and result.objective is not None
         problems = pl.check(result.plan, cluster)
         question = Question.of(cluster, workload, None, 0, {})
         more = BaselinePlans.of(question, pl.Effort(20 * args.effort))
@@ -146,4 +148,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

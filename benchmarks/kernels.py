@@ -30,6 +30,8 @@ from statistics import median
 from subprocess import DEVNULL
 from typing import NamedTuple
 
+from benchmarks.command_line import run
+
 ROOT = Path(__file__).parents[1]
 REGIONS = 8
 FIRST = ["plan", "--network", "aws8_dtfm_worldwide_2022", "--workload", "gpt3-1.3b"]
@@ -40,8 +42,8 @@ import json, sys, time
 import planner as pl
 import planner.clock.kernel as kernel
 import planner.mapf.search as search
-from planner.bench.plans import INSTANCES
-from planner.bench.suite import paths
+from planner.bench.plan_instances import INSTANCES
+from planner.bench import paths
 from planner.compose.layout_search import LayoutSearch, Start
 from planner.compose.places import Places
 from planner.mapf.solve import solve_paths
@@ -94,7 +96,7 @@ from statistics import median
 from subprocess import DEVNULL
 from typing import NamedTuple
 import planner as pl
-from planner.bench.plans import INSTANCES
+from planner.bench.plan_instances import INSTANCES
 from planner.cli.arguments import EFFORT
 
 found, effort = {}, pl.Effort(EFFORT)
@@ -198,4 +200,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

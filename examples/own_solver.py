@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 import planner as pl
-from planner.bench._instances import dtfm_case
+from planner.bench.assignment_instances import dtfm_case
 
 
 def nearest_together(problem: pl.AssignmentProblem) -> pl.AssignmentPlan:

@@ -419,7 +419,7 @@ def _overhead(device: str, out: Path, section: str, *options: str) -> dict[str, 
             warmup + steps,
             device,
             *options,
-            module="planner.bench._in_turns",
+            module="benchmarks.overhead.in_turns",
         )
         if run.code:
             rows[name] = {"ok": False, "reason": run.reason}
@@ -501,7 +501,7 @@ def _kill(device: str, folder: Path, *, elastic: bool) -> dict[str, Any]:
         steps,
         device,
         *(("--elastic",) if elastic else ()),
-        module="planner.bench._fault_rank",
+        module="benchmarks.faults.rank",
         module_args=(json.dumps(fault | {"folder": str(folder)}),),
         restarts=1 if elastic else None,
         echo=False,

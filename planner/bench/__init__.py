@@ -1,1 +1,1 @@
-"""Benchmarks of the solvers, each a module with a ``main``; ``planner bench`` lists them."""
+"""The open benchmark: frozen instances, all methods, one checker (docs/benchmark.md)."""

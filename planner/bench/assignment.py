@@ -1,476 +1,198 @@
-"""Benchmark of the assignment solvers: the tables and pictures under ``docs/``.
-
-``python -m planner.bench.assignment`` runs the tables that are asked for, prints them, and writes
-them with versions and seeds into a dated file. The first solve of a fresh checkout compiles the
-kernels; a warm-up keeps that out of the times.
-"""
+"""Who holds which stage (DT-FM): instances and methods."""
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import os
-import platform
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
-from planner.bench._instances import dtfm_case, jittered, skyplane
-from planner.genetic import solve_assignment
-from planner.network.atomic import write_picture, write_text
-from planner.network.line_parser import LineParser
+import numpy as np
+
+from planner.bench.assignment_instances import dtfm_case, jittered, skyplane
+from planner.bench.method import Kind, Method
+from planner.bench.problem import Family, Instance
+from planner.bench.world import world
+from planner.compose.rank_order import Outermost, ranks_grid, region_order
+from planner.genetic.solve import solve_assignment
+from planner.network.catalogue import intra_link, load_network
+from planner.network.network import Network
 from planner.problems import AssignmentProblem
-from planner.problems.answers import AssignmentPlan
-from planner.search.result import Result
-from planner.search.stop import MaxIterations, MaxRuntime
-
-OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
-"""Proven optima of the five cases, to compare with; no solver reads them."""
-
-METHODS = {"genetic": "ours", "kl": "Kernighan-Lin", "random": "random"}
+from planner.search.stop import Effort
+from planner.workload.workload import Workload
 
 
-@dataclass(frozen=True)
-class Table:
-    """One table of the report.
-
-    Attributes
-    ----------
-    title
-        Its heading.
-    note
-        What stands above it.
-    header
-        Names of the columns.
-    rows
-        Cells as text.
-    """
-
-    title: str
-    note: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """As Markdown."""
-        lines = [f"## {self.title}", "", self.note, ""]
-        lines += ["| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
-        return "\n".join(lines) + "\n"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
-def _cost(result: Result[AssignmentPlan]) -> float:
-    if result.objective is None:
-        raise RuntimeError("an assignment always has a plan")
-    return result.objective
-
-
-def five_cases(seeds: Sequence[int], limit_s: float = 15.0) -> Table:
-    """Every case and seed with the default method.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-
-    Returns
-    -------
-    Table
-        One row a case.
-    """
-    rows = []
-    for case, optimum in OPTIMA.items():
-        problem = dtfm_case(case)
-        for seed in seeds:
-            result = solve_assignment(problem, MaxRuntime(limit_s), seed)
-            off = abs(_cost(result) - optimum) / optimum
-            rows.append(
-                (
-                    str(case),
-                    str(seed),
-                    f"{_cost(result):.7f}",
-                    str(result.status),
-                    f"{off:.1e}",
-                    f"{result.runtime_s:.1f}",
-                )
-            )
-    return Table(
-        f"Five cases of DT-FM, auto, at most {limit_s:g} s",
-        "Optimum: proven by the class model.",
-        ("case", "seed", "cost (s)", "status", "distance to optimum", "time (s)"),
-        tuple(rows),
+def _copies(name: str, each: int) -> Network:
+    """Every region of a shipped network so many times, with the link inside that it states."""
+    inside = intra_link(name)
+    assert inside is not None
+    network = load_network(name).complete()
+    return network.replicate(
+        dict.fromkeys(network.ids, each),
+        intra_latency_s=inside.latency_s,
+        intra_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
     )
 
 
-def genetic_alone(seeds: Sequence[int], limit_s: float = 10.0) -> Table:
-    """What the paper's algorithm and the search reach without the class model.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-
-    Returns
-    -------
-    Table
-        One row a case.
-    """
-    rows = []
-    for case, optimum in OPTIMA.items():
-        problem = dtfm_case(case)
-        for method in ("genetic", "search"):
-            costs = [
-                _cost(solve_assignment(problem, MaxRuntime(limit_s), seed, method))
-                for seed in seeds
-            ]
-            rows.append(
-                (
-                    str(case),
-                    method,
-                    ", ".join(f"{c:.4f}" for c in costs),
-                    _percent(max(costs) / optimum - 1),
-                )
-            )
-    return Table(
-        f"Without the class model, {limit_s:g} s",
-        f"Seeds {', '.join(map(str, seeds))}.",
-        ("case", "method", "cost of each seed (s)", "worst above optimum"),
-        tuple(rows),
+def _of_workload(network: Network, preset: str, stages: int) -> AssignmentProblem:
+    """Even stages of a preset, with the bytes of its boundaries and gradients."""
+    work = Workload.preset(preset)
+    layers = work.even_split(stages)
+    each = work.microbatch_samples
+    return AssignmentProblem(
+        network,
+        stages,
+        len(network) // stages,
+        [size * each for size in work.activation_bytes(layers)],
+        work.gradient_bytes(layers, stages - 1),
     )
 
 
-def skyplane_table(seeds: Sequence[int], limit_s: float, gap_s: float, best_s: float) -> Table:
-    """56 regions: spread of the seeds, certified gap, the paper's method beside it.
+def _even(network: Network, stages: int) -> AssignmentProblem:
+    """Bytes of gpt3-1.3b in eight stages, whatever the number of stages."""
+    return AssignmentProblem(network, stages, len(network) // stages, 0.47e9, 0.65e9)
 
-    Parameters
-    ----------
-    seeds
-        One run each.
-    limit_s
-        Seconds for a run.
-    gap_s
-        Seconds for the run that certifies a gap.
-    best_s
-        Seconds for the paper's method.
 
-    Returns
-    -------
-    Table
-        One row a figure.
-    """
-    problem = skyplane()
-    long = solve_assignment(problem, MaxRuntime(best_s), 100, "search")
-    short = [(seed, solve_assignment(problem, MaxRuntime(limit_s), seed)) for seed in seeds]
-    proof = solve_assignment(problem, MaxRuntime(gap_s), seeds[0])
-    other = solve_assignment(problem, MaxRuntime(limit_s), seeds[0], "genetic")
-    greedy = solve_assignment(problem, MaxRuntime(gap_s), seeds[0], "region-greedy")
-    named = [(f"auto, {limit_s:g} s, seed {seed}", result) for seed, result in short]
-    named += [
-        (f"auto, {gap_s:g} s, seed {seeds[0]}", proof),
-        (f"search, {best_s:g} s, seed 100", long),
-        (f"genetic, {limit_s:g} s, seed {seeds[0]}", other),
-        ("region-greedy", greedy),
-    ]
-    best = min(_cost(result) for _, result in named)
-    return Table(
-        "Skyplane, 56 regions, 7 pipelines x 8 stages",
-        "Best: the smallest cost in this table.",
-        ("run", "cost (s)", "above best", "bound (s)", "certified gap", "time (s)"),
-        tuple(
-            (
-                name,
-                f"{_cost(result):.4f}",
-                _percent(_cost(result) / best - 1),
-                f"{result.bound:.4f}",
-                _percent(result.gap),
-                f"{result.runtime_s:.1f}",
-            )
-            for name, result in named
-        ),
+def _sized(network: Network, sizes: tuple[int, ...]) -> AssignmentProblem:
+    return AssignmentProblem(
+        network, stage_sizes=sizes, activation_bytes=0.47e9, gradient_bytes=0.65e9
     )
 
 
-def scale_table(sizes: Sequence[tuple[int, float]], factor: float) -> Table:
-    """Large networks: the default method against a run ``factor`` times as long.
-
-    Parameters
-    ----------
-    sizes
-        Numbers of devices.
-    factor
-        How much longer the second run is.
-
-    Returns
-    -------
-    Table
-        One row a size.
-    """
-    rows = []
-    for devices, limit_s in sizes:
-        problem = jittered(devices)
-        result = solve_assignment(problem, MaxRuntime(limit_s))
-        long = solve_assignment(problem, MaxRuntime(factor * limit_s)) if factor > 0 else None
-        reference = _cost(long) if long else None
-        others = [
-            _cost(solve_assignment(problem, MaxRuntime(min(limit_s, 30.0)), 0, method))
-            for method in ("genetic", "region-greedy")
-        ]
-        rows.append(
-            (
-                f"{devices} ({devices // 8} x 8)",
-                f"{limit_s:g}",
-                f"{_cost(result):.4f}",
-                "-" if reference is None else f"{reference:.4f}",
-                "-" if reference is None else _percent(_cost(result) / reference - 1),
-                _percent(result.gap),
-                *(f"{cost:.4f}" for cost in others),
-                f"{_peak_gb():.2f}",
-            )
+def _skyplane_copies(devices: int) -> AssignmentProblem:
+    """`jittered`, rounded to microseconds and bytes per second: the same on every machine."""
+    problem = jittered(devices)
+    network = problem.network
+    return problem.replace(
+        network=network.replace(
+            latency_s=np.round(network.latency_s, 6),
+            bandwidth_bytes_per_s=np.round(network.bandwidth_bytes_per_s),
         )
-    return Table(
-        "Scale: jittered copies of the Skyplane regions",
-        f"Seed 0. Long run: {factor:g} times the time. The genetic method gets at most 30 s. "
-        "Memory: peak of the process so far.",
-        (
-            "devices",
-            "time (s)",
-            "auto (s)",
-            "long run (s)",
-            "above long run",
-            "certified gap",
-            "genetic (s)",
-            "region-greedy (s)",
-            "peak memory (GB)",
-        ),
-        tuple(rows),
     )
 
 
-def _peak_gb() -> float:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance:
+    return Instance(f"{Family.ASSIGNMENT}/{name}", about, make, quick)
 
 
-def convergence_picture(path: Path, seeds: Sequence[int], iterations: int) -> None:
-    """DT-FM's Figure 4: best cost against iterations for ours, Kernighan-Lin and random.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    seeds
-        One run each.
-    iterations
-        How many.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(OPTIMA), figsize=(19, 3.6), constrained_layout=True)
-    colours = ("tab:blue", "tab:orange", "tab:green")
-    for axis, case in zip(axes, OPTIMA, strict=True):
-        problem = dtfm_case(case)
-        for (method, label), colour in zip(METHODS.items(), colours, strict=True):
-            for seed in seeds:
-                steps = trajectory(problem, method, seed, iterations)
-                axis.step(
-                    *zip(*steps, strict=True),
-                    where="post",
-                    color=colour,
-                    alpha=0.8,
-                    label=label if seed == seeds[0] else None,
-                )
-        axis.axhline(OPTIMA[case], color="black", linestyle=":", label="optimum")
-        axis.set(title=f"case {case}", xlabel="iteration (offspring)", xscale="log")
-    axes[0].set_ylabel("best cost (s)")
-    axes[0].legend()
-    figure.suptitle(f"Best cost against iterations, seeds {', '.join(map(str, seeds))}")
-    write_picture(path, figure, dpi=110)
-    plt.close(figure)
-
-
-def trajectory(
-    problem: AssignmentProblem, method: str, seed: int, iterations: int
-) -> list[tuple[int, float]]:
-    """``(iteration, best cost)`` of a method that evolves a population, from iteration 1 on.
-
-    Parameters
-    ----------
-    problem
-        What is solved.
-    method
-        Of the solver.
-    seed
-        Of the random choices.
-    iterations
-        How many.
-
-    Returns
-    -------
-    list[tuple[int, float]]
-        Each improvement.
-    """
-    from planner.genetic.evolution import Evolution
-    from planner.genetic.solve import EVOLUTIONS
-    from planner.genetic.tables import tables_of
-    from planner.problems.assignment_method import Method
-    from planner.search.arrays import Ints
-    from planner.search.incumbent import Incumbent
-
-    run = MaxIterations(iterations).start()
-    incumbent: Incumbent[Ints] = Incumbent(run, problem, method=method, seed=seed)
-    evolution = Evolution(tables_of(problem), incumbent, EVOLUTIONS[Method(method)])
-    evolution.run()
-    first = evolution.trace[0][1]
-    return [(1, first), *evolution.trace, (iterations, incumbent.objective)]
+INSTANCES = (
+    *(
+        _instance(
+            f"dtfm{case}-8x8",
+            f"DT-FM's case {case} with its code's constants, 8 stages of 8",
+            lambda case=case: dtfm_case(case),
+            quick=case == 3,
+        )
+        for case in range(1, 6)
+    ),
+    _instance(
+        "aws8-gpt3-8x8",
+        "aws8_dtfm_worldwide_2022 x 8, gpt3-1.3b, 8 stages of 8",
+        lambda: _of_workload(_copies("aws8_dtfm_worldwide_2022", 8), "gpt3-1.3b", 8),
+    ),
+    _instance(
+        "gcp12-llama-6x6",
+        "gcp12_skippipe_2025_repaired x 3, llama-1.5b, 6 stages of 6",
+        lambda: _of_workload(_copies("gcp12_skippipe_2025_repaired", 3), "llama-1.5b", 6),
+    ),
+    _instance(
+        "gcp12-unequal",
+        "gcp12_skippipe_2025_repaired, stages of 4, 3, 3 and 2",
+        lambda: _sized(load_network("gcp12_skippipe_2025_repaired").complete(), (4, 3, 3, 2)),
+        quick=True,
+    ),
+    _instance("skyplane56-8x7", "56 regions of skyplane_60_20220129, 8 stages of 7", skyplane),
+    _instance(
+        "skyplane128-8x16",
+        "128 jittered copies of Skyplane's regions, 8 stages of 16",
+        lambda: _skyplane_copies(128),
+    ),
+    _instance(
+        "world4-16-4x4",
+        "world(4, 16, seed 1), 4 stages of 4",
+        lambda: _even(world(4, 16, 1), 4),
+        quick=True,
+    ),
+    _instance(
+        "world12-48-6x8", "world(12, 48, seed 2), 6 stages of 8", lambda: _even(world(12, 48, 2), 6)
+    ),
+    _instance(
+        "world16-64-unequal",
+        "world(16, 64, seed 3, jitter 0.2), stages of 16, 12, 12, 8, 8 and 8",
+        lambda: _sized(world(16, 64, 3, 0.2), (16, 12, 12, 8, 8, 8)),
+    ),
+    _instance(
+        "world24-96-8x12",
+        "world(24, 96, seed 4, jitter 0.2), 8 stages of 12",
+        lambda: _even(world(24, 96, 4, 0.2), 8),
+    ),
+    _instance(
+        "world40-240-12x20",
+        "world(40, 240, seed 5, jitter 0.2), 12 stages of 20",
+        lambda: _even(world(40, 240, 5, 0.2), 12),
+    ),
+)
 
 
-def scale_picture(path: Path, sizes: Sequence[int], limit_s: float) -> None:
-    """Quality at a fixed time, and time to within 2% of it, against the number of devices.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    sizes
-        Numbers of devices.
-    limit_s
-        Seconds for a run.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    methods = ("auto", "genetic", "region-greedy")
-    costs: dict[str, list[float]] = {method: [] for method in methods}
-    reached: list[float] = []
-    for devices in sizes:
-        problem = jittered(devices)
-        for method in methods:
-            result = solve_assignment(problem, MaxRuntime(limit_s), 0, method)
-            costs[method].append(_cost(result))
-            if method == "auto":
-                reached.append(
-                    next(t for t, cost in result.history if cost <= 1.02 * _cost(result))
-                )
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for method in methods:
-        left.plot(sizes, costs[method], marker="o", label=method)
-    left.set(title=f"cost after {limit_s:g} s", xlabel="devices N", ylabel="cost (s)", xscale="log")
-    left.set_ylim(bottom=0)
-    left.legend()
-    right.plot(sizes, reached, marker="o")
-    right.set(
-        title=f"auto: time to within 2% of its result at {limit_s:g} s",
-        xlabel="devices N",
-        ylabel="time (s)",
-        xscale="log",
-        yscale="log",
-    )
-    for axis in (left, right):
-        axis.set_xticks(list(sizes), [str(n) for n in sizes])
-        axis.minorticks_off()
-    write_picture(path, figure, dpi=110)
-    plt.close(figure)
+EVOLUTION = 20.0
+"""Units of the genetic methods in one of the benchmark's: so they take about as long as ours."""
 
 
-def _heading(seeds: Sequence[int]) -> str:
-    packages = ("numpy", "scipy", "numba", "ortools", "deap")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    return (
-        f"# Assignment benchmark, {datetime.date.today()}\n\n"
-        "Command: `python -m planner.bench.assignment`\n\n"
-        f"Seeds {', '.join(map(str, seeds))}; Python {platform.python_version()}, {versions}; "
-        f"{len(os.sched_getaffinity(0))} cores available.\n"
-    )
+def _solver(method: str, units: float = 1.0) -> Any:
+    def run(problem: AssignmentProblem, seed: int, effort: float) -> Any:
+        return solve_assignment(problem, Effort(units * effort), seed, method)
+
+    return run
 
 
-def _warm_up() -> None:
-    """Compile every kernel before the clock matters."""
-    for method in ("auto", "search", "genetic", "kl", "region-greedy"):
-        solve_assignment(jittered(32), MaxIterations(2), method=method)
+def ranks_by_region(problem: AssignmentProblem, seed: int, effort: float) -> Any:
+    """Consecutive ranks, numbered region by region, pipelines outermost: a stage is neighbours."""
+    del seed, effort
+    return _consecutive(problem, region_order(problem.network))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tables and pictures that the command line names; returns the exit code.
-
-    Parameters
-    ----------
-    arguments
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
-    parser = LineParser(
-        prog="planner bench assignment", description="Benchmark of the assignment solvers."
-    )
-    parts = ("five", "genetic", "skyplane", "scale", "figure4", "scale-picture")
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(parts)}")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--folder", type=Path, default=Path("docs"))
-    parser.add_argument("--out", type=Path, help="default: bench-assignment-DATE.md in folder")
-    parser.add_argument("--best-s", type=float, default=300.0, help="long run on Skyplane")
-    parser.add_argument("--factor", type=float, default=10.0, help="length of long scale runs")
-    parser.add_argument("--iterations", type=int, default=3000, help="of Figure 4")
-    parser.add_argument("--picture-s", type=float, default=10.0, help="per point of the picture")
-    options = parser.parse_args(arguments)
-    chosen = options.parts or list(parts)
-    unknown = sorted(set(chosen) - set(parts))
-    if unknown:
-        parser.error(f"no part {unknown[0]!r}; choose from {', '.join(parts)}")
-    options.folder.mkdir(parents=True, exist_ok=True)
-    output = options.out or options.folder / f"bench-assignment-{datetime.date.today()}.md"
-    tables: dict[str, Callable[[], Table]] = {
-        "five": lambda: five_cases(options.seeds),
-        "genetic": lambda: genetic_alone(options.seeds[:1]),
-        "skyplane": lambda: skyplane_table(options.seeds, 10.0, 60.0, options.best_s),
-        "scale": lambda: scale_table([(256, 30.0), (1024, 120.0)], options.factor),
-    }
-    _warm_up()
-    started = time.perf_counter()
-    sections = [_heading(options.seeds)]
-    print(sections[0], flush=True)
-    for section in _sections(chosen, tables, options):
-        sections.append(section)
-        print(section, flush=True)
-        write_text(output, "\n".join(sections))
-    print(f"{output}: {time.perf_counter() - started:.0f} s")
-    return 0
+def ranks_data_outermost(problem: AssignmentProblem, seed: int, effort: float) -> Any:
+    """The same with data outermost: a pipeline is neighbours. Of unequal stages, dealt in turn."""
+    del seed, effort
+    order = region_order(problem.network)
+    if problem.pipelines is not None:
+        grid = ranks_grid(order, problem.stages, Outermost.DATA)
+        return {"groups": grid.T.tolist()}
+    groups: list[list[int]] = [[] for _ in problem.stage_sizes]
+    for d in order:
+        # the stage that is emptiest for its size, the first of equals
+        fill = [len(g) / size for g, size in zip(groups, problem.stage_sizes, strict=True)]
+        groups[int(np.argmin(fill))].append(d)
+    return {"groups": groups}
 
 
-def _sections(
-    chosen: Sequence[str], tables: dict[str, Callable[[], Table]], options: argparse.Namespace
-) -> Iterator[str]:
-    for part in chosen:
-        if part in tables:
-            yield tables[part]().markdown()
-        elif part == "figure4":
-            picture = options.folder / "bench-assignment-figure4.png"
-            convergence_picture(picture, (0, 1, 2), options.iterations)
-            yield f"## Figure 4\n\n![best cost against iterations]({picture.name})\n"
-        else:
-            picture = options.folder / "bench-assignment-scale.png"
-            scale_picture(picture, (64, 128, 256, 512, 1024), options.picture_s)
-            yield f"## Time and quality against N\n\n![time and quality]({picture.name})\n"
+def at_random(problem: AssignmentProblem, seed: int, effort: float) -> Any:
+    """One placement, drawn."""
+    del effort
+    order = np.random.default_rng(seed).permutation(len(problem.network))
+    return _consecutive(problem, order.tolist())
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _consecutive(problem: AssignmentProblem, order: Any) -> Any:
+    cuts = np.cumsum(problem.stage_sizes)[:-1]
+    return {"groups": [part.tolist() for part in np.split(np.array(order), cuts)]}
+
+
+def _method(name: str, run: Any, kind: Kind, about: str, seeded: bool = False) -> Method:
+    return Method.of(Family.ASSIGNMENT, name, run, kind, about, seeded=seeded)
+
+
+METHODS = (
+    _method("ours", _solver("auto"), Kind.OURS, "solve_assignment, auto", seeded=True),
+    _method(
+        "DT-FM's GA", _solver("genetic", EVOLUTION), Kind.PAPER, "DT-FM, section 3.2", seeded=True
+    ),
+    _method(
+        "Kernighan-Lin",
+        _solver("kl", EVOLUTION),
+        Kind.PAPER,
+        "its local search, DT-FM's Figure 4",
+        seeded=True,
+    ),
+    _method("region greedy", _solver("region-greedy"), Kind.RULE, "regions together, greedily"),
+    _method("ranks, a stage near", ranks_by_region, Kind.RULE, "consecutive ranks by region"),
+    _method("ranks, a pipeline near", ranks_data_outermost, Kind.RULE, "data outermost"),
+    _method("random", at_random, Kind.RULE, "one placement, drawn", seeded=True),
+)

@@ -1,576 +1,163 @@
-"""Benchmark of averaging: the paper's set-ups, and solver times on a stated generator.
-
-``python -m planner.bench.averaging`` writes a dated report under ``docs/``.
-"""
+"""Who sums which share (DeDLOC): instances and methods."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.bench._averaging_baselines import (
-    adaptive_s,
-    all_reduce_s,
-    parameter_server_s,
-    scalar_bandwidth_s,
-    scalar_bandwidth_shares,
+from planner.bench.averaging_baselines import scalar_bandwidth_shares
+from planner.bench.averaging_instances import (
+    ALBERT_BATCH,
+    ALBERT_LARGE_BYTES,
+    GBIT,
+    instance,
+    table_1_setups,
 )
-from planner.bench._averaging_promises import Promises, promises
-from planner.bench._stamp import stamp
-from planner.lp.groups import group_size_table
-from planner.lp.literal import literal_model
-from planner.lp.lp5 import solve_relaxed
-from planner.lp.solve import solve_averaging
-from planner.network.line_parser import LineParser
+from planner.bench.method import Kind, Method
+from planner.bench.problem import Family, Instance
+from planner.bench.world import world
+from planner.lp.rates import attained_rates
+from planner.lp.solve import plan_of, solve_averaging
+from planner.network.catalogue import load_network
 from planner.problems import AveragingProblem
-from planner.search.stop import MaxRuntime
+from planner.problems.answers import AveragingPlan
+from planner.search.stop import Effort
 
-GBIT = 125e6
-"""Bytes per second of 1 Gb/s."""
-
-RESNET50_BYTES = 25_557_032 * 4.0
-ALBERT_LARGE_BYTES = 17_683_968 * 4.0
-ALBERT_BATCH = 4096.0
-
-TABLE_1_MEASURED = {
-    "A: 8x1Gb/s": (1.19, 4.73, 1.20),
-    "B: 16x0.2Gb/s": (5.3, 39.6, 5.3),
-    "C: A + B": (5.69, 14.1, 2.96),
-    "D: B + 1x2.5Gb/s": (5.3, 3.22, 3.18),
-}
-"""Seconds that the paper measured: all-reduce, parameter server, ours (Table 1)."""
-
-UPLOADS_GBIT = (0.05, 0.1, 0.2, 1.0, 2.5)
-RATIOS = (0.3, 0.8, 1.0, 2.0)
+TABLE_1_STEPS_PER_S = (0.66, 0.124, 0.232, 0.207)
+"""What all peers compute together: 95% of the best averaging in which all of them contribute."""
 
 
-def instance(
-    peers: int, seed: int, ratio: float = 0.8, links: bool = True, link_factor: float = 1.0
-) -> AveragingProblem:
-    """One instance of the stated generator.
-
-    Samples per second are uniform in [0, 2), and peers // 5 random peers have 0; uploads are drawn
-    from `UPLOADS_GBIT` with a factor uniform in [0.9, 1.1); downloads are the upload times a factor
-    uniform in [1, 4); links are uniform in [0.05, 2) Gb/s. The vector has 100 MB. The random
-    generator is NumPy's ``default_rng([peers, seed])``, drawn from in this order.
-
-    Parameters
-    ----------
-    ratio
-        Sets the batch: everyone's computing takes ``ratio`` times as long as the vector takes
-        through the smallest download, below which no averaging can get. At 0.3 only the network
-        limits, at 2 mostly the computing, near 1 both.
-    links
-        False: without pairwise limits.
-    link_factor
-        All links times this; below about 0.1 they begin to bind.
-    """
-    rng = np.random.default_rng([peers, seed])
-    samples = rng.uniform(0, 2, peers)
-    samples[rng.permutation(peers)[: peers // 5]] = 0.0
-    upload = rng.choice(UPLOADS_GBIT, peers) * rng.uniform(0.9, 1.1, peers) * GBIT
-    download = upload * rng.uniform(1, 4, peers)
-    pairs = rng.uniform(0.05, 2, (peers, peers)) * GBIT * link_factor
-    gradient = 100e6
-    batch = ratio * samples.sum() * gradient / download.min()
-    return AveragingProblem(samples, upload, download, batch, gradient, pairs if links else None)
+def _table_1(setup: int) -> AveragingProblem:
+    """Table 1 is about averaging with all gradients: computing is a little slower than that."""
+    found = list(table_1_setups().values())[setup]
+    each = TABLE_1_STEPS_PER_S[setup] * found.batch_size / float(found.samples_per_s.sum())
+    return found.replace(samples_per_s=found.samples_per_s * each)
 
 
-def table_1_setups() -> dict[str, AveragingProblem]:
-    """Set-ups A to D of section 4.1; all GPUs contribute, the server of D has none."""
-    bandwidths = {
-        "A: 8x1Gb/s": [1.0] * 8,
-        "B: 16x0.2Gb/s": [0.2] * 16,
-        "C: A + B": [1.0] * 8 + [0.2] * 16,
-        "D: B + 1x2.5Gb/s": [0.2] * 16 + [2.5],
-    }
-    return {
-        name: AveragingProblem(
-            [0.0 if speed == 2.5 else 1.0 for speed in speeds],
-            np.array(speeds) * GBIT,
-            np.array(speeds) * GBIT,
-            batch_size=32_768,
-            gradient_bytes=RESNET50_BYTES,
-        )
-        for name, speeds in bandwidths.items()
-    }
+def _albert() -> AveragingProblem:
+    """Section 4.2: sixteen slow peers and four helpers, 20 samples a second a T4."""
+    speeds = np.array([0.2] * 4 + [0.1] * 8 + [0.05] * 4 + [1.0] * 4) * GBIT
+    samples = [20.0] * 16 + [0.0] * 4
+    return AveragingProblem(samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES)
 
 
-@dataclass(frozen=True)
-class Table1Row:
-    """Predicted and measured averaging times of one set-up, in seconds."""
-
-    setup: str
-    predicted: tuple[float, float, float]
-    measured: tuple[float, float, float]
-
-    @property
-    def gain(self) -> tuple[float, float]:
-        """All-reduce over ours: predicted and measured."""
-        return self.predicted[0] / self.predicted[2], self.measured[0] / self.measured[2]
+def _network(name: str, samples_per_s: float) -> AveragingProblem:
+    """A peer in every region, its line as fast as its fastest pair; pairs limit too."""
+    return _of_pairs(load_network(name).complete().bandwidth_bytes_per_s, samples_per_s)
 
 
-def table_1() -> list[Table1Row]:
-    """Table 1: all-reduce, parameter server and ours."""
-    return [
-        Table1Row(
-            name,
-            (all_reduce_s(problem), parameter_server_s(problem), adaptive_s(problem)),
-            TABLE_1_MEASURED[name],
-        )
-        for name, problem in table_1_setups().items()
-    ]
-
-
-@dataclass(frozen=True)
-class AlbertRow:
-    """Section 4.2 at one assumed speed of a T4.
-
-    Attributes
-    ----------
-    samples_per_s
-        Assumed for one T4.
-    slowdown
-        High-bandwidth steps per second over those of all-reduce on the slow peers.
-    balancing, auxiliary
-        Steps per second against that all-reduce, less 1.
-    time_varying
-        Mean steps per second with the 8 part-time peers, against high-bandwidth.
-    """
-
-    samples_per_s: float
-    overlap: bool
-    slowdown: float
-    balancing: float
-    auxiliary: float
-    time_varying: float
-
-
-def albert_row(samples_per_s: float, overlap: bool) -> AlbertRow:
-    """The five set-ups of section 4.2.
-
-    Parameters
-    ----------
-    samples_per_s
-        Of every peer.
-    overlap
-        Whether computing and averaging run at the same time.
-
-    Returns
-    -------
-    AlbertRow
-        Predicted speeds.
-    """
-
-    def setup(gpus: Sequence[float], helpers: Sequence[float] = ()) -> AveragingProblem:
-        speeds = np.array([*gpus, *helpers]) * GBIT
-        samples = [samples_per_s] * len(gpus) + [0.0] * len(helpers)
-        return AveragingProblem(
-            samples, speeds, speeds, ALBERT_BATCH, ALBERT_LARGE_BYTES, overlap=overlap
-        )
-
-    def even(problem: AveragingProblem) -> float:
-        samples = float(problem.samples_per_s.sum())
-        return problem.steps_of(samples, problem.gradient_bytes / all_reduce_s(problem))
-
-    def ours(problem: AveragingProblem) -> float:
-        return solve_averaging(problem, stop=MaxRuntime(20)).objective or 0.0
-
-    slow = [0.2] * 4 + [0.1] * 8 + [0.05] * 4
-    high, naive = even(setup([25.0] * 16)), even(setup(slow))
-    balanced, helped = ours(setup(slow)), ours(setup(slow, [1.0] * 4))
-    more = ours(setup([*slow, *[0.1] * 8], [1.0] * 4))
-    return AlbertRow(
-        samples_per_s,
-        overlap,
-        high / naive,
-        balanced / naive - 1,
-        helped / naive - 1,
-        (helped + more) / 2 / high,
+def _of_pairs(pairs: NDArray[np.float64], samples_per_s: float) -> AveragingProblem:
+    away = pairs.copy()
+    np.fill_diagonal(away, 0.0)
+    return AveragingProblem(
+        samples_per_s, away.max(axis=1), away.max(axis=0), ALBERT_BATCH, 350e6, pairs
     )
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One line of the timing table; seconds include building the model.
-
-    Attributes
-    ----------
-    what
-        Name of the row.
-    peers
-        Their number.
-    ratio
-        Fastest over slowest.
-    median_s, worst_s
-        Median and longest seconds of a solve.
-    worst_gap
-        Largest gap.
-    """
-
-    what: str
-    peers: int
-    ratio: float
-    median_s: float
-    worst_s: float
-    worst_gap: float | None
-
-
-def timed(
-    what: str,
-    peers: int,
-    ratio: float,
-    seeds: Sequence[int],
-    solve: Callable[[AveragingProblem], float | None],
-    *,
-    links: bool = True,
-    link_factor: float = 1.0,
-) -> Timing:
-    """Solve instances one after the other; ``solve`` returns the gap it reached, if it has one.
-
-    Parameters
-    ----------
-    what
-        Name of the row.
-    peers
-        Number of peers.
-    ratio
-        Fastest over slowest.
-    seeds
-        One run each.
-    solve
-        Solves one and returns its gap.
-    links
-        Whether pairs are limited too.
-    link_factor
-        Their limits in units of the uploads.
-
-    Returns
-    -------
-    Timing
-        Median, longest time and largest gap.
-    """
-    seconds, gaps = [], []
-    for seed in seeds:
-        problem = instance(peers, seed, ratio, links, link_factor)
-        started = time.perf_counter()
-        gap = solve(problem)
-        seconds.append(time.perf_counter() - started)
-        if gap is not None:
-            gaps.append(gap)
-    return Timing(
-        what, peers, ratio, float(np.median(seconds)), max(seconds), max(gaps, default=None)
+def _world(regions: int, peers: int, seed: int) -> AveragingProblem:
+    """Peers of a `world`; every third has no accelerator, every fifth no open port."""
+    network = world(regions, peers, seed, 0.3)
+    base = _of_pairs(network.bandwidth_bytes_per_s, 40.0)
+    number = np.arange(peers)
+    return AveragingProblem(
+        np.where(number % 3 == 2, 0.0, 100.0 + 50.0 * (number % 4)),
+        base.upload_bytes_per_s,
+        base.download_bytes_per_s,
+        ALBERT_BATCH,
+        350e6,
+        base.link_bytes_per_s,
+        can_aggregate=number % 5 != 4,
     )
 
 
-def timings(seeds: Sequence[int], quick: bool = False) -> Iterator[Timing]:
-    """The timing table.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    quick
-        Fewer and smaller instances.
-
-    Yields
-    ------
-    Timing
-        One a row.
-    """
-
-    def exact(limit_s: float) -> Callable[[AveragingProblem], float | None]:
-        return lambda problem: solve_averaging(problem, stop=MaxRuntime(limit_s)).gap
-
-    def relaxed(problem: AveragingProblem) -> None:
-        solve_relaxed(problem)
-
-    def scalar(problem: AveragingProblem) -> None:
-        scalar_bandwidth_shares(problem)
-
-    def literal(solver: str) -> Callable[[AveragingProblem], float | None]:
-        def solve(problem: AveragingProblem) -> None:
-            literal_model(problem).solve(solver)
-
-        return solve
-
-    # the first calls load SciPy, HiGHS and PuLP
-    for warm in (exact(10.0), relaxed, scalar, literal("highs"), literal("cbc")):
-        warm(instance(8, 0, 1.0))
-    ratios = (0.8,) if quick else RATIOS
-    sizes = (24,) if quick else (24, 100)
-    for ratio in ratios:
-        for peers in sizes:
-            yield timed("LP (5), reduced", peers, ratio, seeds, relaxed)
-        for peers, limit in ((24, 10.0),) if quick else ((24, 10.0), (64, 2.0), (300, 10.0)):
-            yield timed("exact c", peers, ratio, seeds, exact(limit))
-        if not quick:
-            yield timed("exact c, no pair limits", 1000, ratio, seeds, exact(10.0), links=False)
-    for peers in sizes:
-        yield timed("scalar-bandwidth LP", peers, 0.8, seeds, scalar)
-    for solver in ("highs", "cbc"):
-        yield timed(
-            f"LP (5), literal, {solver}", 8 if quick else 24, 0.8, seeds[:2], literal(solver)
-        )
-    if not quick:
-        for peers, factor in ((24, 0.05), (64, 0.02)):
-            for ratio in (0.8, 1.0):
-                yield timed(
-                    f"exact c, links x {factor}",
-                    peers,
-                    ratio,
-                    seeds[:3],
-                    exact(10.0),
-                    link_factor=factor,
-                )
+def _instance(name: str, about: str, make: Any, quick: bool = False) -> Instance:
+    return Instance(f"{Family.AVERAGING}/{name}", about, make, quick)
 
 
-def relaxation_gaps(quick: bool = False) -> list[tuple[int, float, Promises]]:
-    """What is promised and what is attained: (peers, ratio, numbers).
-
-    Parameters
-    ----------
-    quick
-        Fewer and smaller instances.
-
-    Returns
-    -------
-    list[tuple[int, float, Promises]]
-        One entry a size and ratio.
-    """
-    sizes = (8,) if quick else (8, 16, 24)
-    return [
-        (n, ratio, promises(instance(n, 0, ratio), eq2=n <= 8, stop=MaxRuntime(20)))
-        for n in sizes
-        for ratio in (0.3, 0.8, 1.0)
-    ]
-
-
-def shares_compared(seeds: Sequence[int]) -> list[tuple[str, float, float]]:
-    """Seconds of averaging with everyone contributing: scalar-bandwidth shares, and ours.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-
-    Returns
-    -------
-    list[tuple[str, float, float]]
-        Name, seconds by either rule.
-    """
-    rows = [
-        (name, scalar_bandwidth_s(problem), adaptive_s(problem))
-        for name, problem in table_1_setups().items()
-    ]
-    for peers, factor in ((24, 1.0), (24, 0.05)):
-        for seed in seeds[:3]:
-            problem = instance(peers, seed, link_factor=factor)
-            name = f"n = {peers}, seed {seed}, links x {factor}"
-            rows.append((name, scalar_bandwidth_s(problem), adaptive_s(problem)))
-    return rows
-
-
-def report(seeds: Sequence[int] = (0, 1, 2, 3, 4), quick: bool = False) -> str:
-    """The whole benchmark as Markdown.
-
-    Parameters
-    ----------
-    seeds
-        One run each.
-    quick
-        Fewer and smaller instances.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
-    return "\n".join(
-        [
-            *_heading(seeds),
-            *_table_1_lines(),
-            *_albert_lines(quick),
-            *_timing_lines(seeds, quick),
-            *_promise_lines(seeds, quick),
-            *_group_lines(),
-            "",
-        ]
+def _drawn(
+    peers: int, seed: int, ratio: float, factor: float = 1.0, quick: bool = False
+) -> Instance:
+    return _instance(
+        f"peers{peers}-r{ratio:g}" + (f"-l{factor:g}" if factor != 1.0 else ""),
+        f"benchmarks.averaging.instance({peers}, {seed}, {ratio:g}, link_factor={factor:g})",
+        lambda: instance(peers, seed, ratio, link_factor=factor),
+        quick,
     )
 
 
-def _heading(seeds: Sequence[int]) -> list[str]:
-    return [
-        "# Averaging",
-        "",
-        f"{datetime.date.today().isoformat()}; "
-        + stamp(f"{os.getloadavg()[0]:.1f}", ("planner", "numpy", "scipy", "pulp")),
-        "",
-        f"Regenerate with `python -m planner.bench.averaging --seeds {' '.join(map(str, seeds))}`.",
-        "",
-        "Instances: samples per second uniform in 0..2, a fifth of the peers at 0; uploads from "
-        f"{{{', '.join(map(str, UPLOADS_GBIT))}}} Gb/s with 10% jitter; downloads 1 to 4 times "
-        "that; pair limits uniform in 0.05..2 Gb/s; 100 MB. `ratio`: everyone's computing time "
-        "over the time of the vector through the smallest download, which sets the batch. "
-        f"`planner.bench.averaging.instance(peers, seed, ratio)`, seeds {list(seeds)}.",
-    ]
-
-
-def _table_1_lines() -> list[str]:
-    lines = [
-        "",
-        "## Table 1: averaging time of ResNet-50",
-        "",
-        f"{RESNET50_BYTES / 1e6:.1f} MB (float32), no latency, no compression. Absolute times "
-        "depend on what was really sent and on the protocol; ratios do not.",
-        "",
-        "| set-up | predicted AR / PS / ours, s | measured AR / PS / ours, s | "
-        "AR / ours predicted | measured | PS / ours predicted | measured |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in table_1():
-        p, m = row.predicted, row.measured
-        lines.append(
-            f"| {row.setup} | {p[0]:.2f} / {p[1]:.2f} / {p[2]:.2f} | {m[0]} / {m[1]} / {m[2]} | "
-            f"{row.gain[0]:.2f} | {row.gain[1]:.2f} | {p[1] / p[2]:.2f} | {m[1] / m[2]:.2f} |"
+INSTANCES = (
+    *(
+        _instance(
+            f"table1{letter}",
+            f"DeDLOC, Table 1, set-up {letter.upper()}",
+            lambda k=k: _table_1(k),
+            quick=letter == "d",
         )
-    return lines
+        for k, letter in enumerate("abcd")
+    ),
+    _instance("albert20", "DeDLOC, section 4.2, slow peers and four helpers", _albert, quick=True),
+    _drawn(24, 1, 0.3),
+    _drawn(24, 2, 1.0, quick=True),
+    _drawn(24, 3, 1.0, 0.05),
+    _drawn(64, 4, 1.0),
+    _drawn(64, 5, 0.8, 0.02),
+    _drawn(300, 6, 0.8),
+    _instance(
+        "aws8",
+        "aws8_dtfm_worldwide_2022, a peer a region",
+        lambda: _network("aws8_dtfm_worldwide_2022", 120.0),
+    ),
+    _instance(
+        "skyplane57",
+        "skyplane_60_20220129, its 57 complete regions",
+        lambda: _network("skyplane_60_20220129", 60.0),
+    ),
+    _instance("world8-24", "world(8, 24, seed 6, jitter 0.3)", lambda: _world(8, 24, 6)),
+)
 
 
-def _albert_lines(quick: bool) -> list[str]:
-    lines = [
-        "",
-        "## ALBERT-large, section 4.2",
-        "",
-        f"{ALBERT_LARGE_BYTES / 1e6:.1f} MB (float32), batch {ALBERT_BATCH:.0f}. The paper gives "
-        "no samples per second for a T4; ours is the first column. It says: slow peers without "
-        "balancing ~2.5x slower, balancing +47%, with auxiliary peers over +60%, with part-time "
-        "peers (half of the time) 74% of the high-bandwidth rate. In the model every peer receives "
-        "the whole average, so that the 50 Mb/s peers bound it, balanced or helped: auxiliary "
-        "peers add nothing here, and part-time peers add samples only.",
-        "",
-        "| samples/s per T4 | compute and averaging | slowdown | balancing | auxiliary | "
-        "time-varying |",
-        "|---|---|---|---|---|---|",
-    ]
-    speeds = (8.0,) if quick else (4.0, 8.0, 12.0, 16.0, 18.0, 20.0, 24.0, 28.0, 32.0, 48.0)
-    for overlap in (True, False):
-        for speed in speeds:
-            row = albert_row(speed, overlap)
-            lines.append(
-                f"| {speed:g} | {'overlap' if overlap else 'alternate'} | {row.slowdown:.2f} | "
-                f"{row.balancing:+.0%} | {row.auxiliary:+.0%} | {row.time_varying:.0%} |"
-            )
-    return lines
+def _solver(method: str) -> Any:
+    return lambda problem, seed, effort: solve_averaging(problem, method, Effort(effort))
 
 
-def _timing_lines(seeds: Sequence[int], quick: bool) -> list[str]:
-    lines = [
-        "",
-        "## Time to solve, building included",
-        "",
-        "| what | n | ratio | median | worst | worst gap |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in timings(seeds, quick):
-        gap = "" if row.worst_gap is None else f"{row.worst_gap:.1e}"
-        lines.append(
-            f"| {row.what} | {row.peers} | {row.ratio:g} | {row.median_s * 1e3:.1f} ms | "
-            f"{row.worst_s * 1e3:.1f} ms | {gap} |"
-        )
-    return lines
+def _with_shares(problem: AveragingProblem, shares: NDArray[np.float64]) -> AveragingPlan:
+    """Everyone with gradients gives them; the rate that these shares attain."""
+    who = problem.contributors
+    return plan_of(problem, who, attained_rates(problem, who, shares))
 
 
-def _promise_lines(seeds: Sequence[int], quick: bool) -> list[str]:
-    lines = [
-        "",
-        "## What is promised and what is attained",
-        "",
-        "Steps per second, relative to the best plan with fixed shares. Eq. 2 lets the returned "
-        "rates differ between receivers; LP (5) is its relaxation; the last column is what the "
-        "paper's rule (drop c != 1, shares by eq. 6) attains.",
-        "",
-        "| n | ratio | LP (5) | eq. 2 | proven bound | attained by eq. 6 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for n, ratio, numbers in relaxation_gaps(quick):
-        best = numbers.attained
-        eq2 = "" if numbers.eq2 is None else f"{numbers.eq2 / best:.3f}"
-        lines.append(
-            f"| {n} | {ratio:g} | {numbers.lp5 / best:.3f} | {eq2} | {numbers.proven / best:.6f} | "
-            f"{numbers.rule / best:.3f} |"
-        )
-    lines += [
-        "",
-        "Averaging time with everyone contributing, shares from one bandwidth per peer (as "
-        "hivemind) and ours:",
-        "",
-        "| instance | scalar bandwidth, s | ours, s |",
-        "|---|---|---|",
-    ]
-    for name, scalar, ours in shares_compared(seeds):
-        lines.append(f"| {name} | {scalar:.2f} | {ours:.2f} |")
-    return lines
+def all_reduce(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
+    """Equal shares for everyone who has gradients and can sum; all who can sum, if nobody has."""
+    del seed, effort
+    sums = problem.contributors & problem.can_aggregate
+    sums = sums if sums.any() else problem.can_aggregate
+    return _with_shares(problem, sums / sums.sum())
 
 
-def _group_lines() -> list[str]:
-    peers = (8, 16, 32, 64, 128, 256, 512, 1024)
-    chances = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-    lines = ["", "## Optimal group size, as Figure 8"]
-    for wait, title in (
-        (True, "A round ends when its slowest group has succeeded:"),
-        (False, "Each group restarts and goes on alone:"),
-    ):
-        table: NDArray[np.int64] = group_size_table(peers, chances, wait)
-        lines += [
-            "",
-            title,
-            "",
-            "| n \\ p | " + " | ".join(map(str, chances)) + " |",
-            "|---" * (len(chances) + 1) + "|",
-        ]
-        lines += [
-            f"| {n} | " + " | ".join(map(str, row)) + " |"
-            for n, row in zip(peers, table, strict=True)
-        ]
-    return lines
+def parameter_server(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
+    """One peer sums everything: the best choice of that peer."""
+    del seed, effort
+    servers = np.eye(len(problem))[problem.can_aggregate]
+    plans = [_with_shares(problem, one) for one in servers]
+    return max(plans, key=lambda plan: plan.steps_per_s)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report.
-
-    Parameters
-    ----------
-    arguments
-        Words of the command line; None: of this process.
-
-    Returns
-    -------
-    int
-        0.
-    """
-    parser = LineParser(prog="planner bench averaging", description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument(
-        "--quick", action="store_true", help="small instances only, seconds of work"
-    )
-    parser.add_argument("--out", type=Path, help="default: docs/bench-averaging-YYYY-MM-DD.md")
-    options = parser.parse_args(arguments)
-    today = datetime.date.today().isoformat()
-    out = options.out or Path("docs") / f"bench-averaging-{today}.md"
-    text = report(options.seeds, options.quick)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    print(out)
-    return 0
+def scalar_bandwidth(problem: AveragingProblem, seed: int, effort: float) -> AveragingPlan:
+    """Shares by one bandwidth a peer, as hivemind balances its load."""
+    del seed, effort
+    return _with_shares(problem, scalar_bandwidth_shares(problem))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _method(name: str, run: Any, kind: Kind, about: str) -> Method:
+    return Method.of(Family.AVERAGING, name, run, kind, about)
+
+
+METHODS = (
+    _method("ours", _solver("exact"), Kind.OURS, "solve_averaging, exact"),
+    _method("DeDLOC's rule", _solver("relaxed"), Kind.PAPER, "LP (5) and eq. 6"),
+    _method("hivemind's balance", scalar_bandwidth, Kind.RULE, "one bandwidth a peer"),
+    _method("all-reduce", all_reduce, Kind.RULE, "equal shares"),
+    _method("parameter server", parameter_server, Kind.RULE, "the best single peer"),
+)

@@ -1,98 +1,348 @@
-"""``planner bench``: the benchmarks of `planner.bench`."""
+"""``planner bench``: run the open benchmark, write its problems, or record best known answers."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
-from collections.abc import Sequence
+import json
+import math
+import os
+import resource
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from planner.cli.output import show
-from planner.network.outputs import Output, add_force, require_outputs
+from planner.bench.bestknown import FOLDER, load_table, record
+from planner.bench.kept import Kept
+from planner.bench.method import Method, foreign_method
+from planner.bench.page import page
+from planner.bench.problem import Instance
+from planner.bench.problem_files import instance_data, problem_hash
+from planner.bench.progress import Told
+from planner.bench.registry import METHODS, instances_of
+from planner.bench.rows import Row, append_row, mend, read_rows
+from planner.bench.runner import Interrupted, run_tasks
+from planner.bench.solution_files import find_solution
+from planner.bench.stamp import stamp
+from planner.bench.summary import Summary, summarise
+from planner.bench.text import markdown, terminal
+from planner.bench.work import Task
+from planner.cli.output import INTERRUPTED
+from planner.network.atomic import write_text
+from planner.network.outputs import Output, add_force, require_outputs, require_writable
 
-DEFAULT = "suite"
-ABOUT = "solver benchmarks on measured networks"
+ABOUT = "run the open benchmark of all methods on fixed problems"
 EXAMPLE = "planner bench --quick"
-
-
-def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Which one, and what it takes."""
-    sub.add_argument(
-        "benchmark", metavar="name", nargs="?", help=f"which; default: {DEFAULT}; list: their names"
-    )
-    add_force(sub)
-    sub.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to the benchmark")
-
-
-def named(argv: Sequence[str]) -> list[str]:
-    """The words of a command line, with the default benchmark's name where none is given.
-
-    Parameters
-    ----------
-    argv
-        Any command's words.
-
-    Returns
-    -------
-    list[str]
-        ``planner bench --quick`` means ``planner bench suite --quick``.
-    """
-    words = list(argv)
-    first = words[1] if len(words) > 1 else None
-    if words[:1] == ["bench"] and (first is None or (first[:1] == "-" and first not in HELP)):
-        words.insert(1, DEFAULT)
-    return words
-
-
-HELP = ("-h", "--help")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run one, or list them."""
-    names, name = benchmarks(), args.benchmark
-    if name == "list":
-        show(args.json or "--json" in args.rest, names, names)
-        return 0
-    if name not in names:
-        raise ValueError(f"no benchmark {name!r}; choose one of {', '.join(names)}")
-    args.rest = _own_outputs(args)
-    return int(importlib.import_module(f"planner.bench.{name}").main(args.rest) or 0)
-
-
-def benchmarks() -> list[str]:
-    """Names of all."""
-    import planner.bench
-
-    return [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
-
-
-OUTPUTS = ("--out", "--json", "--html", "--markdown")
-"""Options of benchmarks that name a file to be written."""
+QUICK_EFFORT, EFFORT = 1.0, 5.0
+SEEDS = (0,)
+HEAVY = ("plans", "paths", "assignment", "averaging", "rebalancing")
+"""Families in the order in which they are run: long rows first, so that processes end together."""
 MARKS = (
     "egenerate with `planner bench",
-    "egenerate with `python -m planner.bench",
-    "Made by `planner bench",
-    "Commands: `python -m planner.bench",
-    "`planner bench clock --repeats",
     '"planner.bench_suite"',
     '<meta name="generator" content="planner bench">',
 )
-"""What their files have."""
+"""What the files that it writes have."""
 
 
-def _own_outputs(args: argparse.Namespace) -> list[str]:
-    """Words for the benchmark, once it is known that it writes over its own files alone."""
-    words = [word for word in args.rest if word != "--force"]
-    args.force = args.force or "--force" in args.rest
-    outputs, others = [], []
-    for before, word in zip(["", *words], words, strict=False):
-        option, _, value = word.partition("=")
-        if before in OUTPUTS or (option in OUTPUTS and value):
-            path = Path(value or word)
-            outputs.append(Output(option if value else before, path, [path.suffix], MARKS))
-        else:
-            others.append(word)
-    if outputs:
-        require_outputs(argparse.Namespace(force=args.force, rest=others), outputs)
-    return words
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    """What is run, and where results go."""
+    add = sub.add_argument
+    add("--list", action="store_true", help="show instances and methods, and run nothing")
+    add("--instances", type=Path, metavar="FOLDER", help="write the problems there as JSON")
+    add("--quick", action="store_true", help="small instances, little effort: two minutes")
+    add("--only", nargs="+", default=[], metavar="ID", help="instances, such as 'paths/*'")
+    add("--methods", nargs="+", metavar="NAME", help="of our list, such as ours; none: ''")
+    add(
+        "--method",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="your own, (problem, seed, effort) to an answer; may be given again",
+    )
+    add(
+        "--solutions",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="your own answers, FOLDER/family/name.json; may be given again",
+    )
+    add("--seeds", type=int, nargs="+", metavar="N", help="default: 0")
+    add(
+        "--effort",
+        type=float,
+        help=f"for each run; default {EFFORT:g}, of --quick {QUICK_EFFORT:g}",
+    )
+    add("--seconds", type=float, help="cut a run off after so many; default: 60 and 60 an effort")
+    add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes; default 2")
+    add("--rows", type=Path, help="keep rows there; default: beside the first output")
+    add("--resume", action="store_true", help="go on with the rows that are there")
+    add("--keep", type=Path, metavar="FOLDER", help="keep the best answer of each instance there")
+    add(
+        "--best-known", type=Path, default=FOLDER, metavar="FOLDER", help="default: the shipped one"
+    )
+    for kind in ("json", "html", "markdown"):
+        add(f"--{kind}", type=Path, metavar="FILE", help="write the results there")
+    add_force(sub)
+    add(
+        "--record",
+        type=Path,
+        metavar="FOLDER",
+        help="put the answers of FOLDER/family/name.json on record where they are better",
+    )
+    add("--by", metavar="NAME", help="with --record: who found them; default: as the files say")
+    add(
+        "--bounds",
+        action="store_true",
+        help="with --record: take the files' bounds, too; your own files only",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    instances = instances_of(args.only, quick=args.quick)
+    if args.list:
+        _list(instances)
+        return 0
+    if args.instances is not None:
+        return _write_instances(args.instances, instances)
+    if args.record is not None:
+        return _record(args, instances)
+    outputs = [
+        Output(f"--{kind}", getattr(args, kind), [suffix], MARKS)
+        for kind, suffix in (("json", ".json"), ("html", ".html"), ("markdown", ".md"))
+    ]
+    require_outputs(args, outputs)
+    if args.rows is not None:
+        require_writable(args.rows, [".jsonl"])
+    tasks = list(_tasks(args, instances))
+    if not tasks:
+        raise ValueError("no method is left for these instances; give --methods that --list names")
+    before = f"{os.getloadavg()[0]:.1f}"
+    began = time.perf_counter()
+    rows, whole, kept = _run(args, tasks)
+    summary = summarise(rows, load_table(args.best_known))
+    print(terminal(summary))
+    total_s = sum(row.seconds for row in rows)
+    _write(args, summary, _made(args, before, time.perf_counter() - began, kept, total_s))
+    if not whole:
+        print(f"interrupted; --resume goes on with {_rows_path(args)}", file=sys.stderr)
+    return 0 if whole else INTERRUPTED
+
+
+def _record(args: argparse.Namespace, instances: Sequence[Instance]) -> int:
+    """Change the table of best known answers; 1 if a solution was refused."""
+    folder = args.record
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: is no folder; give one with family/name.json")
+    today = datetime.now(UTC).date().isoformat()
+    changes = record(folder, instances, args.best_known, by=args.by, date=today, bounds=args.bounds)
+    if not changes:
+        raise ValueError(f"{folder}: has no solution of an instance; name files family/name.json")
+    for change in changes:
+        print(f"{change.what:<10}{change.instance:<34}{change.words}")
+    return int(any(change.what == "refused" for change in changes))
+
+
+def _list(instances: Iterable[Instance]) -> None:
+    for one in instances:
+        print(f"{one.id:<34}{'quick  ' if one.quick else '':<7}{one.about}")
+    print()
+    for method in METHODS:
+        family = next(iter(method.families))
+        print(f"{family:<14}{method.name:<26}{method.kind:<7}{method.about}")
+
+
+def _write_instances(folder: Path, instances: Sequence[Instance]) -> int:
+    for one in instances:
+        path = folder / f"{one.id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(instance_data(one), allow_nan=False) + "\n")
+    print(f"{folder}: {len(instances)} instances")
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> list[Method]:
+    """Of our list those asked for, then the stranger's."""
+    asked = options.methods
+    known = {method.name for method in METHODS}
+    for name in asked or ():
+        if name and name not in known:
+            raise ValueError(f"no method {name!r}; --list shows them")
+    mine = [method for method in METHODS if asked is None or method.name in asked]
+    return mine + [foreign_method(reference) for reference in options.method]
+
+
+def _tasks(options: argparse.Namespace, instances: Sequence[Instance]) -> Iterable[Task]:
+    effort, seeds = _effort(options), options.seeds or SEEDS
+    if not 0 < effort < 1e6 or min(seeds) < 0 or options.jobs < 1:
+        raise ValueError("--effort must be above 0, --seeds 0 or more, --jobs 1 or more")
+    guard_s = 60 + 60 * effort if options.seconds is None else options.seconds
+    if not 0 < guard_s < math.inf:
+        raise ValueError(f"--seconds {guard_s:g}: give seconds above 0")
+    methods = _chosen(options)
+    folders: dict[str, Path] = {}
+    for folder in options.solutions:
+        if not folder.is_dir():
+            raise ValueError(f"--solutions {folder}: is no folder; give one")
+        name = _name_of(folder)
+        if not name:
+            raise ValueError(f"--solutions {folder}: has no name for its rows; give another folder")
+        if name in folders:
+            raise ValueError(
+                f"--solutions {folder}: rows of {folders[name]} have the name {name!r}, too; "
+                "rename one of the folders"
+            )
+        folders[name] = folder
+    for one in sorted(instances, key=lambda one: HEAVY.index(one.family)):
+        for method in methods:
+            if one.family in method.families:
+                for seed in seeds if method.seeded else seeds[:1]:
+                    yield Task(one.id, method.name, seed, effort, guard_s)
+        for name, folder in folders.items():
+            path = find_solution(folder, one.id)
+            if path is not None:
+                yield Task(one.id, f"{name} (files)", 0, effort, guard_s, path)
+
+
+def _effort(options: argparse.Namespace) -> float:
+    if options.effort is not None:
+        return float(options.effort)
+    return QUICK_EFFORT if options.quick else EFFORT
+
+
+def _name_of(folder: Path) -> str:
+    """Of ``.`` and ``..``, too."""
+    return folder.resolve().name
+
+
+def _rows_path(options: argparse.Namespace) -> Path:
+    if options.rows is not None:
+        return Path(options.rows)
+    for path in (options.json, options.markdown, options.html):
+        if path is not None:
+            return Path(path).with_suffix(".rows.jsonl")
+    return Path("bench-suite.rows.jsonl")
+
+
+def _run(options: argparse.Namespace, tasks: Sequence[Task]) -> tuple[list[Row], bool, int]:
+    """Rows of all tasks, whether all were done, and how many were there before."""
+    path = _rows_path(options)
+    rows: dict[tuple[str, str, int, float], Row] = {}
+    if options.resume:
+        found = read_rows(path)
+        # rows that this call does not ask for stay in the file: another call may
+        mend(path, found)
+        rows = _still_valid(found, tasks)
+    elif path.exists():
+        # half an hour of work is not lost for a forgotten --resume
+        path.replace(path.with_name(path.name + "~"))
+    todo = [task for task in tasks if _key(task) not in rows]
+    there = len(rows)
+    kept = None
+    if options.keep is not None:
+        kept = Kept(options.keep)
+        kept.require_own(task.instance for task in tasks)
+    progress = Told(len(todo), there)
+    whole = True
+    try:
+        for done in run_tasks(todo, options.jobs):
+            append_row(path, done.row)
+            if kept is not None:
+                kept.offer(done)
+            row = done.row
+            rows[row.instance, row.method, row.seed, row.effort] = row
+            progress.step(done)
+    except Interrupted:
+        whole = False
+    progress.end()
+    return [rows[_key(task)] for task in tasks if _key(task) in rows], whole, there
+
+
+def _key(task: Task) -> tuple[str, str, int, float]:
+    return task.instance, task.method, task.seed, task.effort
+
+
+def _still_valid(
+    rows: Iterable[Row], tasks: Sequence[Task]
+) -> dict[tuple[str, str, int, float], Row]:
+    """Rows of the same problems; files are judged anew, which takes a moment."""
+    hashes = {
+        one.id: problem_hash(one.make()) for one in instances_of({task.instance for task in tasks})
+    }
+    files = {_key(task) for task in tasks if task.solution is not None}
+    asked = {_key(task) for task in tasks} - files
+    valid = [row for row in rows if hashes.get(row.instance) == row.problem]
+    found = {(r.instance, r.method, r.seed, r.effort): r for r in valid}
+    return {key: row for key, row in found.items() if key in asked}
+
+
+def _made(
+    options: argparse.Namespace, before: str, seconds: float, kept: int, total_s: float
+) -> list[str]:
+    """Paragraphs that say how a run was made."""
+    words = ["planner", "bench"]
+    words += ["--quick"] * options.quick
+    if options.only:
+        words += ["--only", *options.only]
+    for name in ("methods", "seeds"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", *map(str, getattr(options, name))]
+    for reference in options.method:
+        words += ["--method", reference]
+    for folder in options.solutions:
+        words += ["--solutions", _name_of(folder)]
+    for name in ("effort", "seconds"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", f"{getattr(options, name):g}"]
+    words += ["--jobs", str(options.jobs)]
+    for name in ("json", "html", "markdown"):
+        if getattr(options, name) is not None:
+            words += [f"--{name}", Path(getattr(options, name)).name]
+    effort, seeds = _effort(options), options.seeds or SEEDS
+    resumed = f", {kept} rows kept from before" if kept else ""
+    return [
+        stamp(before),
+        f"Regenerate with `{shlex.join(words)}`. Effort {effort:g} a run, seeds "
+        f"{', '.join(map(str, seeds))} where a method draws. {options.jobs} processes, "
+        f"{seconds / 60:.1f} minutes, {_processor_s() / 60:.1f} of a processor{resumed}; "
+        f"seconds of all rows together: {total_s:.0f}.",
+    ]
+
+
+def _processor_s() -> float:
+    """Seconds of processors, of this process and of those that it started."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _write(options: argparse.Namespace, summary: Summary, made: Sequence[str]) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    title = f"The open benchmark, {today}"
+    if options.json is not None:
+        write_text(options.json, json.dumps(_data(summary, made), allow_nan=False, indent=1) + "\n")
+    if options.markdown is not None:
+        write_text(options.markdown, markdown(summary, title, made))
+    if options.html is not None:
+        write_text(options.html, page(summary, title, made))
+
+
+def _data(summary: Summary, made: Sequence[str]) -> dict[str, Any]:
+    return {
+        "format": "planner.bench_suite",
+        "made": list(made),
+        "instances": {
+            name: {**asdict(k), "gap": k.gap, "contradicted": k.contradicted}
+            for name, k in summary.known.items()
+        },
+        "families": {
+            str(family): [asdict(one) for one in standings]
+            for family, standings in summary.families.items()
+        },
+        "rows": [asdict(row) for row in summary.rows],
+    }

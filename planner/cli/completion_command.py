@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planner.cli.bench_command import benchmarks
 from planner.cli.output import show
 from planner.network.catalogue import list_networks
 from planner.workload.presets import PRESETS
@@ -19,19 +18,16 @@ PREAMBLE = {
     "bash": """\
 _planner_network() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
 _planner_workload() { compgen -W "%s" -- "$1"; compgen -f -- "$1"; }
-_planner_bench() { compgen -W "%s" -- "$1"; }
 """,
     "zsh": """\
 _planner_network() { compadd -- %s; _files; }
 _planner_workload() { compadd -- %s; _files; }
-_planner_bench() { compadd -- %s; }
 """,
 }
-"""A name that is known, or a file; names alone of benchmarks."""
+"""A name that is known, or a file."""
 NAMED = {
     "network": "_planner_network",
     "workload": "_planner_workload",
-    "benchmark": "_planner_bench",
 }
 
 
@@ -48,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     every = parser()
     _mark(every, shtab.FILE)
-    words = " ".join(list_networks()), " ".join(PRESETS), " ".join(["list", *benchmarks()])
+    words = " ".join(list_networks()), " ".join(PRESETS)
     preamble = PREAMBLE[args.shell] % words
     text = shtab.complete(every, shell=args.shell, preamble=preamble)
     show(args.json, {"shell": args.shell, "script": text}, [text])

@@ -71,6 +71,7 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
             description=module.ABOUT,
             epilog=f"{EXAMPLE}{module.EXAMPLE}",
             formatter_class=_Help,
+            conflict_handler="resolve",  # --json of bench names a file
         )
         sub.set_defaults(run=module.run)
         sub.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -93,10 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     words = list(sys.argv[1:] if argv is None else argv)
     asked = [word for word in words[:1] if word in COMMANDS]
-    if asked == ["bench"]:
-        from planner.cli.bench_command import named
-
-        words = named(words)
     args = parser(asked or COMMANDS).parse_args(words)
     args.began = began
     PROGRESS.begin(began)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.bench import record as record_command
-from planner.bench.suite.bestknown import (
+from planner.bench.bestknown import (
     FOLDER,
     SOLUTIONS,
     TABLE,
@@ -19,13 +18,14 @@ from planner.bench.suite.bestknown import (
     record,
     solution_hash,
 )
-from planner.bench.suite.judge import judge
-from planner.bench.suite.kept import Kept
-from planner.bench.suite.problem import ROUNDING, Family, Instance
-from planner.bench.suite.problem_files import problem_hash
-from planner.bench.suite.registry import INSTANCES
-from planner.bench.suite.solution_files import find_solution, read_solution, write_solution
-from planner.bench.suite.work import Task, run_task
+from planner.bench.judge import judge
+from planner.bench.kept import Kept
+from planner.bench.problem import ROUNDING, Family, Instance
+from planner.bench.problem_files import problem_hash
+from planner.bench.registry import INSTANCES
+from planner.bench.solution_files import find_solution, read_solution, write_solution
+from planner.bench.work import Task, run_task
+from tests.bench.run_bench import bench
 
 TABLE_NOW = load_table()
 SMALL = "assignment/gcp12-unequal"
@@ -227,16 +227,25 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """A line a solution; exit code 1 if one was refused."""
     found, table = tmp_path / "found", tmp_path / "table"
     write_solution(found / f"{SMALL}.json.gz", {"groups": _groups(0)})
-    argv = [str(found), "--best-known", str(table), "--by", "somebody", "--only", "assignment/*"]
-    assert record_command.main(argv) == 0
+    argv = [
+        "--record",
+        str(found),
+        "--best-known",
+        str(table),
+        "--by",
+        "somebody",
+        "--only",
+        "assignment/*",
+    ]
+    assert bench(argv) == 0
     assert capsys.readouterr().out.startswith(f"new       {SMALL}")
     assert load_table(table)[SMALL].method == "somebody"
     write_solution(found / f"{SMALL}.json.gz", {"groups": []})
-    assert record_command.main(argv) == 1
+    assert bench(argv) == 1
     with pytest.raises(ValueError, match="has no solution of an instance"):
-        record_command.main([str(table)])
+        bench(["--record", str(table)])
     with pytest.raises(ValueError, match="is no folder"):
-        record_command.main([str(tmp_path / "none")])
+        bench(["--record", str(tmp_path / "none")])
     (table / TABLE).write_text(json.dumps({"format": "else"}))
     with pytest.raises(ValueError, match="is no table of best known answers"):
         load_table(table)

@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.bench.suite import registry, work
-from planner.bench.suite.command import main
-from planner.bench.suite.judge import judge
-from planner.bench.suite.method import Kind, Method
-from planner.bench.suite.page import page
-from planner.bench.suite.problem import Family, Instance
-from planner.bench.suite.problem_files import instance_data, problem_hash, problem_of
-from planner.bench.suite.registry import INSTANCES, METHODS, instances_of
-from planner.bench.suite.rows import Row, append_row, read_rows
-from planner.bench.suite.runner import next_task
-from planner.bench.suite.solution_files import AnswerError, answer_data, answer_of
-from planner.bench.suite.summary import profile, summarise
-from planner.bench.suite.text import markdown, terminal
-from planner.bench.suite.work import Task
-from planner.bench.suite.world import world
+from planner.bench import registry, work
+from planner.bench.judge import judge
+from planner.bench.method import Kind, Method
+from planner.bench.page import page
+from planner.bench.problem import Family, Instance
+from planner.bench.problem_files import instance_data, problem_hash, problem_of
+from planner.bench.registry import INSTANCES, METHODS, instances_of
+from planner.bench.rows import Row, append_row, read_rows
+from planner.bench.runner import next_task
+from planner.bench.solution_files import AnswerError, answer_data, answer_of
+from planner.bench.summary import profile, summarise
+from planner.bench.text import markdown, terminal
+from planner.bench.work import Task
+from planner.bench.world import world
 from planner.cli.main import main as planner_main
+from tests.bench.run_bench import bench
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmark.md"
 SMALL = "assignment/gcp12-unequal"
@@ -65,7 +65,7 @@ def test_files_hold_the_exact_problems() -> None:
 
 def test_instances_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``planner paths`` reads those of paths."""
-    assert main(["--instances", str(tmp_path), "--only", WAVE, SMALL]) == 0
+    assert bench(["--instances", str(tmp_path), "--only", WAVE, SMALL]) == 0
     assert sorted(p.name for p in tmp_path.rglob("*.json")) == [
         "gcp12-3x4-skip.json",
         "gcp12-unequal.json",
@@ -355,38 +355,38 @@ def test_rows_are_kept_and_gone_on_with(
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
     method = Method.of(Family.ASSIGNMENT, "counted", counted, Kind.RULE, "", seeded=True)
-    monkeypatch.setattr("planner.bench.suite.command.METHODS", (method,))
+    monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
     rows = tmp_path / "out.rows.jsonl"
     argv = ["--only", SMALL, "--jobs", "1", "--json", str(tmp_path / "out.json")]
-    assert main([*argv, "--seeds", "0", "1"]) == 0
+    assert bench([*argv, "--seeds", "0", "1"]) == 0
     assert ran == [0, 1]
     first = read_rows(rows)
     rows.write_text(rows.read_text() + '{"instance": "cut')
     append = replace(first[0], problem="another", seed=2)
-    assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
+    assert bench([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
     assert ran == [0, 1, 2]
     append_row(rows, append)
     append_row(rows, replace(append, seed=3))
-    assert main([*argv, "--seeds", "0", "1", "2", "3", "--resume"]) == 0
+    assert bench([*argv, "--seeds", "0", "1", "2", "3", "--resume"]) == 0
     assert ran == [0, 1, 2, 3]
     # a call for other instances, methods or seeds takes no row out of the file
     others = Row(TABLE_1, "p", "m", "other", 0, 1.0, True, "", 1.0, None, False, "", 1.0)
     append_row(rows, others)
     before = read_rows(rows)
-    assert main([*argv, "--seeds", "0", "--resume"]) == 0
+    assert bench([*argv, "--seeds", "0", "--resume"]) == 0
     assert read_rows(rows) == before and len(before) == 7
     data = json.loads((tmp_path / "out.json").read_text())
     assert [row["seed"] for row in data["rows"]] == [0]
-    assert main([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
+    assert bench([*argv, "--seeds", "0", "1", "2", "--resume"]) == 0
     data = json.loads((tmp_path / "out.json").read_text())
     assert [row["seed"] for row in data["rows"]] == [0, 1, 2]
-    assert main([*argv, "--seeds", "0"]) == 0
+    assert bench([*argv, "--seeds", "0"]) == 0
     assert (tmp_path / "out.rows.jsonl~").exists() and len(read_rows(rows)) == 1
     rows.write_text("nonsense\n" + rows.read_text())
     with pytest.raises(ValueError, match="line 1 is no row"):
-        main([*argv, "--resume"])
+        bench([*argv, "--resume"])
     capsys.readouterr()
 
 
@@ -416,15 +416,15 @@ def test_ctrl_c_keeps_what_is_done(
         return {"groups": [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]}
 
     method = Method.of(Family.ASSIGNMENT, "slow", slow, Kind.RULE, "", seeded=True)
-    monkeypatch.setattr("planner.bench.suite.command.METHODS", (method,))
+    monkeypatch.setattr("planner.cli.bench_command.METHODS", (method,))
     monkeypatch.setattr(work, "METHODS", (method,))
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
     rows = tmp_path / "rows.jsonl"
     argv = ["--only", SMALL, "--jobs", "1", "--rows", str(rows), "--seeds", "0", "1", "2"]
-    assert main(argv) == 130
+    assert bench(argv) == 130
     assert [row.seed for row in read_rows(rows)] == [0]
     assert "--resume goes on" in capsys.readouterr().err
-    assert main([*argv, "--resume"]) == 0
+    assert bench([*argv, "--resume"]) == 0
     assert begun == [0, 1, 1, 2] and len(read_rows(rows)) == 3
 
 
@@ -466,7 +466,7 @@ def test_strangers_get_rows_not_crashes(
     ]
     rows = tmp_path / "rows.jsonl"
     argv = ["--only", SMALL, "--methods", "random", "--seeds", "0", "--seconds", "0.5"]
-    assert main([*argv, *methods, "--jobs", "2", "--rows", str(rows)]) == 0
+    assert bench([*argv, *methods, "--jobs", "2", "--rows", str(rows)]) == 0
     reasons = {row.method.rpartition(":")[2]: row.reason for row in read_rows(rows)}
     assert reasons["random"] == ""
     assert reasons["raises"] == "KeyError: 'no idea'"
@@ -486,7 +486,7 @@ def test_the_example_of_the_docs(
     monkeypatch.setattr(work, "_warm_up", lambda family: None)
     rows = tmp_path / "rows.jsonl"
     argv = ["--quick", "--only", "assignment/*", "--methods", "random", "--jobs", "1"]
-    assert main([*argv, "--method", "nearest_first:nearest_first", "--rows", str(rows)]) == 0
+    assert bench([*argv, "--method", "nearest_first:nearest_first", "--rows", str(rows)]) == 0
     found = [row for row in read_rows(rows) if row.method == "nearest_first:nearest_first"]
     assert len(found) == 3 and all(row.accepted and row.kind == "other" for row in found)
     capsys.readouterr()
@@ -509,7 +509,7 @@ def test_solution_files_of_strangers(
     (folder / "assignment" / "dtfm4-8x8.json.gz").write_bytes(b"no gzip")
     rows = tmp_path / "rows.jsonl"
     argv = ["--methods", "", "--solutions", str(folder), "--jobs", "1", "--rows", str(rows)]
-    assert main(argv) == 0
+    assert bench(argv) == 0
     found = {row.instance: row for row in read_rows(rows)}
     assert len(found) == 8
     for instance, (problem, plan) in answered.items():
@@ -535,11 +535,11 @@ def test_folders_of_solutions_have_names(
     argv = ["--methods", "", "--only", SMALL, "--jobs", "1", "--solutions"]
     both = [*argv, str(tmp_path / "one/mine"), "--solutions", str(tmp_path / "two/mine")]
     with pytest.raises(ValueError, match="have the name 'mine', too; rename"):
-        main(both)
+        bench(both)
     with pytest.raises(ValueError, match="has no name for its rows"):
-        main([*argv, "/"])
+        bench([*argv, "/"])
     monkeypatch.chdir(tmp_path / "one/mine")
-    assert main([*argv, ".", "--rows", str(tmp_path / "rows.jsonl")]) == 0
+    assert bench([*argv, ".", "--rows", str(tmp_path / "rows.jsonl")]) == 0
     assert [row.method for row in read_rows(tmp_path / "rows.jsonl")] == ["mine (files)"]
     capsys.readouterr()
 
@@ -589,15 +589,6 @@ def test_bad_options_are_one_line(
     assert planner_main(["bench", *argv]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
-
-
-def test_bench_alone_is_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    """``planner bench --list``, and ``planner bench list`` for the others."""
-    assert planner_main(["bench", "--list", "--only", SMALL]) == 0
-    assert SMALL in capsys.readouterr().out
-    assert planner_main(["bench", "list"]) == 0
-    names = capsys.readouterr().out.split()
-    assert {"suite", "record", "plans", "swarm"} <= set(names)
 
 
 def test_no_method_sees_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import planner as pl
-from planner.bench.suite.rebalancing import played, traced
+from planner.bench.rebalancing import played, traced
 from planner.checker.rebalancing import mean_rate, mean_rate_bound
 from planner.problems import ProblemError
 from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove

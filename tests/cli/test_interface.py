@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import json
-import pkgutil
 import shlex
 import shutil
 import subprocess
@@ -17,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import planner.bench
-from planner.cli import bench_command
 from planner.cli.main import COMMANDS, EXAMPLE, main, parser
 from planner.cli.plan_command import GROUPS
 from planner.cli.progress import CLEAR, Progress
@@ -67,7 +63,7 @@ def test_every_example_can_be_typed() -> None:
         words = shlex.split(module.EXAMPLE.split(" > ")[0])
         words = words[words.index("planner") + 1 :]
         assert words[0] == name
-        assert parser().parse_args(bench_command.named(words)).run is module.run
+        assert parser().parse_args(words).run is module.run
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +96,6 @@ def test_bash_completes_commands_options_and_names(
     script = tmp_path / "planner"
     script.write_text(capsys.readouterr().out)
     assert completed(script, "planner", "co") == {"compare", "completion"}
-    assert completed(script, "planner", "bench", "f") >= {"faults", "fidelity", "fuzz"}
     assert completed(script, "planner", "plan", "--codec") == {"--codec"}
     assert "aws8_dtfm_worldwide_2022" in completed(script, "planner", "plan", "--network", "aws8")
     assert "gpt3-1.3b" in completed(script, "planner", "plan", "--workload", "gpt3-1.3")
@@ -337,24 +332,3 @@ def test_a_table_of_one_direction_is_told_what_to_do(
     (tmp_path / "ping.csv").write_text("source,destination,rtt_ms\na,b,10\nb,a,10\na,c,1\nc,a,1\n")
     assert main(["networks", *table]) == 0
     assert "--both-ways" not in capsys.readouterr().out
-
-
-BENCHES = [m.name for m in pkgutil.iter_modules(planner.bench.__path__) if m.name[0] != "_"]
-
-
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_benchmark_tells_what_it_does_not_know_in_a_line(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With its name, and without the usage."""
-    with pytest.raises(SystemExit) as end:
-        main(["bench", name, "--nonsense"])
-    assert end.value.code == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith(f"planner bench {name}: "), said
-
-
-def test_benchmarks_are_listed_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Though other words after a benchmark's name are its own."""
-    assert main(["bench", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == BENCHES

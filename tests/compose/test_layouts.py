@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.bench.plans import INSTANCES, catalogue
+from benchmarks.plans import catalogue
+from planner.bench.plan_instances import INSTANCES
 from planner.clock.links import Links
 from planner.clock.rounds import round_s
 from planner.compose.averaging import adaptive_group

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.link_rates import Flow, fair_shares, goodput, send
 from planner.cli.main import main
 from planner.emulate.links import links_of
-from planner.emulate.measure import Flow, fair_shares, goodput, send
 from planner.emulate.namespaces import EmulationError, namespaces, require_linux_root
 from planner.emulate.network import emulated
 from planner.network.cluster import Cluster, Devices

@@ -1,7 +1,7 @@
 """A rank whose machine is said, and whose library maybe never tells that its peer is gone.
 
 The first word is JSON: `machines`, the name of each rank's, `hangs`, and what
-`planner.bench._fault_rank` reads. Other words are for the executor.
+`benchmarks.faults.rank` reads. Other words are for the executor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from planner.bench._fault_rank import main
+from benchmarks.faults.rank import main
 from planner.executor import direct
 from planner.executor.options import Library
 from planner.executor.process import leave

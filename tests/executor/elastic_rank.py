@@ -1,6 +1,6 @@
 """A rank that something happens to, and that notes its parameters when all steps are done.
 
-As `planner.bench._fault_rank`; parameters are hashed into ``<folder>/<device>.parameters``.
+As `benchmarks.faults.rank`; parameters are hashed into ``<folder>/<device>.parameters``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.bench._fault_rank import main
+from benchmarks.faults.rank import main
 from planner.executor.elastic import Elastic
 from planner.executor.process import leave
 

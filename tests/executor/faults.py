@@ -87,7 +87,7 @@ def hurt(
     plan: Path,
     fault: Mapping[str, object],
     *more: str,
-    module: str = "planner.bench._fault_rank",
+    module: str = "benchmarks.faults.rank",
 ) -> list[str]:
     """Words for a rank to which something happens, or to another one."""
     return ["-m", module, json.dumps(fault), str(plan), "--steps", MANY, *more]

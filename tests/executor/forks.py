@@ -25,7 +25,7 @@ from planner.executor.ending import REFUSED
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
-    "planner.bench._fault_rank",
+    "benchmarks.faults.rank",
     "planner.executor.__main__",
     # PyTorch's optimizers import it, which takes a second of each rank
     "torch._dynamo",

@@ -32,8 +32,8 @@ from tests.executor.test_train import NORMS, SETTINGS, STEPS, TOLERANCE
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
-from planner.bench._faults_elastic import cut, losses_without_fault  # noqa: E402
+from benchmarks.faults.elastic import cut, losses_without_fault  # noqa: E402
+from benchmarks.faults.rank import COUNTED, EVALUATING, LEAVING, OUTER, PHASES, WRITING  # noqa: E402
 from planner.executor.changes import CHANGES, change_line  # noqa: E402
 from planner.executor.checkpoint import newest, read_shard  # noqa: E402
 from planner.executor.commit import Commit  # noqa: E402
@@ -91,7 +91,7 @@ def hurt(
     ids = plan.cluster.network.ids
     words = [json.dumps(given), str(folder / "plan.json"), "--devices", *ids, "--device", "cpu"]
     words += ["--events", "--elastic", "--steps", str(STEPS), *more]
-    return run_ranks(len(ids), "planner.bench._fault_rank", *words, go_on=True)
+    return run_ranks(len(ids), "benchmarks.faults.rank", *words, go_on=True)
 
 
 def told(done: Done) -> tuple[dict[int, float], list[dict[str, Any]]]:

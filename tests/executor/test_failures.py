@@ -19,9 +19,9 @@ from tests.executor.launch import ROOT, torchrun
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_rank import PHASES  # noqa: E402
-from planner.bench._fault_runs import MARK, marked  # noqa: E402
-from planner.bench.faults import cut  # noqa: E402
+from benchmarks.faults.__main__ import cut  # noqa: E402
+from benchmarks.faults.rank import PHASES  # noqa: E402
+from benchmarks.faults.runs import MARK, marked  # noqa: E402
 from planner.executor.ending import FAILED, REFUSED, Ending  # noqa: E402
 from planner.executor.local import run_local  # noqa: E402
 from planner.executor.pulse import Pulse, publish  # noqa: E402
@@ -195,7 +195,7 @@ def test_ranks_end_with_who_started_them(tmp_path: Path) -> None:
     mark = f"starter-{os.getpid()}"
     with (tmp_path / "out").open("w") as out:
         starter = subprocess.Popen(
-            [sys.executable, "-m", "planner.bench._fault_local", *words],
+            [sys.executable, "-m", "benchmarks.faults.local", *words],
             env=os.environ | {"PYTHONPATH": str(ROOT), MARK: mark},
             stdout=out,
             stderr=out,

@@ -22,7 +22,7 @@ from tests.executor.launch import ROOT, free_port
 
 torch = pytest.importorskip("torch")
 
-from planner.bench._fault_runs import MARK, marked  # noqa: E402
+from benchmarks.faults.runs import MARK, marked  # noqa: E402
 from planner.executor import node  # noqa: E402
 from planner.executor.ending import FAILED, LEFT  # noqa: E402
 from tests.executor.test_elastic import single  # noqa: E402

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import planner.lp.contributor_search as search_module
 import planner.lp.paper_rule as rule_module
-from planner.bench.averaging import instance
+from planner.bench.averaging_instances import instance
 from planner.checker.averaging_bounds import recomputed_bound
 from planner.checker.dispatch import check
 from planner.lp.capacity import Limits

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 
 import planner.lp.lp5 as forms
 import planner.lp.lp5_sums as sums
-from planner.bench.averaging import instance
+from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.literal import literal_model
 from planner.lp.lp5 import lp_bound, solve_relaxed

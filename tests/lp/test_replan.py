@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.bench.averaging import instance
+from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.replan import replan_averaging
 from planner.lp.solve import solve_averaging

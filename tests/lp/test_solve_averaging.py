@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import planner.lp.contributor_search as search_module
 import planner.lp.fewest_reducers as reducers_module
-from planner.bench._averaging_promises import promises
-from planner.bench.averaging import instance
+from benchmarks.averaging_promises import promises
+from planner.bench.averaging_instances import instance
 from planner.checker.averaging import check_averaging
 from planner.lp.capacity import Limits
 from planner.lp.capacity import largest_total as combinatorial_total
@@ -330,8 +330,8 @@ def test_expected_samples_add_up_to_the_batch() -> None:
 
 PROGRAM = """
 import hashlib, sys
-from planner.bench._averaging_promises import promises
-from planner.bench.averaging import instance
+from benchmarks.averaging_promises import promises
+from planner.bench.averaging_instances import instance
 from planner.lp.solve import solve_averaging
 digest = hashlib.sha256()
 for peers, factor in ((8, 1.0), (12, 0.1), (24, 1.0), (24, 0.05)):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterator
 
 from planner.checker.violation import Violation
-from planner.mapf.graph_mapf import GraphPlan, GraphProblem
+from tests.mapf.graph_mapf import GraphPlan, GraphProblem
 
 TOLERANCE = 1e-9
 """Of the last end or of the longest edge: intervals may overlap by rounding."""

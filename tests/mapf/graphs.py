@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from planner.mapf.graph_mapf import GraphProblem
+from tests.mapf.graph_mapf import GraphProblem
 
 Stand = tuple[Hashable, Hashable | None, float, bool]
 """Where an agent is, where it is going, seconds left, whether it stays for good."""

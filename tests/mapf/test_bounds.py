@@ -20,13 +20,13 @@ from planner.mapf.bounds import PathBound, simple_bound
 from planner.mapf.chains import all_paths
 from planner.mapf.collision_free_bound import collision_free_bound_s
 from planner.mapf.focal import FocalQueue
-from planner.mapf.graph_mapf import GraphProblem, solve_graph_mapf
 from planner.mapf.start_turnover import turnover_s
 from planner.problems import ArrangedPathProblem, PathProblem
 from planner.search.cp_sat import solver_for
 from planner.search.incumbent import WrongBoundError
 from planner.search.stop import MaxIterations
 from tests.mapf.conftest import random_problem
+from tests.mapf.graph_mapf import GraphProblem, solve_graph_mapf
 from tests.mapf.graphs import grid
 from tests.mapf.test_solve import brute_force
 

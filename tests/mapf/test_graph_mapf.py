@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.mapf.conflict_search import Objective, Options
-from planner.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_graph_mapf
 from planner.mapf.intervals import Entry
-from planner.mapf.sipp import Move, safe_path, seconds_to
 from planner.problems import ProblemError
 from planner.search.certificate import Status
 from planner.search.incumbent import ROUNDING
 from planner.search.stop import MaxIterations, StoppingCriterion, StopRun
 from tests.mapf.graph_check import check_graph_plan
+from tests.mapf.graph_mapf import GraphMove, GraphPlan, GraphProblem, solve_graph_mapf
 from tests.mapf.graphs import grid, joint_optimum, random_graph, solvable
+from tests.mapf.sipp import Move, safe_path, seconds_to
 
 OPEN_3 = ["...", "...", "..."]
 

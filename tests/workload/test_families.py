@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.bench._fuzz_configs import good_configs
+from benchmarks.fuzz.configs import good_configs
 from planner.workload.hf_config import WITH_IMAGES, to_hf_config
 from planner.workload.hf_families import MODELS
 from planner.workload.layers import Architecture

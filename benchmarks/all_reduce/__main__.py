@@ -1,0 +1,262 @@
+"""``python -m benchmarks.all_reduce``: planned averaging at equal shares against gloo's all-reduce.
+
+All ranks on this machine, so that processors and memory are compared: a network would make all
+alike. The executor's ranks connect by Unix sockets, as they do by themselves on one machine, and
+by TCP over loopback, as gloo's do. All take turns; Linux only. With ``--direct nccl`` the vector
+is on GPUs, one a rank, and goes from one to the other too; beside NCCL's all-reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.command_line import report_path, run
+from planner.bench.stamp import stamp
+from planner.executor.options import Library
+from planner.executor.pace import Pace, pace_of
+from planner.network.atomic import write_text
+from planner.network.cluster import Cluster, Devices
+from planner.network.line_parser import LineParser
+from planner.network.network import Network
+from planner.training_plan.averaging_group import AveragingGroup
+
+LOOPBACK_BYTES_PER_S = 0.5e9
+"""What a rank sends or receives while all do, about."""
+CASES = ((4, 50_000_000), (8, 50_000_000), (8, 5_000_000), (8, 500_000), (2, 50_000_000))
+"""Ranks, and values of the vector."""
+SIZES = (50_000_000, 5_000_000, 500_000)
+"""Values of a vector on GPUs."""
+WAYS = {
+    "gloo": "gloo's all_reduce, TCP",
+    "nccl": "NCCL's all_reduce",
+    "exchange": "executor, Unix sockets",
+    "exchange, TCP": "executor, TCP",
+    "direct": "executor, --direct",
+}
+"""What each is called."""
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: seconds and extra bytes of every repetition, by way: the library's first."""
+
+    ranks: int
+    values: int
+    pace: Pace
+    found: dict[str, list[tuple[float, float]]]
+
+    def seconds(self, way: str) -> float:
+        """Median."""
+        return statistics.median(seconds for seconds, _ in self.found[way])
+
+    def extra_bytes(self, way: str) -> float:
+        """The most."""
+        return max(size for _, size in self.found[way])
+
+
+def local_pace(ranks: int, values: int) -> Pace:
+    """The pace that a plan for one machine would have.
+
+    Parameters
+    ----------
+    ranks
+        All in one group.
+    values
+        Of the vector.
+
+    Returns
+    -------
+    Pace
+        Chunks and window.
+    """
+    network = Network(np.full((ranks, ranks), 1e-4), np.full((ranks, ranks), LOOPBACK_BYTES_PER_S))
+    crowd = max(1.0, ranks / len(os.sched_getaffinity(0)))
+    group = AveragingGroup.equal(tuple(range(ranks)))
+    return pace_of(group, 4.0 * values, Cluster(network, Devices(1e12, 1e12)), crowd=crowd)
+
+
+def measure(ranks: int, values: int, repeats: int, direct: Library | None = None) -> Row:
+    """Start the ranks and read what they found.
+
+    Parameters
+    ----------
+    ranks
+        Processes.
+    values
+        Of the vector.
+    repeats
+        Of each way, the first one apart.
+    direct
+        What carries from GPU to GPU; None: the vector is in host memory.
+
+    Returns
+    -------
+    Row
+        What was measured.
+    """
+    pace = local_pace(ranks, values)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    root = str(Path(__file__).resolve().parents[2])
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.all_reduce.rank"),
+                *("--values", str(values), "--repeats", str(repeats)),
+                *("--chunks", str(pace.chunks), "--window", str(pace.window)),
+                *(() if direct is None else ("--direct", direct)),
+            ],
+            env=os.environ
+            | {
+                "PYTHONPATH": root,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, error) in zip(processes, outputs, strict=True):
+        if process.returncode != 0:
+            raise RuntimeError(f"a rank failed: {error[-500:]}")
+    return Row(ranks, values, pace, json.loads(outputs[0][0].strip().splitlines()[-1]))
+
+
+def report(rows: Sequence[Row], words: str, before: str) -> str:
+    """The dated report as Markdown.
+
+    Parameters
+    ----------
+    rows
+        What was measured.
+    words
+        Of the command line.
+    before
+        The load when the benchmark began.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    names = list(rows[0].found)
+    library = WAYS[names[0]].partition("'")[0]
+    heads = [WAYS[way] for way in names] + [f"extra memory, {WAYS[way]}" for way in names]
+    lines = [
+        f"# Averaging at equal shares on one machine, {datetime.now(UTC).date().isoformat()}",
+        "",
+        stamp(before, ("planner", "numpy", "torch")),
+        "",
+        f"Regenerate with `python -m benchmarks.all_reduce {words}`. Processes of one thread, "
+        "the ways "
+        f"in turns; medians of the slowest rank's seconds with their ratio to {library}'s, and the "
+        "most host memory beyond the vector that any rank took. Of the processors nothing is left "
+        "over: what is compared is the work of copying, summing and messages. The executor by "
+        "itself has Unix sockets between ranks of one machine; TCP is over loopback.",
+        "",
+        f"| ranks | vector | {' | '.join(heads)} |",
+        f"|---|---|{'---|' * len(heads)}",
+    ]
+    for row in rows:
+        first, *ours = map(row.seconds, row.found)
+        extra = [f"{row.extra_bytes(way) / 1e6:.1f} MB" for way in row.found]
+        cells = [f"{seconds:.3f} s ({seconds / first:.2f})" for seconds in ours]
+        lines.append(
+            f"| {row.ranks} | {4 * row.values / 1e6:g} MB | {first:.3f} s | "
+            f"{' | '.join([*cells, *extra])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def cases_of(direct: Library | None) -> Sequence[tuple[int, int]]:
+    """Ranks, and values of the vector.
+
+    Parameters
+    ----------
+    direct
+        What carries from GPU to GPU; None: nothing does.
+
+    Returns
+    -------
+    sequence
+        On GPUs as many ranks as there are.
+
+    Raises
+    ------
+    ValueError
+        There are not two.
+    """
+    if direct is not Library.NCCL:
+        return CASES
+    import torch
+
+    if (gpus := torch.cuda.device_count()) < 2:
+        raise ValueError(f"--direct nccl needs two GPUs at least, found {gpus}; use gloo")
+    return [(gpus, values) for values in SIZES]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure all cases and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    parser = LineParser(prog="python -m benchmarks.all_reduce", description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--direct",
+        type=Library,
+        choices=list(Library),
+        help="from GPU to GPU too, on as many as there are (gloo: from memory to memory)",
+    )
+    args = parser.parse_args(argv)
+    if args.out is None:
+        kind = "" if args.direct is None else f"-{args.direct}"
+        args.out = report_path(f"all-reduce{kind}")
+    before = f"{os.getloadavg()[0]:.1f}"
+    rows = []
+    cases = cases_of(args.direct)
+    words = f"--repeats {args.repeats}"
+    words += "" if args.direct is None else f" --direct {args.direct}"
+    for ranks, values in cases:
+        row = measure(ranks, values, args.repeats, args.direct)
+        rows.append(row)
+        told = ", ".join(f"{way} {row.seconds(way):.3f} s" for way in row.found)
+        print(f"{ranks} ranks, {values:,} values: {told}", flush=True)
+    write_text(args.out, report(rows, words, before))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,134 @@
+"""One rank of ``python -m benchmarks.all_reduce``: averages the same vector in its ways, in "
+"turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from planner.executor.codec import Wire
+from planner.executor.connections import Purpose, both_ways, streams_of
+from planner.executor.direct import Direct, open_direct
+from planner.executor.direct_exchange import DirectExchange
+from planner.executor.exchange import Exchange
+from planner.executor.failure import Failure
+from planner.executor.opening import NEAR, connections_to
+from planner.executor.options import Library
+from planner.executor.pace import Pace
+from planner.executor.peers import Peers
+from planner.executor.process import leave
+from planner.executor.ranks import TIMEOUT, Ranks
+from planner.executor.side import side_of
+from planner.network.line_parser import LineParser
+from planner.training_plan.averaging_group import AveragingGroup
+
+CLEAR_PEAK = "5"
+"""Written to ``/proc/self/clear_refs``, makes the largest resident size the present one."""
+
+
+def main() -> int:
+    """Average in turns; rank 0 prints seconds and bytes of all; returns the exit code."""
+    parser = LineParser(description=__doc__)
+    parser.add_argument("--values", type=int, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--chunks", type=int, required=True)
+    parser.add_argument("--window", type=int, required=True)
+    parser.add_argument("--direct", type=Library, choices=list(Library))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    on_gpus = args.direct is Library.NCCL
+    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+    side = side_of(device)
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    dist.init_process_group(
+        backend, store=PrefixStore("gloo", store), rank=rank, world_size=world, timeout=TIMEOUT
+    )
+    ranks = Ranks(rank, world, PrefixStore("ours", store))
+    group = AveragingGroup.equal(tuple(range(world)))
+    pace = Pace(args.chunks, args.window)
+    vector = torch.empty(args.values, device=device)
+    host = side.room((args.values,), torch.float32) if on_gpus else vector
+    others = set(range(world)) - {rank}
+    wanted = both_ways(Purpose.AVERAGING, others)
+
+    def all_reduce() -> None:
+        dist.all_reduce(vector)
+        side.made(vector)()
+
+    ways: dict[str, Callable[[], None]] = {"nccl" if on_gpus else "gloo": all_reduce}
+    directly: dict[str, Callable[[], None]] = {}
+    with ExitStack() as held:
+        os.environ[NEAR] = "1"
+        if args.direct is not None:
+            direct = open_direct(args.direct, ranks, device, side, PrefixStore("direct", store))
+            assert isinstance(direct, Direct)
+            direct.meet(others)
+            opened = held.enter_context(connections_to(ranks, wanted, "direct"))
+            words = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+
+            def exchange_directly() -> None:
+                DirectExchange(vector, group, rank, words, direct, side, Wire.FP32).run()
+
+            directly["direct"] = exchange_directly
+        for name, near in (("exchange", "1"), ("exchange, TCP", "0")):
+            os.environ[NEAR] = near
+            opened = held.enter_context(connections_to(ranks, wanted, name))
+            peers = Peers(streams_of(opened, Purpose.AVERAGING, rank), Failure())
+
+            def exchange(peers: Peers = peers) -> None:
+                if on_gpus:
+                    host.copy_(vector)
+                Exchange(host, group, rank, peers, Wire.FP32, pace).run()
+                if on_gpus:
+                    vector.copy_(host)
+                    side.made(vector)()
+
+            ways[name] = exchange
+        ways |= directly
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for _ in range(args.repeats + 1):
+            for name, way in ways.items():
+                found[name].append(_measured(vector, way))
+                if not bool((vector == world * (world + 1) / 2).all()):
+                    raise SystemExit(f"{name}: the sum is wrong")
+    if rank == 0:
+        # the first ones also let windows grow
+        print(json.dumps({name: rows[1:] for name, rows in found.items()}), flush=True)
+    ranks.part()
+    return 0
+
+
+def _measured(vector: torch.Tensor, way: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the slowest rank, and the most memory that any took beyond what it had."""
+    vector.fill_(dist.get_rank() + 1.0)
+    with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
+        file.write(CLEAR_PEAK)
+    before = _status("VmRSS")
+    dist.barrier()
+    start = time.perf_counter()
+    way()
+    seconds = time.perf_counter() - start
+    most = torch.tensor([seconds, _status("VmHWM") - before], dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most[0]), float(most[1])
+
+
+def _status(field: str) -> float:
+    """A size of this process in bytes."""
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        line = next(line for line in file if line.startswith(field))
+    return 1024.0 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    # gloo's threads are sometimes still alive here, and interpreter exit would abort on them
+    leave(main())

@@ -1,0 +1,39 @@
+"""How a benchmark is run as a module: `python -m benchmarks.NAME`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from planner.cli.progress import PROGRESS
+from planner.search.interrupts import INTERRUPTS
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def report_path(name: str) -> Path:
+    """Where today's report of a benchmark goes by default."""
+    return RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.md"
+
+
+def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run ``main`` on the words of the command line, and exit with the code that it returns.
+
+    Bad input ends with one line and exit code 2; Ctrl-C keeps what is measured so far where
+    ``main`` can, and exits with 130.
+    """
+    try:
+        with INTERRUPTS.heeded("writes what is measured so far; a third interrupt does not wait"):
+            code = main(sys.argv[1:])
+    except ValueError as error:
+        code = 2
+        print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = 130
+        print("interrupted", file=sys.stderr)
+    finally:
+        PROGRESS.clear()
+    sys.exit(128 + INTERRUPTS.number if INTERRUPTS.asked else code)

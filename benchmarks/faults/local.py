@@ -1,0 +1,27 @@
+"""Ranks as ``planner run`` starts them: ``python -m benchmarks.faults.local -m module ...``.
+
+The words after the last ``--devices`` are the devices; all words are of each rank's command.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from planner.executor.calibrate import cores
+from planner.executor.local import run_local, threads
+
+
+def main(argv: list[str]) -> int:
+    """Run them; returns the exit code."""
+    names = argv[argv.index("--devices") + 1 :]
+    environment = threads(len(names), cores())
+    code, _ = run_local(
+        *([sys.executable, *argv], names, environment),
+        lambda line: print(line, flush=True),
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

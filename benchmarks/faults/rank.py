@@ -1,0 +1,192 @@
+"""One rank that something happens to: ``python -m benchmarks.faults.rank {...} plan.json ...``.
+
+The first word is JSON: `device` to which it happens, `fault`, `phase`, `step`, and `folder`, where
+the moment and the process are noted; where that was done already, nothing happens. What follows is
+for the executor. Used by `benchmarks.faults.__main__` and tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import planner.executor.__main__ as entry
+import planner.executor.binding as binding
+import planner.executor.checkpoint as checkpoint
+import planner.executor.opening as opening
+from planner.executor.arguments import arguments
+from planner.executor.commit import Commit
+from planner.executor.connections import Connections, Purpose
+from planner.executor.evaluate import Evaluation
+from planner.executor.learner import Learner
+from planner.executor.process import leave
+from planner.executor.ranks import Ranks
+
+PHASES = ("join", "forward", "backward", "averaging", "update")
+WRITING, EVALUATING, OUTER = "checkpoint", "evaluation", "outer"
+"""Phases of runs that do so."""
+COUNTED, LEAVING = "counted", "leaving"
+"""After the samples of a change were told; when all steps are done, before all know it."""
+FAULTS = ("kill", "stop", "cut", "hold", "tear")
+BOTH = "+"
+"""Between names of devices to which it happens."""
+HOLD_S = 6
+"""Seconds for which Python's lock is held, so that no thread of the rank does anything."""
+LOOK_S = 0.05
+JOIN_S = 2.0
+"""After a rank has claimed its device: others have seen signs of its life."""
+
+
+class Fault:
+    """What happens, once.
+
+    Parameters
+    ----------
+    given
+        As the first word has it.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given, self._folder = given, Path(given["folder"])
+        self._steps = -1
+        self._done = False
+        self._open: Connections = {}
+
+    def prepare(self) -> None:
+        """Let it happen in its phase."""
+        phase = self._given["phase"]
+        if self._given["fault"] == "tear":
+            self._keep_connections()
+        if phase == "join":
+            self._before(binding, "_wait_for_all", lambda *_: True)
+            return
+        self._before(Learner, "begin", self._count)
+        if phase == COUNTED:
+            self._after_counting()
+            return
+        if phase == LEAVING:
+            self._before(Commit, "end", lambda *_: True)
+            return
+        if phase == OUTER:  # its mean is there
+            self._before(Commit, "agree", lambda *_: self._due())
+            return
+        if phase == WRITING:
+            self._before(checkpoint, "write_tensors", lambda *_: self._due())
+            return
+        if phase == EVALUATING:
+            self._before(Evaluation, "_sum", lambda *_: self._due())
+            return
+        name, kind = {
+            "forward": ("operate", "F"),
+            "backward": ("operate", "B"),
+            "averaging": ("gradients", None),
+            "update": ("update", None),
+        }[phase]
+        self._before(Learner, name, lambda *a: self._due() and (kind is None or a[1] == kind))
+
+    def _before(self, owner: Any, name: str, when: Callable[..., bool]) -> None:
+        usual = getattr(owner, name)
+
+        def hurt(*args: Any, **more: Any) -> Any:
+            if when(*args) and not self._done:
+                self._done = True
+                self._happen()
+            return usual(*args, **more)
+
+        setattr(owner, name, hurt)
+
+    def _after_counting(self) -> None:
+        usual = Ranks.share
+
+        def share(ranks: Ranks, name: str, text: str) -> list[str]:
+            if name == f"samples/{self._given['step']}" and not self._done:
+                self._done = True
+                ranks.store.set(f"{name}/{ranks.rank}", text)
+                self._happen()
+            return usual(ranks, name, text)
+
+        setattr(Ranks, "share", share)  # noqa: B010
+
+    def _keep_connections(self) -> None:
+        usual = opening._open
+
+        def opened(*args: Any, **more: Any) -> Connections:
+            found = usual(*args, **more)
+            self._open |= found
+            return found
+
+        opening._open = opened
+
+    def _count(self, *_: Any) -> bool:
+        self._steps += 1
+        return False
+
+    def _due(self) -> bool:
+        return self._steps >= int(self._given["step"])
+
+    def _happen(self) -> None:
+        if self._given["phase"] == "join":
+            time.sleep(JOIN_S)
+        (self._folder / "who").write_text(str(os.getpid()))
+        (self._folder / "when").write_text(repr(time.monotonic()))
+        fault = self._given["fault"]
+        if fault == "cut":  # by somebody else, while this phase lasts
+            while not (self._folder / "cut").exists():
+                time.sleep(LOOK_S)
+        elif fault == "tear":  # one connection, and both processes live
+            purpose = Purpose[self._given.get("purpose", "PIPELINE")]
+            torn = next(c for (what, _), c in self._open.items() if what is purpose)
+            torn.shutdown(socket.SHUT_RDWR)
+        elif fault == "hold":
+            ctypes.PyDLL(None).sleep(HOLD_S)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def _count_late(seconds: float) -> None:
+    """A device that comes to tell its samples later than others, every time."""
+    usual = Learner.leave
+
+    def leave(learner: Learner) -> None:
+        time.sleep(seconds)
+        usual(learner)
+
+    setattr(Learner, "leave", leave)  # noqa: B010
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the rank; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        What happens, and words of the executor's command line.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    torch.set_num_threads(1)
+    given, words = json.loads(argv[0]), list(argv[1:])
+    devices = arguments(words, None).devices
+    happened = (Path(given["folder"]) / "when").exists()
+    if binding.own_name(devices) == given.get("late"):
+        _count_late(float(given["late_s"]))
+    if binding.own_name(devices) in given["device"].split(BOTH) and not happened:
+        Fault(given).prepare()
+    return entry.main(words)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""Averaging once in several steps, in fewer bits, and what steps cost.
+
+Each way to train is planned by itself; beside it stand the fastest consecutive ranks by region that
+train the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.command_line import report_path, run
+from planner.bench.plan_instances import INSTANCES
+from planner.bench.stamp import stamp
+from planner.checker.dispatch import check
+from planner.compose.planning import plan
+from planner.compose.rank_order import ranks_by_region
+from planner.compose.request import PlanRequest
+from planner.network.atomic import write_text
+from planner.network.line_parser import LineParser
+from planner.problems import ProblemError
+from planner.search.stop import Effort
+
+DEFAULT = ("aws", "gcp-v100", "two-sites", "mixed")
+WAYS = (
+    (1, "none", "none"),
+    (1, "int8", "none"),
+    (1, "int8", "int8"),
+    (2, "none", "none"),
+    (5, "none", "none"),
+    (10, "none", "none"),
+    (20, "none", "none"),
+    (50, "none", "none"),
+    (50, "int8", "int8"),
+)
+"""Steps between averagings, codecs of gradients and of boundaries."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance, trained one way; seconds and dollars of a step."""
+
+    instance: str
+    every: int
+    codec: str
+    boundary: str
+    step_s: float
+    bound_s: float | None
+    step_usd: float | None
+    paid_gb: float | None
+    shape: str
+    ranks_s: float | None
+    took_s: float
+
+
+def measure(name: str, way: tuple[int, str, str], effort: float, seed: int) -> Row:
+    """Plan and ranks by region.
+
+    Parameters
+    ----------
+    name
+        Of an instance of ``python -m benchmarks.plans``.
+    way
+        One of `WAYS`.
+    effort, seed
+        Of the search.
+    """
+    every, codec, boundary = way
+    request = PlanRequest(sync_every=every, codec=codec, boundary_codec=boundary)
+    instance = INSTANCES[name]
+    cluster, model = instance.cluster(), instance.model()
+    began = time.perf_counter()
+    result = plan(cluster, model, request=request, stop=Effort(effort), seed=seed)
+    took_s = time.perf_counter() - began
+    made = result.plan
+    assert made is not None
+    violations = check(made)
+    if violations:
+        raise RuntimeError(f"{name}, {way}: {violations[0]}")
+    try:
+        ranks = ranks_by_region(instance.question(request, seed)).best[1].step_s
+    except ProblemError:
+        ranks = None
+    groups = sorted({len(group) for group in made.assignment.groups})
+    cost = made.cost
+    return Row(
+        name,
+        every,
+        codec,
+        boundary,
+        made.predicted.step_s,
+        result.bound,
+        None if cost is None else cost.step_usd,
+        None if cost is None else cost.paid_bytes / 1e9,
+        f"{len(made.assignment.groups)} x {'-'.join(map(str, groups))}",
+        ranks,
+        took_s,
+    )
+
+
+def report(rows: Sequence[Row], before: str, effort: float, seed: int) -> str:
+    """The dated report as Markdown.
+
+    Parameters
+    ----------
+    rows
+        Results.
+    before
+        The machine's load when the benchmark began.
+    effort, seed
+        Of the searches.
+    """
+    today = datetime.now(UTC).date().isoformat()
+    shown = dict.fromkeys(row.instance for row in rows)
+    lines = [
+        f"# Averaging rarely, in fewer bits, and its price, {today}",
+        "",
+        stamp(before),
+        "",
+        f"Regenerate with `python -m benchmarks.local_sgd`. Effort {effort:g}, seed {seed}, "
+        "nothing else "
+        "fixed. Seconds of a step on the clock (docs/clock.md), in the mean where one in several "
+        "averages; dollars with the prices that docs/money.md names. Ranks: consecutive ranks by "
+        "region, best number of stages, microbatch size and order, trained the same way. Each plan "
+        "passed its check. Codecs and H change what is learned; who measured how much stands in "
+        "docs/money.md.",
+        "",
+        *(f"- {name}: {INSTANCES[name].about}" for name in shown),
+        "",
+        "| instance | averages every | gradients | boundaries | step | bound | gap | ranks | "
+        "ratio | $ a step | GB between regions | stages | planning, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *map(_row, rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(row: Row) -> str:
+    def number(value: float | None, spec: str = ".3f") -> str:
+        return "-" if value is None else format(value, spec)
+
+    gap = None if row.bound_s is None else (row.step_s - row.bound_s) / row.step_s
+    ratio = None if row.ranks_s is None else row.step_s / row.ranks_s
+    cells = [
+        row.instance,
+        str(row.every),
+        row.codec,
+        row.boundary,
+        number(row.step_s),
+        number(row.bound_s),
+        number(gap, ".1%"),
+        number(row.ranks_s),
+        number(ratio),
+        number(row.step_usd),
+        number(row.paid_gb, ".3g"),
+        row.shape,
+        number(row.took_s, ".0f"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the instances and write the report; returns the exit code.
+
+    Parameters
+    ----------
+    argv
+        Words of the command line.
+    """
+    parser = LineParser(prog="python -m benchmarks.local_sgd", description=__doc__)
+    parser.add_argument("--out", type=Path, default=report_path("local-sgd"))
+    parser.add_argument("--instances", nargs="+", choices=list(INSTANCES), default=DEFAULT)
+    parser.add_argument("--effort", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    before, rows = f"{os.getloadavg()[0]:.1f}", []
+    for name in args.instances:
+        for way in WAYS:
+            rows.append(measure(name, way, args.effort, args.seed))
+            print(_row(rows[-1]), flush=True)
+    write_text(args.out, report(rows, before, args.effort, args.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

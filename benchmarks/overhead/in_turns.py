@@ -1,0 +1,160 @@
+"""One rank of the executor and a plain PyTorch loop in one process, step by step in turns.
+
+Two processes with the same steps may differ by a third, as memory falls out for them; so ``python
+-m benchmarks.overhead`` compares within one. The plain loop is what anybody would write: the
+model as
+modules one after the other, tokens made beforehand, a backward pass a microbatch, AdamW; in bf16
+under ``torch.autocast``, as most people train.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import torch
+
+from planner.executor.arguments import arguments
+from planner.executor.binding import own_name
+from planner.executor.commit import Commit
+from planner.executor.course import train
+from planner.executor.data.microbatches import microbatches_of
+from planner.executor.data.options import SYNTHETIC
+from planner.executor.ending import Ending
+from planner.executor.losses import Losses
+from planner.executor.model import build_head, build_stage
+from planner.executor.optimizing import Optimizing
+from planner.executor.pieces import pieces_of
+from planner.executor.prepared import prepare
+from planner.executor.process import begin_rank, leave, run_rank
+from planner.executor.progress import Progress
+from planner.executor.records import StepRecord
+from planner.executor.watch import Watch
+from planner.network.dtype import Dtype
+from planner.training_plan.file import load_plan
+from planner.training_plan.model import TrainingPlan
+
+EVENT = "in turns"
+"""Of the line with what was measured."""
+
+
+class PlainLoop:
+    """The whole model of a plan on one device.
+
+    Parameters
+    ----------
+    plan
+        What is trained.
+    device
+        Where.
+    steps
+        That tokens are made for.
+    compiled
+        Whether layers and head are compiled.
+    """
+
+    def __init__(
+        self, plan: TrainingPlan, device: torch.device, steps: int, *, compiled: bool = False
+    ) -> None:
+        w, arch = plan.workload, plan.workload.architecture
+        assert arch is not None
+        self._stage = build_stage(arch, 0, arch.layers, plan.seed).to(device)
+        self._head = build_head(arch, plan.seed, self._stage.stem).to(device)
+        for part in (*self._stage.layers, self._head) if compiled else ():
+            part.compile(dynamic=False)
+        parameters = {id(p): p for part in (self._stage, self._head) for p in part.parameters()}
+        self._optimizer = Optimizing().make(list(parameters.values()))
+        batches, count = microbatches_of(plan, SYNTHETIC), w.batch_samples // w.microbatch_samples
+        self._tokens = [
+            [batches.tokens(t, b).to(device) for b in range(count)] for t in range(steps)
+        ]
+        self._batch = w.batch_samples * arch.sequence
+        self._low, self._device = w.precision.compute is Dtype.BF16, device
+
+    def step(self, number: int) -> float:
+        """Train on a step's tokens.
+
+        Parameters
+        ----------
+        number
+            Its number.
+
+        Returns
+        -------
+        float
+            Its loss.
+        """
+        self._optimizer.zero_grad()
+        total = torch.zeros((), device=self._device)
+        for one in self._tokens[number]:
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._low):
+                loss = self._head(self._stage(one[:, :-1]), one[:, 1:]) / self._batch
+            torch.autograd.backward(loss)
+            total += loss.detach()
+        self._optimizer.step()
+        return float(total)  # waits for the device
+
+
+class InTurns(Progress):
+    """Tells what the executor does, and has the plain loop do as much.
+
+    Each way goes first in half of the pairs: executor, plain, plain, executor and so on.
+
+    Parameters
+    ----------
+    plan, device, steps, compiled
+        Of the plain loop.
+    """
+
+    def __init__(
+        self, plan: TrainingPlan, device: torch.device, steps: int, *, compiled: bool = False
+    ) -> None:
+        super().__init__(plan.predicted.step_s, events=True, plan=plan.content_hash)
+        self._plain = PlainLoop(plan, device, steps, compiled=compiled)
+        self._steps, self._device = steps, device
+        self.seconds: dict[str, list[float]] = {"executor": [], "plain": []}
+        self.losses: list[float] = []
+        self._began_s = self._now_s()
+
+    def step(self, record: StepRecord, losses: Losses | Commit | None) -> None:
+        """The executor has done one; what it took to say so is part of it."""
+        super().step(record, losses)
+        self.seconds["executor"].append(self._now_s() - self._began_s)
+        if record.step % 2 == 0:
+            for number in range(record.step, min(record.step + 2, self._steps)):
+                begin_s = self._now_s()
+                self.losses.append(self._plain.step(number))
+                self.seconds["plain"].append(self._now_s() - begin_s)
+        self._began_s = self._now_s()
+
+    def _now_s(self) -> float:
+        """With nothing under way."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def main() -> int:
+    """Run both; the last line has seconds and the plain loop's losses, as JSON."""
+    args = arguments(None, __doc__)
+    begin_rank()
+    watch = Watch(own_name(args.devices), Ending())
+
+    def run() -> int:
+        plan = load_plan(args.plan)
+        pieces = pieces_of(plan, [], args.steps)
+        made = prepare(args, plan, pieces, watch)
+        # before the executor has any memory for activations
+        turns = InTurns(plan, made.device, args.steps, compiled=args.compile)
+        turns.work, made.progress = made.progress.work, turns
+        train(made, plan, pieces)
+        made.ranks.part()
+        told = {"event": EVENT, "seconds": turns.seconds, "losses": turns.losses}
+        print(json.dumps(told), flush=True)
+        return 0
+
+    return run_rank(own_name(args.devices), watch, run)
+
+
+if __name__ == "__main__":
+    leave(main())

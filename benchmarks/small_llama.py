@@ -1,0 +1,324 @@
+"""Trainings of a small LLaMA on the sources of Python's standard library, byte by byte.
+
+For `python -m benchmarks.convergence` and `python -m benchmarks.skipped_stages`: processes on
+this machine, a twentieth
+of the files held out. What is learnt does not depend on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from benchmarks.command_line import report_path
+from planner.executor.local import run_local, threads
+from planner.network.line_parser import LineParser
+from planner.training_plan.file import save_plan
+from planner.training_plan.model import TrainingPlan
+from planner.workload.layers import Architecture, Family
+from planner.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class Row(DataclassInstance, Protocol):
+        """What came of a training: a dataclass of what JSON has."""
+
+        @property
+        def key(self) -> str:
+            """Of the training."""
+
+        @property
+        def losses(self) -> list[float]:
+            """Of each step."""
+
+
+RowT = TypeVar("RowT", bound="Row")
+SEED = 0
+BATCHES = 64
+HELD_OUT = 20
+"""One file of so many."""
+LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3"}
+SCHEDULE = ("--warmup", "50", "--schedule", "cosine")
+SHUFFLE = 16384
+WAIT_S = "180"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it.
+
+    Attributes
+    ----------
+    evaluated
+        Events, each with ``steps``, ``paths`` and ``perplexity`` of a byte of the held-out text.
+    losses
+        Of each step.
+    sent_bytes
+        Of all devices, without evaluations.
+    seconds
+        Of the run.
+    """
+
+    evaluated: list[dict[str, Any]]
+    losses: list[float]
+    sent_bytes: int
+    seconds: float
+
+
+def small_llama(layers: int) -> Workload:
+    """16 samples a step of 128 bytes, in fp32, four at a time.
+
+    Parameters
+    ----------
+    layers
+        Of 64.
+
+    Returns
+    -------
+    Workload
+        What is trained.
+    """
+    arch = Architecture(Family.LLAMA, layers, 64, 4, 4, 172, 256, 128, False)
+    return Workload.transformer(
+        "small LLaMA", arch, batch_samples=16, microbatch_samples=4, precision="fp32"
+    )
+
+
+def said_of(w: Workload) -> str:
+    """For a report.
+
+    Parameters
+    ----------
+    w
+        The workload.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    arch = w.architecture
+    assert arch is not None
+    return (
+        f"LLaMA of {arch.layers} layers of {arch.hidden}, {arch.sequence} bytes a sample, "
+        f"{w.batch_samples} samples a step, in fp32"
+    )
+
+
+def texts(folder: Path) -> tuple[int, int]:
+    """Write ``train.txt`` and ``held.txt``; returns their bytes.
+
+    Parameters
+    ----------
+    folder
+        Where to.
+
+    Returns
+    -------
+    tuple[int, int]
+        Of both.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not LEFT_OUT & set(path.relative_to(root).parts)
+    ]
+    parts: dict[str, list[str]] = {"train": [], "held": []}
+    for k, path in enumerate(files):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        parts["held" if k % HELD_OUT == 0 else "train"].append(text)
+    sizes = []
+    for name, several in parts.items():
+        whole = "".join(several).encode()
+        (folder / f"{name}.txt").write_bytes(whole)
+        sizes.append(len(whole))
+    return sizes[0], sizes[1]
+
+
+def said_of_texts(sizes: tuple[int, int]) -> str:
+    """For a report.
+
+    Parameters
+    ----------
+    sizes
+        Bytes that are trained on and held out.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    return (
+        f"{sizes[0] / 1e6:.1f} MB of Python's standard library, {sizes[1] / 1e6:.1f} MB held out; "
+        f"`{' '.join(SCHEDULE)}`."
+    )
+
+
+def train(
+    plan: TrainingPlan, folder: Path, steps: int, every: int, rate: float, *more: str
+) -> Trained:
+    """Run one training.
+
+    Parameters
+    ----------
+    plan
+        Whose devices are processes of this machine.
+    folder
+        With both texts; the plan is written there.
+    steps
+        How many.
+    every
+        Steps between two evaluations.
+    rate
+        AdamW's highest.
+    more
+        Further options of the executor.
+
+    Returns
+    -------
+    Trained
+        What came of it.
+
+    Raises
+    ------
+    RuntimeError
+        It failed.
+    """
+    path = folder / "plan.json"
+    save_plan(plan, path)
+    ids = plan.cluster.network.ids
+    command = [
+        *(sys.executable, "-m", "planner.executor", str(path), "--events", "--device", "cpu"),
+        *("--devices", *ids, "--steps", str(steps), "--wait", WAIT_S),
+        *("--data", str(folder / "train.txt"), "--shuffle", str(SHUFFLE)),
+        *("--eval-data", str(folder / "held.txt"), "--eval-batches", str(BATCHES)),
+        *("--eval-every", str(every), *SCHEDULE, "--schedule-steps", str(steps)),
+        *("--learning-rate", str(rate), *more),
+    ]
+    lines: list[str] = []
+    begin = time.monotonic()
+    code, reason = run_local(
+        command, ids, threads(len(ids), 1), lines.append, lambda line: print(line, file=sys.stderr)
+    )
+    if code:
+        raise RuntimeError(f"training ended with {code}: {reason}")
+    events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    losses = {
+        e["loss_step"] if e["event"] == "step" else e["step"]: e["loss"]
+        for e in events
+        if "loss" in e and e["event"] in ("step", "loss")
+    }
+    (devices,) = (e["devices"] for e in events if e["event"] == "devices")
+    return Trained(
+        [e for e in events if e["event"] == "evaluated"],
+        [losses[step] for step in range(steps) if step in losses],
+        sum(size for one in devices for size in one["sent_bytes"].values()),
+        time.monotonic() - begin,
+    )
+
+
+def means(losses: Sequence[float], width: int) -> list[float]:
+    """Of so many losses each, for a curve.
+
+    Parameters
+    ----------
+    losses
+        Of each step.
+    width
+        Steps.
+
+    Returns
+    -------
+    list[float]
+        Without what is left over at the end.
+    """
+    whole = len(losses) // width * width
+    return [sum(losses[k : k + width]) / width for k in range(0, whole, width)]
+
+
+def arguments(
+    argv: Sequence[str], name: str, about: str | None, steps: int, every: int
+) -> argparse.Namespace:
+    """Words of a benchmark's command line.
+
+    Parameters
+    ----------
+    argv
+        Without the command.
+    name, about
+        Of the benchmark.
+    steps, every
+        Of a training by default, and between its evaluations.
+
+    Returns
+    -------
+    argparse.Namespace
+        ``out``, ``results``, ``steps``.
+
+    Raises
+    ------
+    ValueError
+        Steps that are no multiple of ``every``.
+    """
+    parser = LineParser(prog=f"planner bench {name}", description=about)
+    parser.add_argument("--out", type=Path, default=report_path(name))
+    parser.add_argument("--results", type=Path, help="keep results here (JSON lines) and go on")
+    parser.add_argument("--steps", type=int, default=steps, help=f"multiple of {every}")
+    args = parser.parse_args(argv)
+    if args.steps < every or args.steps % every:
+        raise ValueError(f"--steps is {args.steps}; give a multiple of {every}")
+    return args
+
+
+def rows_of(
+    args: argparse.Namespace,
+    keys: Iterable[str],
+    form: Callable[..., RowT],
+    make: Callable[[str, Path], RowT],
+    say: Callable[[RowT], str],
+) -> tuple[list[RowT], tuple[int, int]]:
+    """Run the trainings that are not in the file of results yet, and keep theirs there.
+
+    Parameters
+    ----------
+    args
+        Of `arguments`.
+    keys
+        Of the trainings.
+    form
+        A row from its fields.
+    make
+        A row from its key and a folder with both texts.
+    say
+        What is printed of a row.
+
+    Returns
+    -------
+    tuple[list[RowT], tuple[int, int]]
+        In the order of keys; bytes of both texts.
+    """
+    kept: dict[str, RowT] = {}
+    if args.results is not None and args.results.exists():
+        found = (form(**json.loads(line)) for line in args.results.read_text().splitlines())
+        kept = {row.key: row for row in found if len(row.losses) == args.steps}
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        sizes = texts(Path(name))
+        for key in keys:
+            row = kept.get(key) or make(key, Path(name))
+            if args.results is not None and key not in kept:
+                with args.results.open("a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+            print(say(row), flush=True)
+            rows.append(row)
+    return rows, sizes

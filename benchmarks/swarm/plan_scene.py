@@ -1,0 +1,121 @@
+"""A plan's devices as a swarm: its flow against what trainers find by themselves.
+
+The flow of `planner plan --wiring flow` has the parts of all microbatches that go through each
+device. Routers that know nothing come to parts of their own; they may also begin with the plan's,
+or keep to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.swarm.queueing import Scene
+from planner.clock.links import Links
+from planner.clock.program import message_bytes
+from planner.problems.error import ProblemError
+from planner.swarm.routing import Router, begun_router, starting_estimates_s
+from planner.training_plan.model import TrainingPlan
+from planner.training_plan.routing_parts import beginnings
+
+
+@dataclass(frozen=True)
+class PlanScene:
+    """A plan's devices, and what it makes of them.
+
+    Attributes
+    ----------
+    scene
+        Trainers are on the first stage's devices, and have together as many microbatches on their
+        way as these hold in the plan.
+    parts
+        Of all microbatches, through each device.
+    estimates_s
+        With which routers begin at these parts.
+    """
+
+    scene: Scene
+    parts: dict[int, float]
+    estimates_s: dict[int, float]
+
+
+def plan_scene(
+    plan: TrainingPlan, *, schedule: int = 0, by_holder: bool = True, kept: bool = False
+) -> PlanScene:
+    """Peers as fast as the plan's devices, over its links.
+
+    Parameters
+    ----------
+    plan
+        Every device holds a stage, and every path visits all of them.
+    schedule
+        Which of its schedules.
+    by_holder
+        See `Scene`.
+    kept
+        Whether devices hold no more at a time than in the plan, as the executor sees to.
+
+    Returns
+    -------
+    PlanScene
+        Head and loss belong to the last stage's backward pass.
+
+    Raises
+    ------
+    ProblemError
+        Helpers, or stages that are skipped.
+    """
+    n, stage_of, chosen = len(plan.cluster), plan.stage_of, plan.schedules[schedule]
+    stages = len(plan.stage_layers)
+    if len(stage_of) < n:
+        raise ProblemError("a device of the plan holds no stage; take a plan without helpers")
+    if any([stage_of[d] for d in path] != list(range(stages)) for path in chosen.paths):
+        raise ProblemError("a path skips or swaps stages; take a plan whose paths visit all")
+    times, last = plan.compute_times, stages - 1
+    forward, backward, head = (
+        np.array(column) + times.operation_s
+        for column in (times.forward_s, times.backward_s, times.head_s)
+    )
+    is_last = np.array([stage_of[d] == last for d in range(n)])
+    counts = np.bincount([d for path in chosen.paths for d in path], minlength=n)
+    parts = {d: float(counts[d]) / len(chosen.paths) for d in range(n)}
+    homes = plan.assignment.groups[0]
+    held = chosen.most_live()
+    scene = Scene(
+        Links.of(plan.cluster),
+        tuple(stage_of[d] for d in range(n)),
+        forward,
+        backward + np.where(is_last, head, 0.0),
+        float(message_bytes(plan, plan.workload)[list(homes)].max()),
+        homes,
+        max(1, round(sum(held[d] for d in homes) / len(homes))),
+        by_holder=by_holder,
+        room=tuple(held) if kept else (),
+    )
+    estimates: dict[int, float] = {}
+    for group in plan.assignment.groups:
+        used = {d: parts[d] for d in group if parts[d] > 0}
+        estimates |= starting_estimates_s(used, float(forward[list(group)].mean()))
+    return PlanScene(scene, parts, estimates)
+
+
+def plan_routers(plan: TrainingPlan) -> list[Router[int]]:
+    """A router a device, as the executor begins with them: pair by pair at the plan's parts.
+
+    Parameters
+    ----------
+    plan
+        With stochastic wiring.
+
+    Returns
+    -------
+    list[Router[int]]
+        For a scene in which devices choose (`Scene.by_holder`).
+    """
+    stages, smoothing = len(plan.assignment.groups), plan.routing.smoothing
+    found = []
+    for own in range(len(plan.cluster)):
+        begin = {stage: (b.parts, b.usual_s) for stage, b in beginnings(plan, own).items()}
+        found.append(begun_router(stages, smoothing, own, begin))
+    return found

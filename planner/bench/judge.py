@@ -1,0 +1,212 @@
+"""What an answer is worth: checked by `planner.checker`, priced from the definitions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from planner.bench.problem import Family, PlanProblem
+from planner.bench.solution_files import AnswerError, answer_of
+from planner.checker.assignment import assignment_cost_s
+from planner.checker.dispatch import check
+from planner.checker.rebalancing import mean_rate, mean_rate_bound
+from planner.checker.result_bounds import bound_violations
+from planner.checker.step_clock import clock_times
+from planner.checker.violation import Violation
+from planner.problems.answers import AssignmentPlan, AveragingPlan, PathPlan
+from planner.problems.rebalancing import RebalancingPlan
+from planner.search.result import Result
+from planner.training_plan.averaging_group import in_levels
+from planner.training_plan.choices import Codec, Head, Wiring
+from planner.training_plan.model import TrainingPlan
+from planner.workload.compute_times import FROM_FLOPS, ComputeTimes
+
+KINDS: dict[Family, type] = {
+    Family.ASSIGNMENT: AssignmentPlan,
+    Family.AVERAGING: AveragingPlan,
+    Family.PATHS: PathPlan,
+    Family.PLANS: TrainingPlan,
+    Family.REBALANCING: RebalancingPlan,
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What no answer beats.
+
+    Attributes
+    ----------
+    value
+        In the family's unit.
+    recomputed
+        Whether the checker computed it again; otherwise it is the method's word.
+    basis
+        What it stands on.
+    """
+
+    value: float
+    recomputed: bool
+    basis: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An answer that the checker accepts.
+
+    Attributes
+    ----------
+    plan
+        The answer.
+    objective
+        In the family's unit, from the definitions.
+    bound
+        None: the method gave none.
+    """
+
+    plan: Any
+    objective: float
+    bound: Bound | None
+
+
+def judge(family: Family, problem: Any, answer: Any) -> Accepted:
+    """Check and price an answer.
+
+    Parameters
+    ----------
+    family
+        Of the problem.
+    problem
+        What it answers.
+    answer
+        A plan, a `Result` with one, or its JSON form.
+
+    Returns
+    -------
+    Accepted
+        With the bound of a `Result`, where it has one.
+
+    Raises
+    ------
+    AnswerError
+        One line: the first rule that it breaks.
+    """
+    try:
+        return _judged(family, problem, answer)
+    except AnswerError:
+        raise
+    except Exception as error:  # an answer may be anything, and the checker takes plans
+        words = " ".join(str(error).split())[:200]
+        raise AnswerError(f"cannot be checked: {type(error).__name__}: {words}") from error
+
+
+def _judged(family: Family, problem: Any, answer: Any) -> Accepted:
+    result = answer if isinstance(answer, Result) else None
+    plan = answer.plan if isinstance(answer, Result) else answer
+    if result is not None and plan is None:
+        raise AnswerError(f"no answer: {result.status}, {result.stop_reason}")
+    if isinstance(plan, dict):
+        plan = answer_of(family, problem, plan)
+    if not isinstance(plan, KINDS[family]):
+        raise AnswerError(
+            f"an answer to {family} is a {KINDS[family].__name__} or its JSON form, found "
+            f"{type(plan).__name__}"
+        )
+    violations = check(plan, problem.cluster if isinstance(problem, PlanProblem) else problem)
+    if isinstance(plan, TrainingPlan):
+        violations += _other_training(plan, problem)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise AnswerError(f"{violations[0]}{more}")
+    objective = objective_of(plan, problem)
+    if not 0 < objective < math.inf:
+        raise AnswerError(f"comes to {objective:g} {family.unit}: nothing is done")
+    return Accepted(plan, objective, _bound(plan, problem, result))
+
+
+def objective_of(plan: Any, problem: Any) -> float:
+    """The objective of a valid answer, computed by the checker's own formulas.
+
+    Parameters
+    ----------
+    plan
+        Valid: what it says of its own times has been recomputed.
+    problem
+        What it answers.
+
+    Returns
+    -------
+    float
+        In the family's unit.
+    """
+    match plan:
+        case AssignmentPlan():
+            return assignment_cost_s(
+                plan.groups, problem.network, problem.activation_bytes, problem.gradient_bytes
+            )
+        case AveragingPlan():
+            return float(plan.steps_per_s)
+        case PathPlan():
+            return plan.makespan_s
+        case TrainingPlan():
+            return _step_s(plan)
+    return mean_rate(plan, problem)
+
+
+def _step_s(plan: TrainingPlan) -> float:
+    """On the checker's clock, with the compute times that follow: a file's are near to them."""
+    groups, layers = plan.assignment.groups, plan.stage_layers
+    exact = ComputeTimes.from_flops(plan.cluster, plan.workload, groups, layers, plan.recompute)
+    times = clock_times(plan.replace(compute_times=exact))
+    assert times is not None
+    return times.step_s
+
+
+def _bound(plan: Any, problem: Any, result: Result[Any] | None) -> Bound | None:
+    if isinstance(plan, RebalancingPlan):
+        return Bound(mean_rate_bound(problem), True, "all peers spread at best at every moment")
+    if result is None or result.bound is None:
+        return None
+    if isinstance(plan, TrainingPlan):
+        # check has recomputed what a witness proves
+        return Bound(result.bound, result.witness is not None, result.basis)
+    if any(bound_violations(result.bound, result.witness, problem)):
+        return None
+    return Bound(result.bound, result.witness is not None, result.basis)
+
+
+def _other_training(plan: TrainingPlan, problem: PlanProblem) -> list[Violation]:
+    """What the checker allows in a plan and this question does not: it changes the training."""
+    asked, found = problem.workload, plan.workload
+    same = found.replace(microbatch_samples=asked.microbatch_samples) == asked
+    stages = range(len(plan.assignment.groups))
+    stage_of = plan.stage_of
+    straight = all(
+        [stage_of[d] for d in path] == list(stages) for s in plan.schedules for path in s.paths
+    )
+    whole = all(
+        len(s.paths) * found.microbatch_samples == asked.batch_samples for s in plan.schedules
+    )
+    rules = (
+        (same, "workload", "only microbatch_samples may differ from the question's"),
+        (plan.compute_times.source == FROM_FLOPS, "compute_times", "must follow from FLOPs"),
+        (
+            plan.compute_times.operation_s == plan.compute_times.message_s == 0.0,
+            "compute_times",
+            "operations and messages cost nothing extra here",
+        ),
+        (plan.sync.every_steps == 1, "sync", "gradients are averaged in every step"),
+        (plan.sync.outer is None and not plan.sync.delayed, "sync", "has no outer step"),
+        (plan.codec is Codec.NONE, "averaging.codec", "must be none"),
+        (plan.clip is None, "averaging.clip", "must be none"),
+        (plan.wiring is Wiring.FIXED, "wiring", "must be fixed"),
+        (plan.schedules[0].head is Head.LAST, "paths.head", "is on the last stage"),
+        (straight, "paths", "every microbatch visits every stage once, in order"),
+        (whole, "paths", "the microbatches of a step are the batch"),
+        (
+            all(len(rounds) <= 1 or in_levels(rounds) for rounds in plan.averaging),
+            "averaging",
+            "is one round, or in two levels",
+        ),
+    )
+    return [Violation("question", where, said) for holds, where, said in rules if not holds]

@@ -1,0 +1,102 @@
+"""The best answer and the best bound of every instance of a run, as solution files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.bench.problem import Family
+from planner.bench.solution_files import (
+    FORMAT,
+    AnswerError,
+    find_solution,
+    read_solution,
+    write_solution,
+)
+from planner.bench.work import Done
+
+
+@dataclass
+class Kept:
+    """A folder of solutions, each replaced when a run finds a better one.
+
+    Attributes
+    ----------
+    folder
+        Holds ``family/name.json.gz``.
+    """
+
+    folder: Path
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def require_own(self, instances: Iterable[str]) -> None:
+        """Refuse a folder with files that are in the way, and are no solutions.
+
+        Parameters
+        ----------
+        instances
+            Whose answers may be written.
+
+        Raises
+        ------
+        ValueError
+            One line.
+        """
+        for instance in dict.fromkeys(instances):
+            path = find_solution(self.folder, instance)
+            try:
+                if path is not None:
+                    read_solution(path)
+            except AnswerError as error:
+                raise ValueError(f"--keep {self.folder}: {error}; name another folder") from None
+
+    def offer(self, done: Done) -> None:
+        """Keep what is better than what is kept.
+
+        Parameters
+        ----------
+        done
+            Of any instance.
+        """
+        row = done.row
+        if done.answer is None or row.objective is None:
+            return
+        family = Family(row.instance.partition("/")[0])
+        kept = self._of(row.instance, row.problem)
+        bound = kept.get("bound")
+        new = dict(kept)
+        if family.better(row.objective, kept.get("objective")):
+            new |= {
+                "method": row.method,
+                "seed": row.seed,
+                "effort": row.effort,
+                "objective": row.objective,
+                "answer": done.answer,
+            }
+        # of two bounds the one that an answer could beat less is the better
+        if row.bound is not None and (bound is None or family.better(bound["value"], row.bound)):
+            new["bound"] = {
+                "value": row.bound,
+                "recomputed": row.bound_recomputed,
+                "basis": row.bound_basis,
+                "method": row.method,
+            }
+        if new != kept:
+            self._known[row.instance] = new
+            write_solution(self.folder / f"{row.instance}.json.gz", new)
+
+    def _of(self, instance: str, problem: str) -> dict[str, Any]:
+        if instance not in self._known:
+            path = find_solution(self.folder, instance)
+            found: dict[str, Any] = {}
+            if path is not None:
+                try:
+                    found = read_solution(path)
+                except AnswerError:
+                    found = {}
+            blank = {"format": FORMAT, "instance": instance, "problem": problem}
+            # what answers another problem of that name is none
+            self._known[instance] = found if found.get("problem") == problem else blank
+        return self._known[instance]

@@ -1,0 +1,100 @@
+"""What a method of the open benchmark is: one function from a problem to an answer."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.bench.problem import Family
+
+Run = Callable[[Any, int, float], Any]
+"""``(problem, seed, effort)`` to a plan, a `planner.Result` or an answer's JSON form.
+
+One unit of effort is about a second of one core, counted in the method's own steps, so that a busy
+machine gives the same answer, only later. A method that takes none of it ignores it.
+"""
+
+
+class Kind(enum.StrEnum):
+    """Where a method comes from."""
+
+    OURS = "ours"
+    PAPER = "paper"
+    RULE = "rule"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to answer one family's problems, or several families'.
+
+    Attributes
+    ----------
+    name
+        In tables, unique within a family.
+    families
+        That it answers.
+    run
+        The function.
+    kind
+        Ours, a paper's, a rule that people use, or somebody else's.
+    seeded
+        Whether the seed changes the answer: otherwise it runs with the first one only.
+    about
+        A line for the tables.
+    """
+
+    name: str
+    families: frozenset[Family]
+    run: Run
+    kind: Kind
+    seeded: bool = False
+    about: str = ""
+
+    @classmethod
+    def of(
+        cls, family: Family, name: str, run: Run, kind: Kind, about: str, *, seeded: bool = False
+    ) -> Method:
+        """Of one family."""
+        return cls(name, frozenset({family}), run, kind, seeded, about)
+
+
+def foreign_method(reference: str) -> Method:
+    """Somebody else's function, named ``package.module:function``.
+
+    It may say in an attribute ``families`` which it answers; otherwise it is asked for all.
+
+    Parameters
+    ----------
+    reference
+        What `importlib` finds.
+
+    Returns
+    -------
+    Method
+        Seeded, under its reference's name.
+
+    Raises
+    ------
+    ValueError
+        One line: there is no such function.
+    """
+    name, _, attribute = reference.partition(":")
+    if not name or not attribute:
+        raise ValueError(f"--method {reference!r}: give package.module:function")
+    try:
+        run = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--method {reference}: {error}; give a function on PYTHONPATH") from None
+    if not callable(run):
+        raise ValueError(f"--method {reference}: is no function; give one")
+    try:
+        families = frozenset(Family(one) for one in getattr(run, "families", tuple(Family)))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"--method {reference}: its families must be of {', '.join(Family)}; correct them"
+        ) from None
+    return Method(reference, families, run, Kind.OTHER, True, "somebody else's")

@@ -1,0 +1,144 @@
+"""Problems as JSON, exactly: for methods in other languages, and to look at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from planner.bench.problem import Family, Instance, PlanProblem
+from planner.network.cluster import Cluster
+from planner.problems import AssignmentProblem, AveragingProblem, PathProblem
+from planner.problems.rebalancing import RebalancingProblem
+from planner.training_plan.compact import device_fields, devices_of, network_fields, network_of
+from planner.training_plan.model import hash_of
+from planner.workload.workload import Workload
+
+FORMAT = "planner.instance"
+
+
+def instance_data(instance: Instance) -> dict[str, Any]:
+    """An instance's problem with its name and its hash, JSON-ready.
+
+    Paths have the fields of `planner.PathProblem`, so that ``planner paths FILE`` reads the file.
+
+    Parameters
+    ----------
+    instance
+        Any.
+
+    Returns
+    -------
+    dict[str, Any]
+        SI units, as the fields' names say; numbers are exact.
+    """
+    problem = instance.make()
+    return {
+        "format": FORMAT,
+        "id": instance.id,
+        "family": str(instance.family),
+        "about": instance.about,
+        "objective": "maximised" if instance.family.maximised else "minimised",
+        "unit": instance.family.unit,
+        "hash": problem_hash(problem),
+        **_fields(problem),
+    }
+
+
+def problem_of(data: dict[str, Any]) -> Any:
+    """The problem of `instance_data`.
+
+    Parameters
+    ----------
+    data
+        As written.
+
+    Returns
+    -------
+    object
+        With the same hash.
+    """
+    kinds: dict[str, Any] = {
+        Family.AVERAGING: AveragingProblem,
+        Family.PATHS: PathProblem,
+        Family.REBALANCING: RebalancingProblem,
+    }
+    family = Family(data["family"])
+    if family is Family.ASSIGNMENT:
+        return AssignmentProblem(
+            network_of(data["network"]),
+            stage_sizes=data["stage_sizes"],
+            activation_bytes=data["activation_bytes"],
+            gradient_bytes=data["gradient_bytes"],
+        )
+    if family is Family.PLANS:
+        network = network_of(data["network"])
+        cluster = Cluster(network, devices_of(data["devices"], len(network)))
+        return PlanProblem(cluster, Workload.from_dict(data["workload"]))
+    kind = kinds[family]
+    values = {one.name: data[one.name] for one in fields(kind)}
+    if values.get("link_bytes_per_s") is not None:
+        links = values["link_bytes_per_s"]
+        values["link_bytes_per_s"] = [[math.inf if x is None else x for x in row] for row in links]
+    return kind(**values)
+
+
+def problem_hash(problem: Any) -> str:
+    """Sixteen hexadecimal digits, the same for the same numbers.
+
+    Entries that say nothing are left out, so that a field which a later release adds, and an old
+    problem leaves empty, changes no hash.
+
+    Parameters
+    ----------
+    problem
+        Of any family.
+
+    Returns
+    -------
+    str
+        To tell problems apart, not for security.
+    """
+    content = _fields(problem)
+    network = problem.cluster.network if isinstance(problem, PlanProblem) else None
+    network = problem.network if isinstance(problem, AssignmentProblem) else network
+    if network is not None:
+        content["network"] = [network.content_hash, list(network.regions)]
+    return hash_of(_said(content))[:16]
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _said(one) for key, one in value.items()}
+        return {key: one for key, one in kept.items() if not _empty(one)}
+    nested = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], dict)
+    return [_said(one) for one in value] if nested else value
+
+
+def _empty(value: Any) -> bool:
+    # 0 == False, and says something
+    return value is None or value is False or value in ("", "none") or value in ([], {})
+
+
+def _fields(problem: Any) -> dict[str, Any]:
+    if isinstance(problem, PlanProblem):
+        return {
+            "network": network_fields(problem.cluster.network),
+            "devices": device_fields(problem.cluster.devices),
+            "workload": problem.workload.to_dict(),
+        }
+    found = {one.name: _plain(getattr(problem, one.name)) for one in fields(problem)}
+    if isinstance(problem, AssignmentProblem):
+        found["network"] = network_fields(problem.network)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        # JSON has no infinity: null says that a pair has no limit
+        plain = value.astype(object)
+        plain[~np.isfinite(value)] = None
+        return plain.tolist()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

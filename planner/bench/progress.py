@@ -1,0 +1,51 @@
+"""How far a run is, in the command's line."""
+
+from __future__ import annotations
+
+import time
+
+from planner.bench.work import Done
+from planner.cli.progress import PROGRESS
+
+KNOWN = 0.1
+"""Part of the rows after which what is left can be told."""
+
+
+class Told:
+    """Rows that are done, and the time that is left if the others take as long.
+
+    Parameters
+    ----------
+    total
+        Rows to come.
+    kept
+        Rows that are there already.
+    """
+
+    def __init__(self, total: int, kept: int) -> None:
+        self._total, self._kept, self._done = total, kept, 0
+        self._began = time.perf_counter()
+        PROGRESS.start(f"{total} rows to come")
+
+    def step(self, done: Done) -> None:
+        """A row more.
+
+        Parameters
+        ----------
+        done
+            What it was.
+        """
+        self._done += 1
+        spent_s = time.perf_counter() - self._began
+        left_s = spent_s / self._done * (self._total - self._done)
+        kept = f"{self._kept} kept, " if self._kept else ""
+        # the first rows compile solvers' inner loops for all others
+        known = self._done >= KNOWN * self._total
+        left = f", about {left_s / 60:.0f} min left" if known else ""
+        PROGRESS.show(
+            f"{kept}{self._done}/{self._total} rows{left}; {done.row.instance}, {done.row.method}"
+        )
+
+    def end(self) -> None:
+        """Take the line away."""
+        PROGRESS.clear()

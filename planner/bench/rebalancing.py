@@ -1,0 +1,206 @@
+"""Which peers move while others come and go (SWARM): instances and methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.bench.method import Kind, Method
+from planner.bench.problem import Family, Instance
+from planner.problems.rebalancing import RebalancingPlan, RebalancingProblem, TimedMove
+from planner.swarm.planned_moves import PlannedMoves
+from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, optimal_counts
+from planner.swarm.replay import Drawn, Enter, Setting, replay
+from planner.swarm.traces import Market, Trace
+
+DOWNLOAD_S = 120.0
+"""3 GB of a stage's state at 200 Mb/s."""
+
+
+def traced(
+    market: Market,
+    seed: int,
+    work_s: tuple[float, ...],
+    speed: tuple[float, ...],
+    download_s: float,
+) -> RebalancingProblem:
+    """A trace of a `Market`, new peers at random stages.
+
+    Who leaves and where who comes enters is drawn from NumPy's ``default_rng([seed, 0])`` and
+    ``default_rng([seed, 1])``, in turn. Times are rounded to milliseconds.
+
+    Parameters
+    ----------
+    market
+        Who comes and goes.
+    seed
+        Of the trace and of the draws.
+    work_s, speed
+        Of stages and of kinds.
+    download_s
+        How long a peer downloads.
+
+    Returns
+    -------
+    RebalancingProblem
+        Peers begin as evenly spread as can be.
+    """
+    trace = market.trace(seed)
+    change = trace.change
+    come, go = int(change[change > 0].sum()), int(-change[change < 0].sum())
+    stages = len(work_s)
+    entering = np.random.default_rng([seed, 1])
+    work, each = np.array(work_s), np.array(speed)
+    return RebalancingProblem(
+        work,
+        each,
+        _spread(work, each, trace),
+        np.ceil(trace.time_s * 1e3) / 1e3,
+        trace.kind,
+        change,
+        [int(entering.integers(stages)) for _ in range(come)],
+        np.random.default_rng([seed, 0]).random((go, 2)),
+        download_s,
+        trace.end_s,
+    )
+
+
+def _spread(work: Any, speed: Any, trace: Trace) -> Any:
+    """Of one kind the best counts; of several one at a time to the slowest, fast ones first."""
+    if len(speed) == 1:
+        return optimal_counts(work, int(trace.start[0]))[:, None]
+    counts = np.zeros((len(work), len(speed)), dtype=np.int64)
+    for k in np.argsort(-speed, kind="stable").tolist():
+        for _ in range(int(trace.start[k])):
+            counts[int(np.argmin(counts @ speed / work)), k] += 1
+    return counts
+
+
+EVEN4, UNEVEN4 = (1.0,) * 4, (1.0, 1.5, 1.5, 2.0)
+
+
+def _instance(
+    name: str,
+    about: str,
+    market: Market,
+    seed: int,
+    work_s: tuple[float, ...] = EVEN4,
+    speed: tuple[float, ...] = (1.0,),
+    download_s: float = DOWNLOAD_S,
+    quick: bool = False,
+) -> Instance:
+    return Instance(
+        f"{Family.REBALANCING}/{name}",
+        f"{about}; Market trace, seed {seed}, {market.hours:g} h, download {download_s:g} s",
+        lambda: traced(market, seed, work_s, speed, download_s),
+        quick,
+    )
+
+
+INSTANCES = (
+    _instance("peers40-4", "40 peers, 4 stages", Market(peers=(40,), hours=8), 1, quick=True),
+    _instance("peers100-4", "100 peers, 4 stages", Market(peers=(100,), hours=12), 2),
+    _instance(
+        "peers100-4-free",
+        "100 peers, 4 stages",
+        Market(peers=(100,), hours=12),
+        2,
+        download_s=0.0,
+    ),
+    _instance(
+        "peers200-4-uneven",
+        "200 peers, 4 uneven stages",
+        Market(peers=(200,), hours=12),
+        3,
+        UNEVEN4,
+    ),
+    _instance(
+        "peers160-16",
+        "160 peers, 16 stages",
+        Market(peers=(160,), hours=12),
+        4,
+        (1.0,) * 16,
+    ),
+    _instance(
+        "peers60-8-short",
+        "60 peers with lives of 2 h, 8 stages",
+        Market(peers=(60,), hours=8, life_s=7200.0),
+        5,
+        (1.0,) * 8,
+    ),
+    _instance(
+        "kinds90-6",
+        "60 slow, 20 faster and 10 fast peers with lives of 2 h, 6 stages",
+        Market(peers=(60, 20, 10), hours=2, life_s=7200.0),
+        6,
+        (1.0,) * 6,
+        (1.0, 2.5, 5.0),
+    ),
+    _instance(
+        "kinds40-4-uneven",
+        "30 slow and 10 fast peers, 4 uneven stages",
+        Market(peers=(30, 10), hours=8),
+        7,
+        UNEVEN4,
+        (1.0, 3.0),
+        quick=True,
+    ),
+)
+
+
+def played(problem: RebalancingProblem, policy: Policy) -> RebalancingPlan:
+    """The moves that a policy makes, which sees stages as they are and nothing of what comes.
+
+    Parameters
+    ----------
+    problem
+        Peers that come and go.
+    policy
+        Asked while the trace is played.
+
+    Returns
+    -------
+    RebalancingPlan
+        Its moves with their times.
+    """
+    kinds = tuple(f"kind{k}" for k in range(len(problem.speed)))
+    trace = Trace(
+        kinds,
+        problem.serving.sum(axis=0),
+        problem.time_s,
+        problem.kind,
+        problem.change,
+        problem.end_s,
+    )
+    setting = Setting(trace, problem.work_s, problem.speed, problem.download_s, enter=Enter.RANDOM)
+    drawn = Drawn(problem.serving, problem.leaves, problem.enters)
+    made = replay(setting, policy, drawn=drawn).made
+    return RebalancingPlan(tuple(TimedMove(time_s, *move) for time_s, move in made))
+
+
+def _policy(name: str, kind: Kind, about: str, make: Any) -> Method:
+    def run(problem: RebalancingProblem, seed: int, effort: float) -> RebalancingPlan:
+        del seed, effort
+        return played(problem, make(problem))
+
+    return Method.of(Family.REBALANCING, name, run, kind, about)
+
+
+METHODS = (
+    _policy(
+        "ours",
+        Kind.OURS,
+        "planned moves every 60 s",
+        lambda problem: PlannedMoves(60.0, horizon_s=1800.0, download_s=problem.download_s),
+    ),
+    _policy(
+        "ours, after every event",
+        Kind.OURS,
+        "planned moves after every event",
+        lambda problem: PlannedMoves(0.0, horizon_s=1800.0, download_s=problem.download_s),
+    ),
+    _policy("SWARM, T = 60", Kind.PAPER, "Algorithm 2", lambda _: OneAtATime(60.0)),
+    _policy("SWARM, T = 300", Kind.PAPER, "Algorithm 2", lambda _: OneAtATime(300.0)),
+    _policy("no moves", Kind.RULE, "peers stay where they entered", lambda _: NoMoves()),
+)

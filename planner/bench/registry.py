@@ -1,0 +1,43 @@
+"""All instances and all methods of the open benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from planner.bench import assignment, averaging, paths, plans, rebalancing
+from planner.bench.method import Method
+from planner.bench.problem import Instance
+
+FAMILIES = (assignment, averaging, paths, plans, rebalancing)
+INSTANCES: dict[str, Instance] = {one.id: one for room in FAMILIES for one in room.INSTANCES}
+METHODS: tuple[Method, ...] = tuple(one for room in FAMILIES for one in room.METHODS)
+
+
+def instances_of(patterns: Iterable[str] = (), *, quick: bool = False) -> list[Instance]:
+    """Those whose id matches one of the patterns, as shells match file names.
+
+    Parameters
+    ----------
+    patterns
+        Such as ``paths/*``; none: all.
+    quick
+        Of these, only those of ``--quick``.
+
+    Returns
+    -------
+    list[Instance]
+        In the registry's order.
+
+    Raises
+    ------
+    ValueError
+        A pattern matches nothing.
+    """
+    every = [one for one in INSTANCES.values() if one.quick or not quick]
+    asked = list(patterns)
+    for pattern in asked:
+        if not any(fnmatchcase(one.id, pattern) for one in every):
+            where = "the quick instances" if quick else "the instances"
+            raise ValueError(f"no id of {where} matches {pattern!r}; --list shows them")
+    return [one for one in every if not asked or any(fnmatchcase(one.id, p) for p in asked)]

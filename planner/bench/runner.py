@@ -1,0 +1,140 @@
+"""Runs tasks on several processes; what is done is handed over one by one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from types import FrameType
+
+from planner.bench.problem_files import problem_hash
+from planner.bench.registry import INSTANCES
+from planner.bench.rows import Row
+from planner.bench.work import Done, Task, run_task, start_worker
+from planner.search.interrupts import INTERRUPTS
+
+
+class Interrupted(Exception):
+    """Ctrl-C: what is done is kept."""
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+    """Run all, as many at a time as there are jobs; in the order in which they end.
+
+    Parameters
+    ----------
+    tasks
+        To run.
+    jobs
+        Processes; 1: in this one.
+
+    Yields
+    ------
+    Done
+        A task whose process dies has a row that says so.
+
+    Raises
+    ------
+    Interrupted
+        Ctrl-C; what was under way is dropped, since a row would be of less effort than it says.
+    """
+    return _here(tasks) if jobs == 1 else _in_pool(tasks, jobs)
+
+
+def _here(tasks: Sequence[Task]) -> Iterator[Done]:
+    """Solvers answer Ctrl-C with the best so far; that is no row."""
+    asked = False
+
+    def note(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        raise KeyboardInterrupt
+
+    for task in tasks:
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            done = run_task(task)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if asked or INTERRUPTS.asked:
+            raise Interrupted
+        yield done
+
+
+def _in_pool(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
+    left = list(tasks)
+    while left:
+        doubtful: list[Task] = []
+        for task, done in _until_broken(left, jobs):
+            left.remove(task)
+            if done is None:
+                doubtful.append(task)
+            else:
+                yield done
+        # of those under way when a process died, each by itself: who dies again is the one
+        for task in doubtful:
+            for _, done in _until_broken([task], 1):
+                yield done or Done(_dead(task), None)
+
+
+def _until_broken(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done | None]]:
+    """Tasks with what came of them; None for those under way when a process died."""
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
+    waiting, going = list(tasks), dict[Future[Done], Task]()
+    try:
+        while waiting or going:
+            while waiting and len(going) < jobs:
+                task = next_task(waiting, going.values())
+                waiting.remove(task)
+                going[pool.submit(run_task, task)] = task
+            for future in wait(going, return_when=FIRST_COMPLETED).done:
+                task = going.pop(future)
+                try:
+                    yield task, future.result()
+                except BrokenProcessPool:
+                    yield task, None
+                    for other in going.values():
+                        yield other, None
+                    return
+    except BrokenProcessPool:  # between two tasks
+        for other in going.values():
+            yield other, None
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+            process.join()
+
+
+def next_task(waiting: Sequence[Task], going: Iterable[Task]) -> Task:
+    """The first of a family that no other process is at, or just the first.
+
+    Each compiles what its family needs, and the others then load that from the disk.
+
+    Parameters
+    ----------
+    waiting
+        At least one.
+    going
+        What the other processes are at.
+    """
+    under_way = {INSTANCES[task.instance].family for task in going}
+    others = (task for task in waiting if INSTANCES[task.instance].family not in under_way)
+    return next(others, waiting[0])
+
+
+def _dead(task: Task) -> Row:
+    problem = problem_hash(INSTANCES[task.instance].make())
+    reason = "its process died (memory, or a crash in compiled code)"
+    return Row(
+        task.instance, problem, task.method, "other", task.seed, task.effort,
+        False, reason, None, None, False, "", 0.0,
+    )  # fmt: skip

@@ -1,0 +1,237 @@
+"""Answers as JSON, by family, and the files that hold them.
+
+============ =====================================================================
+assignment   ``{"groups": [[devices of stage 0], ...]}``
+averaging    ``{"computes": [true, ...], "rates_bytes_per_s": [...]}``
+paths        ``{"paths": [[device, ...]], "ops": [[microbatch, device, "F", start_s, end_s]]}``
+plans        a plan file
+rebalancing  ``{"moves": [[time_s, source, target, kind, number], ...]}``
+============ =====================================================================
+
+Paths are what ``planner paths --out`` writes, plans what ``planner plan --out`` does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.bench.problem import Family
+from planner.checker.dispatch import check
+from planner.genetic.found import plan_of as assignment_of
+from planner.genetic.tables import tables_of
+from planner.lp.solve import plan_of as averaging_of
+from planner.network.atomic import write_bytes
+from planner.network.files import MOST_BYTES, parse_json, read_json
+from planner.network.values import LARGEST, SMALLEST, numbers, real, sensible
+from planner.problems import AssignmentProblem, AveragingProblem
+from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
+from planner.problems.quantities import whole
+from planner.problems.rebalancing import RebalancingPlan, TimedMove
+from planner.training_plan.file import from_dict
+from planner.training_plan.model import TrainingPlan
+
+FORMAT = "planner.solution"
+SUFFIXES = (".json", ".json.gz")
+
+
+class AnswerError(ValueError):
+    """An answer that cannot be read, or that breaks a rule; one line."""
+
+
+def answer_of(family: Family, problem: Any, data: Any) -> Any:
+    """A plan from its JSON form.
+
+    Parameters
+    ----------
+    family
+        Of the problem.
+    problem
+        What it answers.
+    data
+        As above.
+
+    Returns
+    -------
+    object
+        Not yet checked.
+
+    Raises
+    ------
+    AnswerError
+        It has another form, or a number that is not finite.
+    """
+    if not isinstance(data, dict):
+        raise AnswerError(f"an answer must be an object, found {type(data).__name__}; see the docs")
+    odd = next(_not_finite(data, "answer"), None)
+    if odd is not None:
+        raise AnswerError(f"{odd}; numbers must be finite")
+    try:
+        match family:
+            case Family.ASSIGNMENT:
+                return _assignment(problem, data["groups"])
+            case Family.AVERAGING:
+                return _averaging(problem, data["computes"], data["rates_bytes_per_s"])
+            case Family.PATHS:
+                ops = [
+                    PathOp(
+                        whole("ops", b),
+                        whole("ops", d),
+                        str(kind),
+                        real("ops", start),
+                        real("ops", end),
+                    )
+                    for b, d, kind, start, end in data["ops"]
+                ]
+                return PathPlan.of([[whole("paths", d) for d in p] for p in data["paths"]], ops)
+            case Family.PLANS:
+                return from_dict(data)
+            case Family.REBALANCING:
+                rows = [
+                    TimedMove(real("moves", time_s), *(whole("moves", one) for one in rest))
+                    for time_s, *rest in data["moves"]
+                ]
+                return RebalancingPlan(tuple(rows))
+    except KeyError as error:
+        raise AnswerError(f"entry {error} is missing; see the docs for the form") from None
+    except AnswerError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AnswerError(str(error).splitlines()[0] or "is of another form") from None
+
+
+def _not_finite(value: Any, where: str) -> Iterator[str]:
+    """Where a number stands that is none, whatever the family does with that entry."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{where} is {value}"
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _not_finite(one, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for k, one in enumerate(value):
+            yield from _not_finite(one, f"{where}[{k}]")
+
+
+def _assignment(problem: AssignmentProblem, raw: Any) -> AssignmentPlan:
+    """Rows that realise the bottleneck matchings are found here: groups say all."""
+    groups = [[whole("groups", d) for d in group] for group in raw]
+    bare = AssignmentPlan.of_groups(groups)
+    for violation in check(bare, problem):
+        if violation.rule != "grid":
+            raise AnswerError(str(violation))
+    return assignment_of(problem, tables_of(problem), np.concatenate([np.array(g) for g in groups]))
+
+
+def _averaging(problem: AveragingProblem, computes: Any, rates: Any) -> AveragingPlan:
+    n = len(problem)
+    flags, values = np.array(computes, dtype=bool), numbers(rates)
+    if flags.shape != (n,) or values.shape != (n,):
+        raise AnswerError(f"computes and rates_bytes_per_s must have {n} entries, one a peer")
+    if not sensible(values).all() or values.min() < 0:
+        raise AnswerError(f"rates_bytes_per_s must be 0 or {SMALLEST:g} to {LARGEST:g}")
+    return averaging_of(problem, flags, values)
+
+
+def answer_data(plan: Any) -> dict[str, Any]:
+    """What `answer_of` reads.
+
+    Parameters
+    ----------
+    plan
+        Of any family.
+
+    Returns
+    -------
+    dict[str, Any]
+        JSON-ready.
+    """
+    match plan:
+        case AssignmentPlan():
+            return {"groups": [list(group) for group in plan.groups]}
+        case AveragingPlan():
+            return {"computes": plan.computes.tolist(), "rates_bytes_per_s": plan.rates.tolist()}
+        case PathPlan():
+            return {"paths": [list(p) for p in plan.paths], "ops": [list(op) for op in plan.ops]}
+        case TrainingPlan():
+            return plan.to_dict()
+        case RebalancingPlan():
+            return {"moves": [list(move) for move in plan.moves]}
+    raise TypeError(f"no answer: {type(plan).__name__}")
+
+
+def find_solution(folder: Path, instance: str) -> Path | None:
+    """The file of an instance in a folder of solutions, if it has one.
+
+    Parameters
+    ----------
+    folder
+        Holds ``family/name.json`` or ``family/name.json.gz``.
+    instance
+        Its id.
+
+    Returns
+    -------
+    Path or None
+        The first of the two that is there.
+    """
+    found = (folder / f"{instance}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in found if path.is_file()), None)
+
+
+def read_solution(path: Path) -> dict[str, Any]:
+    """A solution file, or a bare answer in a wrapper of its own.
+
+    Parameters
+    ----------
+    path
+        Of a ``.json`` or ``.json.gz``.
+
+    Returns
+    -------
+    dict[str, Any]
+        With ``answer``.
+
+    Raises
+    ------
+    AnswerError
+        It cannot be read.
+    """
+    if path.suffix == ".gz":
+        try:
+            with gzip.open(path) as file:
+                raw = file.read(MOST_BYTES + 1)
+            text = raw.decode()
+        except (OSError, EOFError, ValueError) as error:
+            raise AnswerError(f"{path}: cannot be read ({error}); write it again") from None
+        if len(raw) > MOST_BYTES:
+            raise AnswerError(f"{path}: is larger than {MOST_BYTES / 1e6:g} MB; give a smaller one")
+        data = parse_json(text, path, error=AnswerError)
+    else:
+        data = read_json(path, error=AnswerError)
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        if "answer" not in data:
+            raise AnswerError(f"{path}: answer is missing; write it again")
+        return data
+    return {"format": FORMAT, "answer": data}
+
+
+def write_solution(path: Path, solution: dict[str, Any]) -> None:
+    """Write the file, the same bytes for the same content; ``.gz`` is packed.
+
+    Parameters
+    ----------
+    path
+        Its folder is made.
+    solution
+        JSON-ready.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(solution, allow_nan=False, separators=(",", ":")) + "\n"
+    data = text.encode()
+    write_bytes(path, gzip.compress(data, 9, mtime=0) if path.suffix == ".gz" else data)

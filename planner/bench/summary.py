@@ -1,0 +1,254 @@
+"""What the rows of a run say: quality by family and method, and speed by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from planner.bench.bestknown import Entry
+from planner.bench.problem import Family
+from planner.bench.rows import Row
+
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Known:
+    """The best that is known of an instance, with this run.
+
+    Attributes
+    ----------
+    instance
+        Its id.
+    objective, method
+        The best, and who found it; ``on record`` where the table has it and no row reaches it.
+    bound, bound_recomputed
+        The best, and whether the checker computed it again.
+    recorded
+        Objective of the table; None: it has none of this problem.
+    """
+
+    instance: str
+    objective: float | None
+    method: str
+    bound: float | None
+    bound_recomputed: bool
+    recorded: float | None
+
+    @property
+    def family(self) -> Family:
+        """Of the instance."""
+        return Family(self.instance.partition("/")[0])
+
+    @property
+    def gap(self) -> float | None:
+        """Of the best to the bound; None where the best is beyond it, which proves nothing."""
+        if self.objective is None or self.bound is None or self.contradicted:
+            return None
+        # nearer than rounding
+        return max(0.0, self.family.gap(self.objective, self.bound))
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether an answer is better than the bound allows: one of the two is wrong."""
+        if self.objective is None or self.bound is None:
+            return False
+        return self.family.better(self.objective, self.bound)
+
+    @property
+    def improved(self) -> bool:
+        """Whether the run found better than the table has."""
+        if self.objective is None or self.recorded is None:
+            return False
+        return self.family.better(self.objective, self.recorded)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method in a family.
+
+    Attributes
+    ----------
+    method, kind
+        Name, and where it comes from.
+    asked, solved
+        Instances that it ran on, and those where an answer was accepted.
+    wins
+        Instances where no other method of the run was better than it with any of its seeds.
+    gaps, bound_gaps
+        By instance, means over seeds: to the best known, and to the best bound.
+    seconds
+        By instance, means over seeds.
+    over_ours
+        Median of its seconds over ours, instance by instance; None where ours did not run.
+    """
+
+    method: str
+    kind: str
+    asked: int
+    solved: int
+    wins: int
+    gaps: Mapping[str, float]
+    bound_gaps: Mapping[str, float]
+    seconds: Mapping[str, float]
+    over_ours: float | None
+
+    def words(self) -> tuple[str, ...]:
+        """Cells of a table: solved, wins, gaps."""
+        return (
+            f"{self.solved}/{self.asked}",
+            str(self.wins),
+            *(percent(one(of.values())) if of else "-" for of in (self.gaps, self.bound_gaps)
+              for one in (fmean, median)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of a run.
+
+    Attributes
+    ----------
+    known
+        By instance.
+    families
+        Standings by family, the best first.
+    rows
+        All.
+    """
+
+    known: Mapping[str, Known]
+    families: Mapping[Family, Sequence[Standing]]
+    rows: Sequence[Row] = field(default=())
+
+
+def percent(part: float | None) -> str:
+    """A gap as text; what is beyond 10,000% is written as so many times."""
+    if part is None:
+        return "-"
+    if part > 100:
+        return f"{part + 1:.3g} x"
+    return f"{part:.2%}"
+
+
+def summarise(rows: Sequence[Row], table: Mapping[str, Entry]) -> Summary:
+    """Figures of a run.
+
+    Parameters
+    ----------
+    rows
+        Of any instances, all of the same problems.
+    table
+        Of best known answers; what answers another problem of the same name is left aside.
+
+    Returns
+    -------
+    Summary
+        Families in their order.
+    """
+    known = {
+        name: _known(name, [row for row in rows if row.instance == name], table.get(name))
+        for name in dict.fromkeys(row.instance for row in rows)
+    }
+    families = {}
+    for family in Family:
+        mine = [row for row in rows if known[row.instance].family is family]
+        if mine:
+            families[family] = _standings(family, mine, known)
+    return Summary(known, families, rows)
+
+
+def _known(name: str, rows: Sequence[Row], entry: Entry | None) -> Known:
+    family = Family(name.partition("/")[0])
+    if entry is not None and entry.problem != rows[0].problem:
+        entry = None
+    best, method = (None, "") if entry is None else (entry.objective, "on record")
+    bound, recomputed = (None, False) if entry is None else (entry.bound, entry.bound_recomputed)
+    for row in rows:
+        if row.objective is not None and (
+            family.better(row.objective, best)
+            or (
+                method == "on record"
+                and best is not None
+                and not family.better(best, row.objective)
+            )
+        ):
+            best, method = row.objective, row.method
+        if row.bound is not None and (bound is None or family.better(bound, row.bound)):
+            bound, recomputed = row.bound, row.bound_recomputed
+    recorded = None if entry is None else entry.objective
+    return Known(name, best, method, bound, recomputed, recorded)
+
+
+def _standings(family: Family, rows: Sequence[Row], known: Mapping[str, Known]) -> list[Standing]:
+    methods = {row.method: row.kind for row in rows}
+    best: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_method = best.setdefault(row.instance, {})
+        if row.objective is not None and family.better(row.objective, by_method.get(row.method)):
+            by_method[row.method] = row.objective
+    seconds = {
+        method: {name: fmean(r.seconds for r in of) for name, of in _by_instance(rows, method)}
+        for method in methods
+    }
+    found = []
+    for method, kind in methods.items():
+        gaps, bound_gaps, wins, asked = {}, {}, 0, 0
+        for name, of in _by_instance(rows, method):
+            asked += 1
+            reached = [r.objective for r in of if r.objective is not None]
+            if not reached:
+                continue
+            reference, bound = known[name].objective, known[name].bound
+            assert reference is not None
+            gaps[name] = fmean(max(0.0, family.gap(x, reference)) for x in reached)
+            if bound is not None and not known[name].contradicted:
+                bound_gaps[name] = fmean(max(0.0, family.gap(x, bound)) for x in reached)
+            # in all seeds, or a method with more of them would win more
+            others = [b for m, b in best[name].items() if m != method]
+            wins += not any(family.better(b, x) for b in others for x in reached)
+        ours = seconds.get(OURS, {})
+        ratios = [s / ours[name] for name, s in seconds[method].items() if ours.get(name)]
+        found.append(
+            Standing(
+                method,
+                kind,
+                asked,
+                len(gaps),
+                wins,
+                gaps,
+                bound_gaps,
+                seconds[method],
+                median(ratios) if ratios else None,
+            )
+        )
+    return sorted(
+        found, key=lambda s: (-s.solved / s.asked, fmean(s.gaps.values()) if s.gaps else math.inf)
+    )
+
+
+def _by_instance(rows: Sequence[Row], method: str) -> list[tuple[str, list[Row]]]:
+    mine: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.method == method:
+            mine.setdefault(row.instance, []).append(row)
+    return list(mine.items())
+
+
+def profile(standing: Standing) -> list[tuple[float, float]]:
+    """Performance profile: for each gap, the part of instances solved within it.
+
+    Parameters
+    ----------
+    standing
+        Of a method.
+
+    Returns
+    -------
+    list[tuple[float, float]]
+        Steps ``(gap, part)``, ascending; what was not solved is in none.
+    """
+    ordered = sorted(standing.gaps.values())
+    return [(gap, (k + 1) / standing.asked) for k, gap in enumerate(ordered)]

@@ -1,0 +1,192 @@
+"""One task of the benchmark: run a method on an instance, judge what it answers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.bench.judge import judge
+from planner.bench.method import Kind, Method, foreign_method
+from planner.bench.problem import Family
+from planner.bench.problem_files import problem_hash
+from planner.bench.registry import FAMILIES, INSTANCES, METHODS
+from planner.bench.rows import Row
+from planner.bench.solution_files import AnswerError, answer_data, read_solution
+from planner.cli.time_left import TimeLeft
+from planner.search.incumbent import WrongBoundError
+from planner.search.stop import OutOfTime
+
+WARM_EFFORT = 0.01
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker does.
+
+    Attributes
+    ----------
+    instance
+        Its id.
+    method
+        A name of the registry, ``package.module:function``, or the name of a solution's row.
+    seed, effort
+        For it.
+    guard_s
+        It is cut off after so many seconds.
+    solution
+        A file that is judged in place of running a method.
+    """
+
+    instance: str
+    method: str
+    seed: int
+    effort: float
+    guard_s: float
+    solution: Path | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a task.
+
+    Attributes
+    ----------
+    row
+        For the tables.
+    answer
+        JSON form of the answer, if it was accepted.
+    """
+
+    row: Row
+    answer: dict[str, Any] | None
+
+
+_warm: set[Family] = set()
+
+
+def start_worker() -> None:
+    """In a process of its own: Ctrl-C is its parent's business, and it does not outlive that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Whoever waits for work of a process that was killed waits for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def run_task(task: Task) -> Done:
+    """Run and judge.
+
+    Parameters
+    ----------
+    task
+        Of the registry's instances.
+
+    Returns
+    -------
+    Done
+        Whatever a method does, a row.
+    """
+    instance = INSTANCES[task.instance]
+    problem = instance.make()
+    kind, method = Kind.OTHER, None
+    if task.solution is None:
+        method = method_of(instance.family, task.method)
+        kind = method.kind
+        _warm_up(instance.family)
+    seconds, answer, reason = 0.0, None, ""
+    began = time.perf_counter()
+    try:
+        with TimeLeft(task.guard_s).cut():
+            if method is None:
+                assert task.solution is not None
+                answer = read_solution(task.solution)["answer"]
+            else:
+                answer = method.run(problem, task.seed, task.effort)
+    except OutOfTime:
+        reason = f"cut off after {task.guard_s:g} s"
+    except WrongBoundError:
+        raise
+    except Exception as error:  # whatever a stranger's function raises is its row
+        reason = _said(error)
+    seconds = time.perf_counter() - began
+    # made anew: the one that a stranger's function had in its hands may be another by now
+    problem = instance.make()
+    accepted = None
+    if not reason:
+        try:
+            accepted = judge(instance.family, problem, answer)
+        except AnswerError as error:
+            reason = _said(error)
+    # a bound is taken from our own solvers, or where the checker makes it itself
+    bound = accepted.bound if accepted is not None else None
+    if kind is Kind.OTHER and instance.family is not Family.REBALANCING:
+        bound = None
+    row = Row(
+        task.instance,
+        problem_hash(problem),
+        task.method,
+        str(kind),
+        task.seed,
+        task.effort,
+        accepted is not None,
+        reason,
+        None if accepted is None else accepted.objective,
+        None if bound is None else bound.value,
+        bound is not None and bound.recomputed,
+        "" if bound is None else bound.basis,
+        seconds,
+    )
+    return Done(row, None if accepted is None else answer_data(accepted.plan))
+
+
+def method_of(family: Family, name: str) -> Method:
+    """A method of the registry, or somebody else's.
+
+    Parameters
+    ----------
+    family
+        That it answers.
+    name
+        Its name, or ``package.module:function``.
+
+    Returns
+    -------
+    Method
+        The first that fits.
+    """
+    for method in METHODS:
+        if method.name == name and family in method.families:
+            return method
+    return foreign_method(name)
+
+
+def _warm_up(family: Family) -> None:
+    """Load and compile what the family's methods need, so that no row pays for it."""
+    if family in _warm:
+        return
+    _warm.add(family)
+    room = next(r for r in FAMILIES if r.INSTANCES[0].family is family)
+    problem = next(one for one in room.INSTANCES if one.quick).make()
+    for method in room.METHODS:
+        try:
+            method.run(problem, 0, WARM_EFFORT)
+        except ValueError:
+            continue
+
+
+def _said(error: BaseException) -> str:
+    """One line of an error."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return (f"{text}" if isinstance(error, ValueError) and text else f"{name}: {text}")[:300]
