@@ -20,12 +20,12 @@ from pathlib import Path
 from benchmarks.command_line import RESULTS, run
 from planner.bench.assignment_instances import dtfm_case, jittered, skyplane
 from planner.genetic import solve_assignment
-from planner.network.atomic import write_picture, write_text
-from planner.network.line_parser import LineParser
 from planner.problems import AssignmentProblem
 from planner.problems.answers import AssignmentPlan
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, MaxRuntime
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_picture, write_text
 
 OPTIMA = {1: 3.4397991, 2: 31.6341598, 3: 16.0868397, 4: 34.8020410, 5: 49.2183801}
 """Proven optima of the five cases, to compare with; no solver reads them."""

@@ -39,9 +39,9 @@ from planner.lp.groups import group_size_table
 from planner.lp.literal import literal_model
 from planner.lp.lp5 import solve_relaxed
 from planner.lp.solve import solve_averaging
-from planner.network.line_parser import LineParser
 from planner.problems import AveragingProblem
 from planner.search.stop import MaxRuntime
+from planner.utils.argument_parser import LineParser
 
 TABLE_1_MEASURED = {
     "A: 8x1Gb/s": (1.19, 4.73, 1.20),

@@ -27,11 +27,11 @@ from planner.emulate.links import Links, links_of
 from planner.emulate.network import EmulatedNetwork, emulated, package_path
 from planner.lp.capacity import Limits
 from planner.lp.rates import best_rates
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems import AveragingProblem
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 MBIT = 1e6 / 8
 LATENCY_S = 1e-3

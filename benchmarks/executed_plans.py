@@ -23,13 +23,13 @@ from planner.compose.rank_order import ranks_by_region, ranks_grid, region_order
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
 from planner.emulate.emulation import Settings, choose, emulate
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
-from planner.network.line_parser import LineParser
 from planner.problems.answers import AssignmentPlan
 from planner.search.stop import Effort
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 from planner.workload.workload import Workload
 
 SEED = 0

@@ -93,8 +93,6 @@ print(json.dumps(found))
 STEPS = """
 import json, sys
 from statistics import median
-from subprocess import DEVNULL
-from typing import NamedTuple
 import planner as pl
 from planner.bench.plan_instances import INSTANCES
 from planner.cli.arguments import EFFORT

@@ -20,10 +20,10 @@ from planner.checker.dispatch import check
 from planner.compose.planning import plan
 from planner.compose.rank_order import ranks_by_region
 from planner.compose.request import PlanRequest
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
 from planner.problems import ProblemError
 from planner.search.stop import Effort
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 DEFAULT = ("aws", "gcp-v100", "two-sites", "mixed")
 WAYS = (

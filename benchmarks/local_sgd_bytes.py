@@ -23,11 +23,11 @@ from planner.clock.traffic import sent_bytes
 from planner.compose.pricing import straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
-from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems.answers import AssignmentPlan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_picture, write_text
 from planner.workload.workload import Workload
 
 MODELS = ("gpt2-tiny", "gpt2-small", "gpt2-medium", "gpt2-large")

@@ -30,12 +30,12 @@ from planner.mapf.arrays import PathArrays
 from planner.mapf.bounds import shortest_chain_s
 from planner.mapf.timing import timed_by_rank
 from planner.network.catalogue import load_network
-from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.search.result import Result
 from planner.search.stop import MaxRuntime
+from planner.utils.argument_parser import LineParser
 
 PUBLIC_WAVE_S = 41.5
 """The public code's paths on the reference instance, executed first in, first out."""

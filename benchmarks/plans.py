@@ -31,13 +31,13 @@ from planner.compose.rank_order import one_region, ranks_by_neighbour, ranks_by_
 from planner.compose.request import PlanRequest, Question
 from planner.compose.sailor_rule import sailor_rule
 from planner.compose.whole_bound import plans_long_run_s
-from planner.network.atomic import write_text
 from planner.network.catalogue import list_networks
 from planner.network.cluster import Cluster
-from planner.network.line_parser import LineParser
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import AnyOf, Effort, MaxRuntime, StoppingCriterion
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 from planner.workload.presets import PRESETS
 
 ROUNDING = 1e-9

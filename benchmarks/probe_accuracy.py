@@ -22,11 +22,11 @@ from benchmarks.command_line import report_path, run
 from planner.bench.stamp import stamp
 from planner.emulate.links import links_of
 from planner.emulate.network import emulated, package_path
-from planner.network.atomic import write_text
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.network.probe_log import ALL, ProbeLog
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 NETWORKS = {
     "aws8_dtfm_worldwide_2022": 100.0,

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.command_line import report_path, run
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 FIRST = (
     "plan --network aws8_dtfm_worldwide_2022 --devices-per-region 8 --workload gpt3-1.3b "

@@ -18,12 +18,12 @@ from planner.clock.simulator import simulate, simulate_cycle
 from planner.compose.pricing import straight_plan
 from planner.compose.request import PlanRequest, Question
 from planner.compose.shape import shape_of
-from planner.network.atomic import write_text
 from planner.network.catalogue import load_network
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.problems.answers import AssignmentPlan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 from planner.workload.workload import Workload
 
 NETWORK = "aws8_dtfm_worldwide_2022"

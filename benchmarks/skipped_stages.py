@@ -28,11 +28,11 @@ from benchmarks.small_llama import (
 )
 from planner.bench.stamp import stamp
 from planner.compose.planning import plan
-from planner.network.atomic import write_picture, write_text
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_picture, write_text
 
 STEPS, EVERY, LAYERS = 1000, 100, 12
 RATE = 2e-3

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from benchmarks.command_line import report_path
 from planner.executor.local import run_local, threads
-from planner.network.line_parser import LineParser
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.argument_parser import LineParser
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 

@@ -14,12 +14,13 @@ import planner
 
 PACKAGE = Path(planner.__file__).parent
 
-BASE = {"network", "workload", "problems", "search"}
+BASE = {"utils", "network", "workload", "problems", "search"}
 SOLVERS = {"matching", "genetic", "mapf", "lp"}
 MAY_IMPORT = {
-    "network": set(),
-    "workload": {"network"},
-    "problems": {"network", "workload"},
+    "utils": set(),
+    "network": {"utils"},
+    "workload": {"utils", "network"},
+    "problems": {"utils", "network", "workload"},
     "search": set(),
     "matching": BASE,
     "genetic": BASE | {"matching"},
@@ -30,10 +31,19 @@ MAY_IMPORT = {
     "swarm": BASE | {"training_plan", "clock"},
     "checker": BASE | {"training_plan"},
     "compose": BASE | SOLVERS | {"training_plan", "clock"},
-    "executor": {"network", "workload", "training_plan", "clock", "swarm"},
-    "emulate": {"network", "workload", "training_plan", "clock"},
-    "exports": {"network", "workload", "problems", "training_plan", "clock", "lp", "compose"},
-    "report": {"network", "workload", "training_plan", "clock", "checker"},
+    "executor": {"utils", "network", "workload", "training_plan", "clock", "swarm"},
+    "emulate": {"utils", "network", "workload", "training_plan", "clock"},
+    "exports": {
+        "utils",
+        "network",
+        "workload",
+        "problems",
+        "training_plan",
+        "clock",
+        "lp",
+        "compose",
+    },
+    "report": {"utils", "network", "workload", "training_plan", "clock", "checker"},
     "cli": None,
     "bench": None,
 }

@@ -25,11 +25,11 @@ from benchmarks.command_line import report_path, run
 from planner.bench.stamp import stamp
 from planner.executor.options import Library
 from planner.executor.pace import Pace, pace_of
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.training_plan.averaging_group import AveragingGroup
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 LOOPBACK_BYTES_PER_S = 0.5e9
 """What a rank sends or receives while all do, about."""

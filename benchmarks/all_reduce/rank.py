@@ -27,8 +27,8 @@ from planner.executor.peers import Peers
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.side import side_of
-from planner.network.line_parser import LineParser
 from planner.training_plan.averaging_group import AveragingGroup
+from planner.utils.argument_parser import LineParser
 
 CLEAR_PEAK = "5"
 """Written to ``/proc/self/clear_refs``, makes the largest resident size the present one."""

@@ -50,8 +50,8 @@ from benchmarks.faults.runs import (
 from planner.emulate.links import links_of
 from planner.emulate.namespaces import EmulationError, require_linux_root
 from planner.emulate.network import emulated
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 
 def hurt(what: str, fault: str, victim: int, phase: str, pipelines: int = 2) -> Row:

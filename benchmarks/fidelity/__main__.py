@@ -26,9 +26,9 @@ from benchmarks.fidelity.cases import CASES, SEARCH, SEED, SETTINGS, Case
 from benchmarks.fidelity.random_cases import RandomCase
 from planner.bench.stamp import stamp
 from planner.emulate.emulation import Emulation, Settings, choose, emulate
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
 from planner.training_plan.file import save_plan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 PARTS = ("pipeline", "averaging", "step")
 

@@ -29,8 +29,8 @@ from benchmarks.command_line import report_path, run
 from benchmarks.fuzz.errors import is_ours
 from benchmarks.fuzz.targets import TARGETS, Target
 from planner.bench.stamp import stamp
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 MOST_S = 10
 MOST_BYTES = 1 << 30

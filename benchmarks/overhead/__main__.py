@@ -27,13 +27,13 @@ from benchmarks.overhead.in_turns import EVENT
 from planner.bench.stamp import stamp
 from planner.compose.planning import plan
 from planner.executor.local import run_local
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster, Devices
-from planner.network.line_parser import LineParser
 from planner.network.network import Network
 from planner.search.stop import MaxIterations
 from planner.training_plan.file import save_plan
 from planner.training_plan.model import TrainingPlan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 from planner.workload.layers import Architecture, Family
 from planner.workload.workload import Workload
 

@@ -16,8 +16,8 @@ from benchmarks.swarm.moved import moves_executed
 from benchmarks.swarm.moves import figure_7, scale, table_5
 from benchmarks.swarm.wiring import flow, shares, table_2
 from planner.emulate.namespaces import require_linux_root
-from planner.network.atomic import write_text
-from planner.network.line_parser import LineParser
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import write_text
 
 PARTS = ("1", "2", "5", "7", "shares", "flow", "scale")
 """Tables 1, 2 and 5, Figure 7, and what the paper has no table of."""

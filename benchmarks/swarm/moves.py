@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.atomic import write_picture
 from planner.swarm.planned_moves import PlannedMoves
 from planner.swarm.rebalancing import NoMoves, OneAtATime, Policy, Stages
 from planner.swarm.replay import Enter, Leave, Replayed, Setting, replay
 from planner.swarm.traces import HOUR_S, Market, Trace, load_trace
+from planner.utils.atomic_write import write_picture
 
 Floats = NDArray[np.float64]
 STAGES = 4

@@ -22,9 +22,9 @@ from planner.bench.solution_files import (
     read_solution,
     write_solution,
 )
-from planner.network.atomic import write_text
-from planner.network.files import read_json
-from planner.network.values import count, real
+from planner.utils.atomic_write import write_text
+from planner.utils.input_files import read_json
+from planner.utils.validate import count, real
 
 FORMAT = "planner.best_known"
 TABLE = "best-known.json"

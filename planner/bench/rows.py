@@ -118,6 +118,6 @@ def _row(data: Any) -> Row:
 
 def mend(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows anew, so that further ones do not follow half a line."""
-    from planner.network.atomic import write_text
+    from planner.utils.atomic_write import write_text
 
     write_text(path, "".join(row.line() + "\n" for row in rows))

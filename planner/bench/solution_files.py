@@ -27,15 +27,15 @@ from planner.checker.dispatch import check
 from planner.genetic.found import plan_of as assignment_of
 from planner.genetic.tables import tables_of
 from planner.lp.solve import plan_of as averaging_of
-from planner.network.atomic import write_bytes
-from planner.network.files import MOST_BYTES, parse_json, read_json
-from planner.network.values import LARGEST, SMALLEST, numbers, real, sensible
 from planner.problems import AssignmentProblem, AveragingProblem
 from planner.problems.answers import AssignmentPlan, AveragingPlan, PathOp, PathPlan
 from planner.problems.quantities import whole
 from planner.problems.rebalancing import RebalancingPlan, TimedMove
 from planner.training_plan.file import from_dict
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_bytes
+from planner.utils.input_files import MOST_BYTES, parse_json, read_json
+from planner.utils.validate import LARGEST, SMALLEST, numbers, real, sensible
 
 FORMAT = "planner.solution"
 SUFFIXES = (".json", ".json.gz")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.checker.violation import Violation
-from planner.network.annotations import Misfit, misfit
 from planner.problems.answers import AssignmentPlan, AveragingPlan
 from planner.search.certificate import is_json
 from planner.search.result import Result
+from planner.utils.type_check import Misfit, misfit
 
 
 def answer_form(answer: Any, kind: type) -> list[Violation]:

@@ -22,8 +22,6 @@ from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
 from planner.network.link import Link
 from planner.network.prices import BETWEEN_REGIONS, Prices
-from planner.network.values import real
-from planner.network.words import listed
 from planner.search.compiled import compiled_ahead
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import (
@@ -35,6 +33,8 @@ from planner.search.stop import (
     StopRun,
     Until,
 )
+from planner.utils.text import listed
+from planner.utils.validate import real
 from planner.workload.hf_config import DEFAULT_SEQUENCE
 from planner.workload.presets import PRESETS
 from planner.workload.workload import Workload

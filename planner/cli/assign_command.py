@@ -6,8 +6,8 @@ import argparse
 
 from planner.cli.arguments import add_cluster, add_solver, cluster_of, sizes, stop_of
 from planner.cli.output import INVALID_PLAN, certificate_line, result_data, show
-from planner.network.words import some
 from planner.problems.assignment_method import Method
+from planner.utils.text import some
 
 ABOUT = "solve one assignment problem and print groups and bound"
 EXAMPLE = (

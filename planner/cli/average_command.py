@@ -12,9 +12,9 @@ from planner.cli.arguments import add_limits, add_workload, count, stop_of, work
 from planner.cli.output import BAD_INPUT, INVALID_PLAN, result_data, save, show
 from planner.network.catalogue import load_network
 from planner.network.error import NetworkError
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan, save_plan
 from planner.training_plan.model import FORMAT, TrainingPlan
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.workload import Workload
 
 ABOUT = "who contributes gradients, and who sums which share"

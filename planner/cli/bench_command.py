@@ -32,8 +32,8 @@ from planner.bench.summary import Summary, summarise
 from planner.bench.text import markdown, terminal
 from planner.bench.work import Task
 from planner.cli.output import INTERRUPTED
-from planner.network.atomic import write_text
-from planner.network.outputs import Output, add_force, require_outputs, require_writable
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import Output, add_force, require_outputs, require_writable
 
 ABOUT = "run the open benchmark of all methods on fixed problems"
 EXAMPLE = "planner bench --quick"

@@ -9,10 +9,10 @@ from pathlib import Path
 from planner.checker.dispatch import check
 from planner.cli.arguments import positive
 from planner.cli.output import show
-from planner.network.atomic import MADE
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.error import PlanError
 from planner.training_plan.file import load_plan
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = "run a plan on an emulated network (Linux, root), beside what is predicted"
 EXAMPLE = "sudo planner emulate plan.json --trace both.json"

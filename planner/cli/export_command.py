@@ -13,10 +13,10 @@ from planner.cli.output import show
 from planner.exports.formats import FORMATS, export_plan
 from planner.exports.launch import ELASTIC
 from planner.exports.options import load_hosts
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.without import require_elastic
+from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = "write a plan in another tool's terms"
 EXAMPLE = "planner export plan.json --to torchrun"

@@ -21,11 +21,11 @@ from typing import Any, cast
 
 from planner.cli.output import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, say
 from planner.cli.progress import PROGRESS
-from planner.network.glyphs import MissingGlyphs
-from planner.network.line_parser import LineParser
-from planner.network.outputs import NO_ROOM
 from planner.search.incumbent import WrongBoundError
 from planner.search.interrupts import INTERRUPTS
+from planner.utils.argument_parser import LineParser
+from planner.utils.fonts import MissingGlyphs
+from planner.utils.output_files import NO_ROOM
 
 COMMANDS = (
     *("networks", "probe", "plan", "assign", "paths", "average", "pareto", "check", "compare"),

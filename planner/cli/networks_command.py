@@ -10,8 +10,8 @@ from planner.cli.output import all_wrapped, show, wrapped
 from planner.network.catalogue import list_networks, load_network
 from planner.network.formats import FORMAT, HEADER, UNITS
 from planner.network.measured.reading import Measured, load_names, read_measured
-from planner.network.outputs import Output, add_force, is_own, require_outputs
-from planner.network.values import real
+from planner.utils.output_files import Output, add_force, is_own, require_outputs
+from planner.utils.validate import real
 
 ABOUT = "list the measured networks that ship with the package, or make one of your measurements"
 EXAMPLE = "planner networks rtt.csv --bandwidth-gbps 1 --out net.csv"

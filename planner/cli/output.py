@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.progress import PROGRESS
-from planner.network.line_parser import BAD_INPUT as BAD_INPUT
 from planner.search.result import Result
+from planner.utils.argument_parser import BAD_INPUT as BAD_INPUT
 
 WIDTH = 80
 """Of printed lines."""

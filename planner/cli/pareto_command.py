@@ -27,12 +27,12 @@ from planner.cli.arguments import (
 from planner.cli.output import BAD_INPUT, save, show
 from planner.compose.front import NOBODY, WORTH, Front, FrontPoint, pareto
 from planner.compose.request import Within
-from planner.network.atomic import MADE, write_picture, write_text
-from planner.network.csv_table import read_csv
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.search.stop import MaxRuntime
 from planner.training_plan.choices import Codec
+from planner.utils.atomic_write import MADE, write_picture, write_text
+from planner.utils.csv_table import read_csv
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.boundary_codec import BoundaryCodec
 
 ABOUT = "plans between the fastest and the cheapest: a table, a picture, a plan file for each"

@@ -30,15 +30,15 @@ from planner.cli.output import (
     show,
 )
 from planner.cli.spare import Spare, part_of
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems import ArrangedPathProblem, AssignmentProblem, PathProblem, ProblemError
 from planner.problems.answers import ArrangedPathPlan, PathPlan
 from planner.problems.path_file import load_path_file
 from planner.problems.path_method import PathMethod
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.workload import Workload
 
 ABOUT = "paths that skip and swap stages, with times and a bound"

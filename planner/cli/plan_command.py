@@ -48,9 +48,7 @@ from planner.compose.request import (
     Wiring,
     Within,
 )
-from planner.network.atomic import MADE
 from planner.network.devices_file import describes_all
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
 from planner.report.page import GENERATOR
@@ -60,6 +58,8 @@ from planner.training_plan.alternative import Alternative
 from planner.training_plan.choices import Codec, Head, OuterStep, Told
 from planner.training_plan.model import FORMAT, Routing, TrainingPlan
 from planner.training_plan.sync import OuterOptimizer
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 
@@ -521,8 +521,8 @@ def _draw(made: TrainingPlan, timeline: Timeline, out: Path, written: list[str])
 
 def _page(made: TrainingPlan, path: Path, written: list[str]) -> None:
     """What ``planner report`` writes."""
-    from planner.network.atomic import write_text
     from planner.report.page import report_html
+    from planner.utils.atomic_write import write_text
 
     write_text(path, report_html(made))
     written.append(str(path))

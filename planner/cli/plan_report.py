@@ -15,11 +15,11 @@ from planner.clock.links import unstated_sites
 from planner.clock.timeline import Timeline
 from planner.compose.degrees import Candidate
 from planner.compose.request import Question
-from planner.network.words import compact, number_ranges, some, stage_words
 from planner.report.figures import digits, headline, least, memory, seconds
 from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import compact, number_ranges, some, stage_words
 
 LABEL, LONGEST_LABEL = 16, 30
 MOST_LINES = 3

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.output import show
-from planner.network.atomic import write_text
 from planner.network.network import Network
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.network.probe_log import ALL, MBIT, LinkFinding, ProbeLog
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = (
     "show what 'torchrun ... -m planner.executor.probe log.jsonl --devices ...' has measured, and "

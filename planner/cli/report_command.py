@@ -9,13 +9,13 @@ from pathlib import Path
 from planner.checker.dispatch import check
 from planner.cli.output import INVALID_PLAN, show
 from planner.cli.progress import PROGRESS
-from planner.network.atomic import write_text
-from planner.network.outputs import Output, add_force, require_outputs
-from planner.network.values import real
 from planner.report.executed import load_run
 from planner.report.page import GENERATOR, report_html
 from planner.report.sensitivity import sensitivity
 from planner.training_plan.file import load_plan
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import Output, add_force, require_outputs
+from planner.utils.validate import real
 
 ABOUT = "show a plan as one HTML page"
 EXAMPLE = "planner report plan.json --out plan.html"

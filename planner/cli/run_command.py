@@ -29,8 +29,6 @@ from planner.executor.options import (
     words_of,
 )
 from planner.executor.work import summary
-from planner.network.atomic import MADE
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.report.figures import samples
 from planner.swarm.deciding import Decision, Rule
 from planner.training_plan.error import PlanError
@@ -38,6 +36,8 @@ from planner.training_plan.file import load_plan
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.moving import Move
 from planner.training_plan.without import require_elastic
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.calibration import FORMAT, Calibration
 from planner.workload.workload import Workload
 

@@ -12,11 +12,11 @@ from planner.cli.output import all_wrapped, show
 from planner.clock.simulator import LinkModel, simulate_cycle
 from planner.compose.money import with_cost
 from planner.compose.request import PlanRequest
-from planner.network.atomic import MADE
 from planner.network.catalogue import load_network
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.training_plan.file import load_plan
 from planner.training_plan.other_network import network_for
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, add_force, require_outputs
 
 ABOUT = "price a plan, also on another network"
 EXAMPLE = "planner simulate plan.json --network other.csv --gantt step.png"

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from planner.network.atomic import write_text
+from planner.utils.atomic_write import write_text
 
 EVERY_S = 10.0
 """Between two files: a short search writes none."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.network.words import listed
+from planner.utils.text import listed
 
 BELOW = 1e-9
 """Relative: a limit that is lower by more is below a rate."""

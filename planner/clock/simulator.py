@@ -26,10 +26,10 @@ from planner.clock.rounds import bytes_between
 from planner.clock.timeline import Op, Timeline, Transfer, sorted_ops
 from planner.network.cluster import Cluster
 from planner.network.error import NetworkError
-from planner.network.values import choice, count, of_kind
 from planner.training_plan.averaging_group import within
 from planner.training_plan.model import Predicted, TrainingPlan
 from planner.training_plan.rules import unsound
+from planner.utils.validate import choice, count, of_kind
 from planner.workload.workload import Workload
 
 MOST_CORES = 1_000_000

@@ -16,9 +16,9 @@ import numpy as np
 
 from planner.clock.bars_svg import Bar, bars_svg
 from planner.clock.utilization import Span, busy_share, too_narrow
-from planner.network.atomic import MADE, write_picture, write_text
-from planner.network.glyphs import in_line
-from planner.network.html import boxed, line
+from planner.utils.atomic_write import MADE, write_picture, write_text
+from planner.utils.fonts import in_line
+from planner.utils.html import boxed, line
 
 COLOURS = {"F": "#4477aa", "H": "#228833", "B": "#ee7733", "A": "#999999", "U": "#ccbb44"}
 NAMES = {

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.compose.request import Question
-from planner.network.words import some
 from planner.search.result import Result
 from planner.training_plan.alternative import Alternative
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some
 
 NO_SHAPE = "no number of stages divides devices and layers"
 """Why there are no `candidates`."""

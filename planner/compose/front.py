@@ -13,14 +13,14 @@ import numpy as np
 from planner.compose.planning import plan
 from planner.compose.request import Objective, PlanRequest, Within
 from planner.network.cluster import Cluster
-from planner.network.values import choice, real
-from planner.network.words import some, span
 from planner.problems import ProblemError
 from planner.search.interrupts import INTERRUPTS
 from planner.search.result import Result
 from planner.search.stop import INTERRUPTED, StoppingCriterion
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some, span
+from planner.utils.validate import choice, real
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.workload import Workload
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.compose.layer_split import Filled, evenly_filled
 from planner.compose.layout_search import LayoutSearch
-from planner.network.words import quantity, some
+from planner.utils.text import quantity, some
 from planner.workload.workload import Workload
 
 SHORTEST = 128

@@ -15,7 +15,6 @@ from planner.compose.measured import as_measured
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
 from planner.network.prices import Prices
-from planner.network.values import real, short
 from planner.problems import ProblemError
 from planner.problems.assignment_method import Method
 from planner.problems.path_method import PathMethod
@@ -23,6 +22,7 @@ from planner.problems.quantities import choice, of_kind, seed_of, whole
 from planner.training_plan.choices import Codec, Head
 from planner.training_plan.model import Routing
 from planner.training_plan.sync import MOST_EVERY, OuterOptimizer, Sync
+from planner.utils.validate import real, short
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.calibration import Calibration
 from planner.workload.workload import Workload

@@ -27,7 +27,6 @@ from planner.compose.places import Floats, Places
 from planner.compose.rank_order import rank_layouts, region_order
 from planner.compose.request import PlanRequest, Question, Shares, Wiring
 from planner.compose.shape import layers_of, microbatches_of
-from planner.network.words import some
 from planner.problems import ProblemError
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
@@ -36,6 +35,7 @@ from planner.training_plan.alternative import Alternative
 from planner.training_plan.averaging_group import in_levels
 from planner.training_plan.choices import Codec
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some
 
 ROUND_TRIALS, LATE_TRIALS = 600_000.0, 200_000.0
 """Of the layout search in one round, at most, and after a limit within which nothing was found."""

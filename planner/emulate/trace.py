@@ -12,8 +12,8 @@ from typing import Any
 
 from planner.clock.timeline import NAMES
 from planner.emulate.emulation import Emulation
-from planner.network.atomic import MADE, write_text
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import MADE, write_text
 
 PREDICTED, EXECUTED, CARRIED = 1, 2, 3
 

@@ -14,12 +14,12 @@ from planner.executor.options import ALONE, EVERY, FILES, NUMBERS, add_device, a
 from planner.executor.secret import SECRET_FILE, Secret
 from planner.executor.store import BIND
 from planner.executor.watch import PATIENCE_S
-from planner.network.atomic import MADE
-from planner.network.line_parser import LineParser
-from planner.network.outputs import Output, add_force, require_outputs
 from planner.swarm.deciding import Rule
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.utils.argument_parser import LineParser
+from planner.utils.atomic_write import MADE
+from planner.utils.output_files import Output, add_force, require_outputs
 from planner.workload.calibration import FORMAT
 
 ALIKE = (
@@ -264,7 +264,7 @@ def require_files(args: argparse.Namespace) -> None:
     Raises
     ------
     ValueError
-        As `planner.network.outputs.require_outputs` has it.
+        As `planner.utils.output_files.require_outputs` has it.
     """
     require_outputs(
         args,

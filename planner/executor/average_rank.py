@@ -23,8 +23,8 @@ from planner.executor.peers import Peers
 from planner.executor.process import leave
 from planner.executor.ranks import TIMEOUT, Ranks
 from planner.executor.warmth import kept_warm
-from planner.network.line_parser import LineParser
 from planner.training_plan.averaging_group import AveragingGroup
+from planner.utils.argument_parser import LineParser
 
 
 def main() -> int:

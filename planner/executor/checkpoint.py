@@ -23,9 +23,9 @@ from planner.executor.outer import MEAN, MOMENTUM, PARAMETER
 from planner.executor.ranks import Ranks
 from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import read_tensors, write_tensors
-from planner.network.atomic import write_text
-from planner.network.outputs import NO_ROOM, make_writable
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import NO_ROOM, make_writable
 
 INDEX = "index.json"
 VERSION = 3

@@ -20,9 +20,9 @@ from planner.executor.learner import Learner, has_head, require_executable
 from planner.executor.ranks import Ranks
 from planner.executor.tensor_file import write_tensors
 from planner.executor.weights import INDEX, SINGLE, WeightsError, require_same_model
-from planner.network.atomic import write_bytes, write_text
-from planner.network.outputs import NO_ROOM, make_writable
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_bytes, write_text
+from planner.utils.output_files import NO_ROOM, make_writable
 from planner.workload.hf_config import CONFIG, read_config, to_hf_config
 from planner.workload.layers import Architecture
 

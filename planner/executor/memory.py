@@ -20,9 +20,9 @@ from planner.executor.learner import has_head
 from planner.executor.place import gpu_of, machine
 from planner.executor.ranks import Ranks
 from planner.network.gpus import USABLE as GPU_USABLE
-from planner.network.words import some
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.utils.text import some
 from planner.workload.costs import stage_costs
 from planner.workload.host_memory import USABLE, available_bytes
 from planner.workload.working_memory import MESSAGES

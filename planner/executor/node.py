@@ -28,9 +28,9 @@ from planner.executor.pieces import pieces_of
 from planner.executor.process import allow_descriptors, leave
 from planner.executor.store import SERVED, PortTakenError, StoreAddress, served
 from planner.executor.store_view import LOOK_S, StoreView
-from planner.network.line_parser import LineParser
 from planner.training_plan.file import load_plan
 from planner.training_plan.without import require_elastic
+from planner.utils.argument_parser import LineParser
 
 WHO = "planner.executor.node"
 RESTARTS = 3

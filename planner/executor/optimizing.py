@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from planner.network.values import choice, count, real
+from planner.utils.validate import choice, count, real
 
 if TYPE_CHECKING:
     import torch

@@ -36,8 +36,8 @@ from planner.executor.watch import Watch
 from planner.executor.weights import weight_digests
 from planner.executor.wiring import averaging_of, tied_of
 from planner.executor.work import Work
-from planner.network.atomic import write_text
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_text
 
 
 @dataclass

@@ -19,7 +19,7 @@ from planner.executor.ending import FAILED, REFUSED, EndedError
 from planner.executor.roll import LeftError
 from planner.executor.store import StoreMissingError
 from planner.executor.watch import Watch
-from planner.network.outputs import NO_ROOM
+from planner.utils.output_files import NO_ROOM
 
 STARTER = "PLANNER_STARTER"
 """In the environment: the number of the process that has started this one, and ends it."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.executor.messages import Message
-from planner.network.atomic import write_text
-from planner.network.outputs import is_own
 from planner.training_plan.choices import Wiring
 from planner.training_plan.model import TrainingPlan
+from planner.utils.atomic_write import write_text
+from planner.utils.output_files import is_own
 
 Record = tuple[int, int, str, float, float]
 """``(microbatch, device, kind, start_s, end_s)``; A and U have microbatch -1."""

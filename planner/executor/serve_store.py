@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from planner.executor.process import allow_descriptors
 from planner.executor.store import SERVED, PortTakenError, served
-from planner.network.line_parser import LineParser
+from planner.utils.argument_parser import LineParser
 
 
 def main(argv: list[str] | None = None) -> int:

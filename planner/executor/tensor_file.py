@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.network.files import parse_json
+from planner.utils.input_files import parse_json
 
 LENGTH = struct.Struct("<Q")
 """Of the header, in front of it."""

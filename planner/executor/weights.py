@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from planner.executor.hf_names import EMBEDDING, PREFIX, Piece, pieces
 from planner.executor.same_files import digest_of
 from planner.executor.tensor_file import Place, read_places, read_tensor
-from planner.network.files import read_json
+from planner.utils.input_files import read_json
 from planner.workload.hf_config import CONFIG, architecture_of, read_config
 from planner.workload.layers import Architecture, Family
 

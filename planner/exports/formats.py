@@ -18,10 +18,10 @@ from planner.exports.ranks import host_file, rank_map
 from planner.exports.torch_pipelining import pipelining_csv
 from planner.exports.torchtitan import torchft_script, torchtitan_script
 from planner.exports.trace import chrome_trace
-from planner.network.atomic import write_text
-from planner.network.values import of_kind, short
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.utils.atomic_write import write_text
+from planner.utils.validate import of_kind, short
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.exports.error import ExportError
-from planner.network.csv_table import read_csv
-from planner.network.values import count, mapping, of_kind
 from planner.training_plan.model import TrainingPlan
+from planner.utils.csv_table import read_csv
+from planner.utils.validate import count, mapping, of_kind
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """What hosts, interfaces and runs may be called, so that no shell reads more into it."""

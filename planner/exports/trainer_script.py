@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.exports.options import ExportOptions
 from planner.exports.trainer_plan import TrainerPlan, TrainerRank
-from planner.network.words import printable
+from planner.utils.text import printable
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from planner.genetic.local_search import Gain, improve_circular, improve_pairs
 from planner.genetic.search import Search, SearchParams
 from planner.genetic.tables import Tables, tables_of
 from planner.network.network import Network
-from planner.network.values import short
 from planner.problems import AssignmentProblem, ProblemError
 from planner.problems.answers import AssignmentPlan
 from planner.problems.assignment_method import Method
@@ -22,6 +21,7 @@ from planner.problems.quantities import of_kind, seed_of
 from planner.search.incumbent import Incumbent
 from planner.search.result import Result
 from planner.search.stop import MaxIterations, StoppingCriterion, started
+from planner.utils.validate import short
 
 MOVES_PER_EFFORT = 6e6
 OFFSPRING_PER_EFFORT = 1e3

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from planner.lp.lp5_rows import big_m
 from planner.lp.model_file import ModelFormat, model_text
-from planner.network.atomic import write_text
 from planner.problems import AveragingProblem, ProblemError
 from planner.problems.quantities import choice, of_kind
 from planner.search.highs import milp
+from planner.utils.atomic_write import write_text
 
 Floats = NDArray[np.float64]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network.values import short
 from planner.search.arrays import Floats2, Ints
 from planner.search.compiled import allocating_entry
+from planner.utils.validate import short
 
 
 class MatchingError(ValueError):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
-from planner.network.files import read_text
 from planner.network.formats import ENDS, FORMAT
 from planner.network.link import Link
 from planner.network.measured.reading import KINDS, read_measured
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
-from planner.network.words import did_you_mean
+from planner.utils.input_files import read_text
+from planner.utils.text import did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
 # in a wheel the tables lie inside the package, in a checkout beside it

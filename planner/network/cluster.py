@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.network.dtype import Dtype
 from planner.network.gpus import GPUS, find_gpu, unknown_gpu
+from planner.network.html_repr import cluster_html
 from planner.network.network import Network
-from planner.network.notebook import cluster_html
-from planner.network.values import (
+from planner.utils.text import quantity, some, span
+from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     choice,
@@ -28,7 +29,6 @@ from planner.network.values import (
     several,
     short,
 )
-from planner.network.words import quantity, some, span
 
 Floats = NDArray[np.float64]
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,14}")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster, Devices
-from planner.network.csv_table import CsvTable, number_in, number_remedy, read_csv
 from planner.network.dtype import Dtype
 from planner.network.error import NetworkError
 from planner.network.gpus import DEFAULT_GPU, GPUS, find_gpu, unknown_gpu
 from planner.network.link import Link
 from planner.network.network import Network
-from planner.network.values import LARGEST, SMALLEST, choice, of_kind, sensible
-from planner.network.words import did_you_mean
+from planner.utils.csv_table import CsvTable, number_in, number_remedy, read_csv
+from planner.utils.text import did_you_mean
+from planner.utils.validate import LARGEST, SMALLEST, choice, of_kind, sensible
 
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.network.atomic import write_text
-from planner.network.csv_table import number_in, number_remedy, parse_csv
 from planner.network.error import NetworkError
-from planner.network.files import parse_json, read_text
 from planner.network.summaries import refuse_summary
-from planner.network.values import LARGEST, SMALLEST, sensible, short
-from planner.network.words import name_of, nearest, printable
+from planner.utils.atomic_write import write_text
+from planner.utils.csv_table import number_in, number_remedy, parse_csv
+from planner.utils.input_files import parse_json, read_text
+from planner.utils.text import name_of, nearest, printable
+from planner.utils.validate import LARGEST, SMALLEST, sensible, short
 
 FORMAT = "planner.network"
 HEADER = "source,destination,latency_s,bandwidth_bytes_per_s"

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from planner.network.dtype import Dtype
-from planner.network.values import short
-from planner.network.words import nearest, quantity
+from planner.utils.text import nearest, quantity
+from planner.utils.validate import short
 
 USABLE = 0.95
 """Of the free memory of a GPU: PyTorch's allocator rounds sizes up, and leaves gaps."""

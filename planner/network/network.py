@@ -19,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from planner.network import formats
 from planner.network.alike import alike_devices
 from planner.network.error import NetworkError
-from planner.network.notebook import network_html
-from planner.network.values import (
+from planner.network.html_repr import network_html
+from planner.utils.text import listed, name_of, some, span
+from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     count,
@@ -30,7 +31,6 @@ from planner.network.values import (
     sensible,
     several,
 )
-from planner.network.words import listed, name_of, some, span
 
 Floats = NDArray[np.float64]
 MOST_NAMES = 8

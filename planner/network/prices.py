@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.error import NetworkError
 from planner.network.network import Network
-from planner.network.values import mapping, real, several
-from planner.network.words import did_you_mean, listed, printable, some
+from planner.utils.csv_table import number_in, number_remedy, read_csv
+from planner.utils.text import did_you_mean, listed, printable, some
+from planner.utils.validate import mapping, real, several
 
 Floats = NDArray[np.float64]
 

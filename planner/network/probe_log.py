@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from planner.network.error import NetworkError
-from planner.network.files import parse_json, read_text
 from planner.network.network import Network
+from planner.utils.input_files import parse_json, read_text
 
 FORMAT = "planner.probe"
 SCHEMA_VERSION = 1

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.values import short
-from planner.network.words import some, stage_words
 from planner.problems.error import ProblemError
+from planner.utils.text import some, stage_words
+from planner.utils.validate import short
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
-from planner.network.values import numbers
-from planner.network.words import some, stage_words
 from planner.problems.error import ProblemError
 from planner.problems.group_averaging import GroupAveraging
 from planner.problems.paths import (
@@ -23,6 +21,8 @@ from planner.problems.paths import (
 )
 from planner.problems.quantities import of_kind, per_item, whole
 from planner.problems.stage_numbers import StageNumbers
+from planner.utils.text import some, stage_words
+from planner.utils.validate import numbers
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.network import Network
-from planner.network.values import short
-from planner.network.words import stage_words
 from planner.problems.error import ProblemError
 from planner.problems.quantities import of_kind, per_item, whole
+from planner.utils.text import stage_words
+from planner.utils.validate import short
 
 Floats = NDArray[np.float64]
 

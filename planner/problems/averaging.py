@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network.values import numbers
-from planner.network.words import quantity, some
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, positive
+from planner.utils.text import quantity, some
+from planner.utils.validate import numbers
 
 Floats = NDArray[np.float64]
 

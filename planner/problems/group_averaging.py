@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.network.cluster import Cluster, device_limits
-from planner.network.values import numbers
 from planner.problems.error import ProblemError
+from planner.utils.validate import numbers
 
 Floats = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from planner.network.files import read_json
 from planner.problems import ArrangedPathProblem, PathProblem, ProblemError
 from planner.problems.quantities import whole
+from planner.utils.input_files import read_json
 
 FIELDS = tuple(field.name for field in fields(PathProblem))
 OPTIONAL = ("max_swaps", "live_memory", "max_total_swaps", "link_s")

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.network.cluster import Cluster
-from planner.network.values import numbers, short
-from planner.network.words import some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.problems.error import ProblemError
 from planner.problems.quantities import per_item, whole
 from planner.problems.stage_numbers import StageNumbers
+from planner.utils.text import some, stage_words
+from planner.utils.validate import numbers, short
 from planner.workload.workload import Workload
 
 Floats = NDArray[np.float64]

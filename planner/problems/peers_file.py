@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.network.csv_table import number_in, number_remedy, read_csv
 from planner.network.error import NetworkError
 from planner.network.network import Network
-from planner.network.words import did_you_mean, listed
 from planner.problems import AveragingProblem, ProblemError
+from planner.utils.csv_table import number_in, number_remedy, read_csv
+from planner.utils.text import did_you_mean, listed
 
 MBIT = 1e6 / 8
 REQUIRED = ("name", "samples_per_s", "upload_mbps", "download_mbps")

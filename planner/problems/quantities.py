@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network import values
-from planner.network.values import Choice, Kind, numbers, short
 from planner.problems.error import ProblemError
+from planner.utils import validate as values
+from planner.utils.validate import Choice, Kind, numbers, short
 
 
 def per_item(field: str, value: ArrayLike, count: int, item: str) -> NDArray[np.float64]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network.values import numbers, real
 from planner.problems.error import ProblemError
 from planner.problems.quantities import positive
+from planner.utils.validate import numbers, real
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

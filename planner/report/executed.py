@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.network.files import parse_json, read_text
+from planner.utils.input_files import parse_json, read_text
 
 
 class ReportError(ValueError):

@@ -12,8 +12,6 @@ from planner.checker.standing import standings
 from planner.clock.links import assumed_limits, unstated_sites
 from planner.clock.simulator import predicted_timeline
 from planner.clock.timeline import COLOURS, NAMES, Op, Timeline
-from planner.network.html import table
-from planner.network.words import compact, some
 from planner.report.critical import critical_path
 from planner.report.drawing import placement_svg, stage_colour
 from planner.report.executed import Executed
@@ -22,6 +20,8 @@ from planner.report.sensitivity import MOST_PAIRS, MOST_REGIONS, MOST_SINGLE, SL
 from planner.training_plan.error import PlanError
 from planner.training_plan.model import TrainingPlan
 from planner.training_plan.rules import contradictions
+from planner.utils.html import table
+from planner.utils.text import compact, some
 
 GENERATOR = '<meta name="generator" content="planner report">'
 """By which a page is known as one of ours."""

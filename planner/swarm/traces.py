@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.atomic import write_text
-from planner.network.csv_table import number_in, number_remedy, read_csv
-from planner.network.words import printable
 from planner.problems.error import ProblemError
+from planner.utils.atomic_write import write_text
+from planner.utils.csv_table import number_in, number_remedy, read_csv
+from planner.utils.text import printable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.network.values import of_kind, real, short
 from planner.training_plan.error import PlanError
+from planner.utils.validate import of_kind, real, short
 
 UNITS = ("s", "$")
 SAME = 0.01

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.network.values import choice, real, several
-from planner.network.words import some
 from planner.training_plan import plain
 from planner.training_plan.choices import Codec, Phase
 from planner.training_plan.error import PlanError
+from planner.utils.text import some
+from planner.utils.validate import choice, real, several
 
 WHOLE = (0.0, 1.0)
 """The slice that is all of a vector."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.prices import Prices
-from planner.network.values import of_kind, real
 from planner.training_plan.error import PlanError
+from planner.utils.validate import of_kind, real
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.network.atomic import write_text
 from planner.network.cluster import Cluster
-from planner.network.files import read_json
-from planner.network.values import of_kind
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate, Status
 from planner.training_plan import schema, version1
@@ -37,6 +34,9 @@ from planner.training_plan.model import (
 from planner.training_plan.rules import contradictions
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import OuterOptimizer, Sync
+from planner.utils.atomic_write import write_text
+from planner.utils.input_files import read_json
+from planner.utils.validate import of_kind
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 
 from planner.network.cluster import Cluster
-from planner.network.values import choice, count, of_kind, real, several
-from planner.network.words import listed, some, stage_words
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan import plain
@@ -30,6 +28,8 @@ from planner.training_plan.error import PlanError
 from planner.training_plan.notebook import plan_html
 from planner.training_plan.schedule import Schedule
 from planner.training_plan.sync import Sync
+from planner.utils.text import listed, some, stage_words
+from planner.utils.validate import choice, count, of_kind, real, several
 from planner.workload.compute_times import ComputeTimes
 from planner.workload.workload import Workload
 

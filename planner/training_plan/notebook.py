@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from planner.network.html import boxed, line, table
+from planner.utils.html import boxed, line, table
 
 MOST_NAMES = 12
 """Devices of a stage that are named."""

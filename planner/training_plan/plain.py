@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from planner.network.annotations import misfit
-from planner.network.values import count, mapping, of_kind, several, short
 from planner.problems.answers import AssignmentPlan
 from planner.search.certificate import Certificate
 from planner.training_plan.error import PlanError
+from planner.utils.type_check import misfit
+from planner.utils.validate import count, mapping, of_kind, several, short
 
 Kind = TypeVar("Kind")
 KINDS = frozenset("FHB")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.network.values import count
+from planner.utils.validate import count
 
 Range = tuple[int, int]
 

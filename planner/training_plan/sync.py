@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.network.values import choice, count, of_kind, real
 from planner.training_plan import plain
 from planner.training_plan.choices import OuterStep
 from planner.training_plan.error import PlanError
+from planner.utils.validate import choice, count, of_kind, real
 
 MOST_EVERY = 1_000_000
 """Steps between two averagings."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from planner.network.cluster import Cluster
 from planner.network.dtype import Dtype
-from planner.network.files import read_json
-from planner.network.values import (
+from planner.utils.input_files import read_json
+from planner.utils.text import some
+from planner.utils.validate import (
     LARGEST,
     SMALLEST,
     choice,
@@ -23,7 +24,6 @@ from planner.network.values import (
     real,
     several,
 )
-from planner.network.words import some
 from planner.workload.compute_times import COSTS, FIELDS, ComputeTimes
 from planner.workload.costs import stage_costs
 from planner.workload.workload import MOST_SAMPLES, Workload

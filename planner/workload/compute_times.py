@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.network.cluster import Cluster
-from planner.network.values import of_kind, real, reals
-from planner.network.words import some, span
+from planner.utils.text import some, span
+from planner.utils.validate import of_kind, real, reals
 from planner.workload.costs import stage_costs
 from planner.workload.workload import Workload
 

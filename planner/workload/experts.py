@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.network.values import count, of_kind, several
+from planner.utils.validate import count, of_kind, several
 
 
 @dataclass(frozen=True)

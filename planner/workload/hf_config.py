@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.network.files import read_json
-from planner.network.values import short
+from planner.utils.input_files import read_json
+from planner.utils.validate import short
 from planner.workload.hf_families import MODELS
 from planner.workload.hf_fields import ConfigFields
 from planner.workload.layers import Architecture, Family

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.network.values import short
+from planner.utils.validate import short
 from planner.workload.experts import Experts
 from planner.workload.hf_fields import ConfigFields
 from planner.workload.layers import ROPE_THETA, Architecture, Family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.network.values import real, short
+from planner.utils.validate import real, short
 
 
 class ConfigFields:

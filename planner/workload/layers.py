@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from planner.network.values import LARGEST, choice, count, mapping, of_kind, real, several
+from planner.utils.validate import LARGEST, choice, count, mapping, of_kind, real, several
 from planner.workload.experts import Experts, layer_numbers
 
 

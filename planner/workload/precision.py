@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from planner.network.dtype import Dtype
-from planner.network.values import choice, mapping
+from planner.utils.validate import choice, mapping
 
 OPTIMIZER_MOMENTS = 2
 """Of AdamW, each in the format of the parameters."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from planner.network.values import short
-from planner.network.words import did_you_mean
+from planner.utils.text import did_you_mean
+from planner.utils.validate import short
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.transformer import Fields, transformer
 

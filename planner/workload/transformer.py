@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.dtype import Dtype
-from planner.network.values import of_kind
+from planner.utils.validate import of_kind
 from planner.workload.layers import Architecture, Family, Layer
 from planner.workload.precision import Precision
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.network.dtype import Dtype
-from planner.network.html import boxed, line, table
-from planner.network.values import choice, count, of_kind, real, several
-from planner.network.words import quantity, some
+from planner.utils.html import boxed, line, table
+from planner.utils.text import quantity, some
+from planner.utils.validate import choice, count, of_kind, real, several
 from planner.workload import hf_config, presets
 from planner.workload.boundary_codec import BoundaryCodec
 from planner.workload.layers import Architecture, Layer, StageLoad

@@ -22,12 +22,12 @@ from planner.cli.arguments import Reporting
 from planner.cli.main import main
 from planner.compose.layout_search import LayoutSearch
 from planner.compose.whole import _Search
-from planner.network import atomic
-from planner.network.outputs import is_own
 from planner.search.interrupts import INTERRUPTS
 from planner.search.stop import MaxIterations, StopRun
 from planner.training_plan import file as plan_files
 from planner.training_plan.file import load_plan, save_plan
+from planner.utils import atomic_write as atomic
+from planner.utils.output_files import is_own
 
 QUICK = [
     *("plan", "--network", "aws4_dtfm_regional_2022", "--workload", "gpt2-tiny"),

@@ -9,8 +9,8 @@ import pytest
 import planner as pl
 from planner.cli.main import main
 from planner.network.error import NetworkError
-from planner.network.files import MOST_BYTES, parse_json, read_json, read_text
 from planner.problems.path_file import load_path_file
+from planner.utils.input_files import MOST_BYTES, parse_json, read_json, read_text
 from planner.workload.calibration import Calibration
 
 

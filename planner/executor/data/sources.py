@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.executor.data.tokenizer import Bytes, Tokenizer
-from planner.network.files import is_utf_16
+from planner.utils.input_files import is_utf_16
 
 Place = tuple[int, int]
 """Where a piece begins: number of the file and byte in it, or number of the item and 0."""

@@ -40,8 +40,8 @@ from planner.executor.probe.rounds import Pair, disjoint_rounds
 from planner.executor.process import leave, run_rank
 from planner.executor.ranks import Ranks
 from planner.executor.watch import Watch
-from planner.network.line_parser import LineParser
 from planner.network.probe_log import ALL, FORMAT, SCHEMA_VERSION, LinkFinding, ProbeLog
+from planner.utils.argument_parser import LineParser
 
 PATIENCE_S = 60.0
 """Signs of life queue behind streams that fill a link's buffers."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.network.error import NetworkError
-from planner.network.files import parse_json
 from planner.network.measured.findings import Findings
-from planner.network.values import real
+from planner.utils.input_files import parse_json
+from planner.utils.validate import real
 
 REVERSE = {f"sum{part}": f"sum{part}_bidir_reverse" for part in ("", "_sent", "_received")}
 """Keys of the client's direction, and what releases after 3.10 call those of the server's."""

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.network.csv_table import read_csv
 from planner.network.error import NetworkError
-from planner.network.files import parse_json, read_text
 from planner.network.formats import ASSUMED, FORMAT, from_json_text
 from planner.network.measured.findings import Findings, Pair
 from planner.network.measured.iperf3 import REVERSE, read_iperf3
@@ -29,7 +27,9 @@ from planner.network.measured.other_tools import (
 from planner.network.measured.tables import read_table
 from planner.network.network import Network
 from planner.network.probe_log import ProbeLog
-from planner.network.words import printable
+from planner.utils.csv_table import read_csv
+from planner.utils.input_files import parse_json, read_text
+from planner.utils.text import printable
 
 Floats = NDArray[np.float64]
 KINDS = (".csv", ".json", ".txt", ".log", ".out")

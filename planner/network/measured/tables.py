@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from planner.network.csv_table import CsvTable, number_in, parse_csv
 from planner.network.error import NetworkError
 from planner.network.formats import (
     BANDWIDTH_COLUMNS,
@@ -20,8 +19,9 @@ from planner.network.formats import (
 )
 from planner.network.measured.findings import Findings
 from planner.network.summaries import refuse_summary
-from planner.network.values import short
-from planner.network.words import listed, name_of
+from planner.utils.csv_table import CsvTable, number_in, parse_csv
+from planner.utils.text import listed, name_of
+from planner.utils.validate import short
 
 
 def read_table(text: str, unit: str | None = None) -> Findings:

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from planner.network.words import did_you_mean, nearest
+from planner.utils.text import did_you_mean, nearest
 
 BAD_INPUT = 2
 """Exit code."""

@@ -10,8 +10,8 @@ from html import escape
 import numpy as np
 
 from planner.network.formats import Matrices
-from planner.network.html import boxed, line, table
-from planner.network.words import quantity
+from planner.utils.html import boxed, line, table
+from planner.utils.text import quantity
 
 MOST_REGIONS = 12
 """Rows and columns of the table."""

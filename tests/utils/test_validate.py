@@ -11,8 +11,8 @@ import pytest
 
 from planner.network.cluster import Cluster, Devices
 from planner.network.network import Network
-from planner.network.values import count, mapping, real, several
-from planner.network.words import compact
+from planner.utils.text import compact
+from planner.utils.validate import count, mapping, real, several
 
 NET = Network([[0, 0.1], [0.1, 0]], [[1, 1e9], [1e9, 1]])
 

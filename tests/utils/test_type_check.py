@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.network.annotations import misfit
+from planner.utils.type_check import misfit
 
 
 class Colour(enum.StrEnum):

@@ -10,12 +10,12 @@ import pytest
 
 import planner as pl
 from planner.exports.options import load_hosts
-from planner.network.csv_table import number_in, number_remedy, parse_csv
 from planner.network.measured.reading import load_names, read_measured
 from planner.network.network import Network
 from planner.network.prices import Prices
 from planner.problems.peers_file import load_peers
 from planner.swarm.traces import load_trace
+from planner.utils.csv_table import number_in, number_remedy, parse_csv
 
 PAIRS = "source,destination,latency_ms,bandwidth_gbps\n"
 PEERS = "name,samples_per_s,upload_mbps,download_mbps\n"

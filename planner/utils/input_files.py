@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.network.values import short
+from planner.utils.validate import short
 
 MOST_BYTES = 50_000_000
 """Of a file. A plan for a thousand devices has two million."""

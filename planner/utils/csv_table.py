@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.network.files import read_text
-from planner.network.words import printable
+from planner.utils.input_files import read_text
+from planner.utils.text import printable
 
 Error = type[ValueError]
 OTHER_SEPARATORS = (";", "\t")

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from planner.network import glyphs
-from planner.network.atomic import write_picture
+from planner.utils import fonts as glyphs
+from planner.utils.atomic_write import write_picture
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 OWN, OTHER = FONTS / "DejaVuSans.ttf", FONTS / "STIXNonUni.ttf"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from planner.network.glyphs import MissingGlyphs, fit_fonts
+from planner.utils.fonts import MissingGlyphs, fit_fonts
 
 MADE = "made by planner"
 """In files that have a place for it: by this they are known as ours, and may be written over."""

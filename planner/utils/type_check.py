@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from planner.network.values import short
+from planner.utils.validate import short
 
 
 class Misfit(NamedTuple):

@@ -1,0 +1,1 @@
+"""What several rooms share: text, files, validation, the argument parser."""
